@@ -1,0 +1,48 @@
+"""Efficient Transformers as first-class citizens of the Hugging Face ecosystem.
+
+Importing the package registers its model families, so that `AutoConfig`, `AutoModel` and the Auto classes of every head
+know them. Registration is per process: a script started on several processes imports the package on each.
+"""
+
+from hf_efficient_attn.errors import (
+    CheckpointError,
+    ConfigurationError,
+    EfficientAttentionError,
+    InputError,
+    UnsupportedBackendError,
+)
+from hf_efficient_attn.models.register import register_families
+from hf_efficient_attn.models.simplified_transformer import (
+    SimplifiedTransformerConfig,
+    SimplifiedTransformerForCausalLM,
+    SimplifiedTransformerForMaskedLM,
+    SimplifiedTransformerForMultipleChoice,
+    SimplifiedTransformerForQuestionAnswering,
+    SimplifiedTransformerForSequenceClassification,
+    SimplifiedTransformerForTokenClassification,
+    SimplifiedTransformerModel,
+)
+from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
+from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+
+__version__ = "0.1.0"
+
+register_families()
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "EfficientAttentionError",
+    "InputError",
+    "SimplifiedTransformerConfig",
+    "SimplifiedTransformerForCausalLM",
+    "SimplifiedTransformerForMaskedLM",
+    "SimplifiedTransformerForMultipleChoice",
+    "SimplifiedTransformerForQuestionAnswering",
+    "SimplifiedTransformerForSequenceClassification",
+    "SimplifiedTransformerForTokenClassification",
+    "SimplifiedTransformerModel",
+    "StopOnNonFiniteLoss",
+    "UnsupportedBackendError",
+    "optimizer_groups",
+]

@@ -1,0 +1,36 @@
+"""Command line `hf-efficient-attn`: parse, call one function, print.
+
+Every subcommand lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`.
+"""
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+# command and subject -> the module that answers
+COMMANDS = {
+    ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
+    ("bench", "blocks"): "hf_efficient_attn.bench.blocks",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="hf-efficient-attn", description="Efficient Transformers for Hugging Face.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    groups = {}
+    for (command, subject), path in COMMANDS.items():
+        module = importlib.import_module(path)
+        if command not in groups:
+            groups[command] = commands.add_parser(command).add_subparsers(required=True, metavar="SUBJECT")
+        summary = (module.__doc__ or "").partition("\n")[0]
+        subparser = groups[command].add_parser(subject, help=summary, description=summary)
+        module.add_arguments(subparser)
+        subparser.set_defaults(main=module.main)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command. `arguments` defaults to those of the process."""
+    args = build_parser().parse_args(arguments)
+    args.main(args)

@@ -1,0 +1,241 @@
+"""Task heads, written once: mixins over a family's `PreTrainedModel` that put a head on its `backbone_class`.
+
+A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)`, where XPreTrainedModel sets
+`backbone_class` and its config says `is_causal`. The backbone is `self.model`, under the name `base_model_prefix`.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from hf_efficient_attn.errors import ConfigurationError
+
+
+class Head:
+    """Builds the backbone and then, in `build_head`, what stands on it. Masked models need `is_causal=False`."""
+
+    requires_causal: bool | None = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        if self.requires_causal is not None and config.is_causal is not self.requires_causal:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs is_causal={self.requires_causal}, but the config says "
+                f"is_causal={config.is_causal}. Pass is_causal={self.requires_causal} when you build or load it."
+            )
+        super().__init__(config, *args, **kwargs)
+        self.num_labels = config.num_labels
+        self.model = self.backbone_class(config)
+        self.build_head(config)
+        self.post_init()
+
+    def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
+        """Return `output_class` with `fields` and what the backbone recorded."""
+        return output_class(**fields, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+
+class LanguageModelHead(Head):
+    """A projection to the vocabulary, tied to the embedding if the config says so."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def build_head(self, config: Any) -> None:
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+
+class CausalLMHead(LanguageModelHead):
+    """Next-token prediction; the family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
+
+    requires_causal = True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        fields = {"loss": loss, "logits": logits, "past_key_values": outputs.past_key_values}
+        return self.output(CausalLMOutputWithPast, outputs, **fields)
+
+
+class MaskedLMHead(LanguageModelHead):
+    """Prediction of masked tokens (labels −100 elsewhere). Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
+
+    requires_causal = False
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: torch.LongTensor | None = None, labels: torch.LongTensor | None = None, **kwargs: Any
+    ) -> MaskedLMOutput:
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return self.output(MaskedLMOutput, outputs, loss=loss, logits=logits)
+
+
+class SequenceClassificationHead(Head):
+    """One label, several, or a number per sequence (`problem_type`). Shapes: input_ids [B, T] → logits [B, num_labels]."""
+
+    def build_head(self, config: Any) -> None:
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        real = real_tokens(outputs.last_hidden_state, input_ids, attention_mask, self.config.pad_token_id)
+        pooled = pool(outputs.last_hidden_state, real, self.config.classifier_pooling, self.config.is_causal)
+        logits = self.classifier(self.dropout(pooled))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return self.output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
+
+
+class TokenClassificationHead(Head):
+    """One label per token. Shapes: input_ids [B, T] → logits [B, T, num_labels]."""
+
+    def build_head(self, config: Any) -> None:
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: torch.LongTensor | None = None, labels: torch.LongTensor | None = None, **kwargs: Any
+    ) -> TokenClassifierOutput:
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else self.loss_function(logits, labels, self.config)
+        return self.output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
+
+
+class QuestionAnsweringHead(Head):
+    """Start and end of the answer in the text. Shapes: input_ids [B, T] → start_logits, end_logits [B, T]."""
+
+    def build_head(self, config: Any) -> None:
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        fields = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
+        return self.output(QuestionAnsweringModelOutput, outputs, **fields)
+
+
+class MultipleChoiceHead(Head):
+    """One of C candidate sequences. Shapes: input_ids [B, C, T] → logits [B, C]."""
+
+    def build_head(self, config: Any) -> None:
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        inputs = {
+            name: x if x is None else x.flatten(0, 1) for name, x in {**inputs, "inputs_embeds": inputs_embeds}.items()
+        }
+        outputs = self.model(**inputs, **kwargs)
+        real = real_tokens(
+            outputs.last_hidden_state, inputs["input_ids"], inputs["attention_mask"], self.config.pad_token_id
+        )
+        pooled = pool(outputs.last_hidden_state, real, self.config.classifier_pooling, self.config.is_causal)
+        logits = self.classifier(self.dropout(pooled)).view(-1, choices)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
+        return self.output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
+
+
+def real_tokens(
+    hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, pad_token_id: int | None
+) -> torch.Tensor:
+    """Return which tokens are not padding, from the mask or, without one, from `pad_token_id`. Shape [B, T], bool."""
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return attention_mask.to(hidden.device).bool()
+    if input_ids is not None and pad_token_id is not None:
+        return (input_ids != pad_token_id).to(hidden.device)
+    return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+
+
+def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: bool) -> torch.Tensor:
+    """Return one vector per sequence: its `first` or `last` real token or the `mean` of all of them.
+
+    By default the last if causal (the only one that saw everything), else the mean.
+    Shapes: hidden [B, T, hidden_size], real [B, T] → [B, hidden_size].
+    """
+    how = how or ("last" if is_causal else "mean")
+    if how == "mean":
+        weights = real.to(hidden.dtype).unsqueeze(-1)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+    tokens = torch.arange(hidden.shape[1], device=hidden.device)
+    if how == "last":
+        index = torch.where(real, tokens, 0).argmax(-1)
+    else:
+        index = real.int().argmax(-1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), index]

@@ -1,0 +1,368 @@
+"""Configuration of the simplified Transformer family: one config for six blocks."""
+
+import difflib
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from hf_efficient_attn.errors import ConfigurationError
+
+from .gains import (
+    BLOCK_STYLES,
+    GAIN_SYMBOLS,
+    PARALLEL_GAINS,
+    REPARAMETERIZATION_GAINS,
+    SEQUENTIAL_GAINS,
+    BlockStyle,
+    depth_scaled_mlp_gain,
+)
+
+CHOICES = {
+    "block": tuple(BLOCK_STYLES),
+    "norm_type": ("rmsnorm", "layernorm"),
+    "final_norm_type": (None, "rmsnorm", "layernorm"),
+    "position_embedding_type": ("sinusoidal", "scaled_sinusoidal", "learned", "alibi", "rope", "none"),
+    "attention_bias": ("none", "query_key", "all"),
+    "matrix_init": (None, "normal", "orthogonal", "identity"),
+    "matrix_init_tie": (None, "last_layer", "all_layers"),
+    "classifier_pooling": (None, "first", "last", "mean"),
+}
+
+
+@strict
+class SimplifiedTransformerConfig(PreTrainedConfig):
+    r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
+
+    Every field left at None takes the paper's value for `block`; `gain()`, `is_trainable()` and `style` resolve them.
+
+    Args:
+        block: `pre_ln`, `parallel` (one norm, one skip, attention beside MLP), `v_skipinit` (no attention skip, shaped
+            attention, full W^V and W^P), `sas` (also W^V = W^P = I), `sas_p` (attention beside MLP, no skip at all),
+            `sas_p_no_norm` (norms only before the first block and after the last).
+        is_causal: each token sees the past and itself (language models), or the whole sequence (masked models).
+        num_key_value_heads: groups of heads that share keys and values. Only `pre_ln` and `parallel` can use fewer
+            than `num_attention_heads`: elsewhere each head mixes its own slice of the values.
+        hidden_act, leaky_relu_slope, gated_mlp: MLP activation, with `hidden_act="leaky_relu"` of that slope; a gated
+            MLP is act(x·W_gate) * (x·W_up), both of width `intermediate_size`.
+        norm_type, norm_eps, final_norm_type: `rmsnorm` or `layernorm`; the norm after the last block can differ.
+        position_embedding_type: `sinusoidal` (the paper), `scaled_sinusoidal` (its scale is trained; crammed BERT),
+            `learned`, `alibi`, `rope`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
+        attention_bias: which attention maps have a bias vector: `none`, `query_key` or `all`.
+        query_init_std: standard deviation of W^Q at the start: 0 under shaped attention, else `initializer_range`.
+        identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head.
+        per_head_gains: False shares one α, β, γ among the heads of a layer.
+        attention_skip_gain, attention_gain, mlp_skip_gain, mlp_gain: α_SA, β_SA, α_FF, β_FF of sequential blocks.
+        combined_skip_gain: the one skip of parallel blocks, in place of the two skip gains above.
+        reparameterized: W = a·W_init + b·ΔW for W^V and W^P, with ΔW = 0 at the start, instead of plain matrices.
+        value_skip_gain, value_gain, projection_skip_gain, projection_gain: a_V, b_V, a_P, b_P. Where b is 0, ΔW could
+            never move and is left out; an identity with a = 1 and b = 0 is no module at all.
+        first_value_gain, last_projection_gain: b_V of the first layer, b_P of the last, when they differ.
+        matrix_init, matrix_init_tie: W_init (or the plain matrix) is normal, orthogonal or the identity. Orthogonal
+            W_init can be tied: `last_layer` makes the product of all W^V·W^P the identity through the last W^P;
+            `all_layers` sets every W^P to the inverse of its layer's W^V. `matrix_seed` draws the orthogonal ones.
+        trainable_gains: names of the gains that are trained; the others are constants.
+        classifier_pooling: token that stands for a sequence in classification: `last` real token (default if causal),
+            `mean` over real tokens (default otherwise) or `first`.
+
+    Raises:
+        ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
+            each other; the message lists what is allowed.
+
+    Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906).
+
+    >>> config = SimplifiedTransformerConfig(block="sas_p", num_hidden_layers=18)
+    >>> config.gain("mlp_gain"), config.is_trainable("mlp_gain"), config.is_shaped
+    (0.1, True, True)
+    """
+
+    model_type = "simplified_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 50_000
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 18
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    block: str = "sas_p"
+    is_causal: bool = True
+
+    hidden_act: str = "relu"
+    leaky_relu_slope: float = 0.01
+    gated_mlp: bool = False
+    mlp_bias: bool = False
+    norm_type: str = "rmsnorm"
+    norm_eps: float = 1e-5
+    final_norm_type: str | None = None
+
+    position_embedding_type: str = "sinusoidal"
+    max_position_embeddings: int = 1024
+    rope_parameters: RopeParameters | dict | None = None
+
+    attention_bias: str = "query_key"
+    initializer_range: float = 0.02
+    query_init_std: float | None = None
+
+    identity_gain: float | None = None
+    softmax_gain: float | None = None
+    centering_gain: float | None = None
+    per_head_gains: bool = True
+    attention_skip_gain: float | None = None
+    attention_gain: float | None = None
+    mlp_skip_gain: float | None = None
+    mlp_gain: float | None = None
+    combined_skip_gain: float | None = None
+    trainable_gains: list[str] | None = None
+
+    reparameterized: bool | None = None
+    value_skip_gain: float | None = None
+    value_gain: float | None = None
+    first_value_gain: float | None = None
+    projection_skip_gain: float | None = None
+    projection_gain: float | None = None
+    last_projection_gain: float | None = None
+    matrix_init: str | None = None
+    matrix_init_tie: str | None = None
+    matrix_seed: int = 0
+
+    embedding_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    classifier_dropout: float = 0.0
+    classifier_pooling: str | None = None
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in kwargs:
+            if "gain" in name:
+                raise ConfigurationError(_unknown("gain", name, _gain_fields()))
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        self.check()
+        super().__post_init__(**kwargs)
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Tensor parallelism that is exact for every block: the MLP is split, attention is replicated (it may have no
+        output matrix to reduce over)."""
+        split = ("up_proj", "gate_proj") if self.gated_mlp else ("up_proj",)
+        return {**{f"layers.*.mlp.{name}": "colwise" for name in split}, "layers.*.mlp.down_proj": "rowwise"}
+
+    @property
+    def style(self) -> BlockStyle:
+        """The layout and the paper's values of `block`."""
+        return BLOCK_STYLES[self.block]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def is_reparameterized(self) -> bool:
+        """Whether W^V and W^P are written a·W_init + b·ΔW."""
+        return self.style.reparameterized if self.reparameterized is None else self.reparameterized
+
+    @property
+    def resolved_matrix_init(self) -> str:
+        """How W^V and W^P (or their fixed part) start: `normal`, `orthogonal` or `identity`."""
+        return self.matrix_init or self.style.matrix_init
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether attention has an identity or a centring term beside the softmax."""
+        return any(self.gain(name) != 0 or self.is_trainable(name) for name in ("identity_gain", "centering_gain"))
+
+    @property
+    def resolved_query_init_std(self) -> float:
+        """Standard deviation of W^Q at the start."""
+        if self.query_init_std is not None:
+            return self.query_init_std
+        return 0.0 if self.is_shaped else self.initializer_range
+
+    def gain(self, name: str, layer_idx: int | None = None) -> float:
+        """Return the start value of gain `name`, in layer `layer_idx` where layers differ.
+
+        Raises:
+            ConfigurationError: no gain of this name, or `block` does not have it.
+        """
+        if name not in GAIN_SYMBOLS:
+            raise ConfigurationError(_unknown("gain", name, GAIN_SYMBOLS))
+        if name in REPARAMETERIZATION_GAINS:
+            return self._matrix_gain(name, layer_idx)
+        if name in (SEQUENTIAL_GAINS if self.style.parallel else PARALLEL_GAINS):
+            raise ConfigurationError(f"block={self.block!r} has no {name} ({GAIN_SYMBOLS[name]}).")
+        value = getattr(self, name)
+        if value is None:
+            value = self.style.gains[name]
+        if value is None:
+            value = depth_scaled_mlp_gain(self.num_hidden_layers, self.hidden_size, self.intermediate_size)
+        return value
+
+    def _matrix_gain(self, name: str, layer_idx: int | None) -> float:
+        override = None
+        if name == "value_gain" and layer_idx == 0:
+            override = self.first_value_gain
+            if override is None and self.value_gain is None and self.style.reparameterized:
+                override = 1.0  # the paper keeps W^V of the first layer
+        if name == "projection_gain" and layer_idx == self.num_hidden_layers - 1:
+            override = self.last_projection_gain
+        if override is not None:
+            return override
+        value = getattr(self, name)
+        if value is None:
+            value = self.style.gains.get(name, 1.0)
+        return value
+
+    def is_trainable(self, name: str) -> bool:
+        """Return whether gain `name` is a parameter (True) or a constant."""
+        return name in (self.style.trainable if self.trainable_gains is None else self.trainable_gains)
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields."""
+        self._check_choices()
+        if self.num_hidden_layers < 1 or self.hidden_size < 1 or self.num_attention_heads < 1:
+            raise ConfigurationError(
+                f"num_hidden_layers={self.num_hidden_layers}, hidden_size={self.hidden_size} and "
+                f"num_attention_heads={self.num_attention_heads} must all be at least 1."
+            )
+        if self.hidden_size % self.num_attention_heads:
+            divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
+            nearest = sorted(divisors, key=lambda n: abs(n - self.num_attention_heads))[:3]
+            raise ConfigurationError(
+                f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}: each "
+                f"head owns an equal slice of the width. Nearest counts that do: {sorted(nearest)}."
+            )
+        if self.position_embedding_type == "rope" and self.head_dim % 2:
+            raise ConfigurationError(f"Rotary positions need an even head size, but head_dim={self.head_dim}.")
+        if self.position_embedding_type.endswith("sinusoidal") and self.hidden_size % 2:
+            raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, got {self.hidden_size}.")
+        self._check_key_value_heads()
+        self._check_gains()
+        self._check_matrices()
+
+    def _check_choices(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(_unknown(name, getattr(self, name), allowed))
+
+    def _check_key_value_heads(self) -> None:
+        groups = self.num_key_value_heads
+        if groups == self.num_attention_heads:
+            return
+        if groups < 1 or self.num_attention_heads % groups:
+            raise ConfigurationError(
+                f"num_key_value_heads={groups} does not divide num_attention_heads={self.num_attention_heads}."
+            )
+        if self.is_shaped or self.is_reparameterized:
+            raise ConfigurationError(
+                f"num_key_value_heads={groups} shares values among heads, but block={self.block!r} gives each of the "
+                f"{self.num_attention_heads} heads its own slice of the input as value. Leave num_key_value_heads unset, "
+                "or use block='pre_ln' or 'parallel'."
+            )
+
+    def _check_gains(self) -> None:
+        foreign = SEQUENTIAL_GAINS if self.style.parallel else PARALLEL_GAINS
+        for name in foreign:
+            if getattr(self, name) is not None or name in (self.trainable_gains or ()):
+                own = PARALLEL_GAINS if self.style.parallel else SEQUENTIAL_GAINS
+                raise ConfigurationError(
+                    f"{name} ({GAIN_SYMBOLS[name]}) does not exist in block={self.block!r}; its skip is set by "
+                    f"{' and '.join(own)}."
+                )
+        for name in self.trainable_gains or ():
+            if name not in GAIN_SYMBOLS:
+                raise ConfigurationError(_unknown("gain in trainable_gains", name, GAIN_SYMBOLS))
+        for name in ("attention_gain", "mlp_gain", "softmax_gain"):
+            if self.gain(name) == 0 and not self.is_trainable(name):
+                raise ConfigurationError(
+                    f"{name}=0 as a constant cuts off the parameters behind it, which would never get a gradient. "
+                    f"Add {name!r} to trainable_gains, or choose another value."
+                )
+
+    def _check_matrices(self) -> None:
+        if not self.is_reparameterized:
+            given = [name for name in REPARAMETERIZATION_GAINS if getattr(self, name) is not None]
+            given += [name for name in ("first_value_gain", "last_projection_gain") if getattr(self, name) is not None]
+            if given:
+                raise ConfigurationError(
+                    f"{', '.join(given)} need W = a·W_init + b·ΔW, but reparameterized={self.is_reparameterized} for "
+                    f"block={self.block!r}. Set reparameterized=True."
+                )
+        if self.matrix_init_tie is not None and self.resolved_matrix_init != "orthogonal":
+            raise ConfigurationError(
+                f"matrix_init_tie={self.matrix_init_tie!r} ties orthogonal matrices, but they start as "
+                f"{self.resolved_matrix_init!r}. Set matrix_init='orthogonal'."
+            )
+        if self.is_reparameterized and self.resolved_matrix_init == "normal":
+            raise ConfigurationError(
+                "W_init of a reparameterized matrix is 'identity' or 'orthogonal', got matrix_init='normal'."
+            )
+
+    @classmethod
+    def codeparrot_gpt(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
+        """Return the paper's causal model (appendix D.1): 18 layers of 768, 12 heads, 50,000 tokens of vocabulary.
+
+        With 72 layers pass `intermediate_size=1536`, as in the depth study. The authors' modules count a bias vector on
+        every map and a LayerNorm at the end, and so does this preset; theirs freeze the biases of W^V, W^P and the MLP
+        at zero, here they are trained (`attention_bias="query_key", mlp_bias=False` leaves them out).
+        """
+        defaults: dict[str, Any] = {
+            "attention_bias": "all",
+            "mlp_bias": True,
+            "final_norm_type": "layernorm",
+            "position_embedding_type": "learned",
+        }
+        return cls(**{**defaults, "block": block, **kwargs})
+
+    @classmethod
+    def crammed_bert(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
+        """Return the paper's masked model (appendix D.2): 16 layers of 768, gated GELU MLP, LayerNorm, no biases."""
+        defaults: dict[str, Any] = {
+            "vocab_size": 32_768,
+            "num_hidden_layers": 16,
+            "intermediate_size": 1536,
+            "is_causal": False,
+            "hidden_act": "gelu",
+            "gated_mlp": True,
+            "norm_type": "layernorm",
+            "norm_eps": 1e-12,
+            "attention_bias": "none",
+            "position_embedding_type": "scaled_sinusoidal",
+            "max_position_embeddings": 128,
+            "mlp_gain": None if block in ("pre_ln", "parallel") else 0.05,
+        }
+        return cls(**{**defaults, "block": block, **kwargs})
+
+    @classmethod
+    def languini_gpt(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
+        """Return the paper's Languini-books model (v2, appendix C): 12 layers of 768, GELU, ALiBi, 512 tokens."""
+        defaults: dict[str, Any] = {
+            "vocab_size": 16_384,
+            "num_hidden_layers": 12,
+            "hidden_act": "gelu",
+            "position_embedding_type": "alibi",
+            "max_position_embeddings": 512,
+        }
+        return cls(**{**defaults, "block": block, **kwargs})
+
+
+def _gain_fields() -> list[str]:
+    return [*GAIN_SYMBOLS, "first_value_gain", "last_projection_gain", "per_head_gains", "trainable_gains"]
+
+
+def _unknown(what: str, value: object, allowed: Any) -> str:
+    names = [str(name) for name in allowed]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"Unknown {what}: {value!r}. Allowed: {', '.join(names)}.{hint}"
+
+
+__all__ = ["SimplifiedTransformerConfig"]

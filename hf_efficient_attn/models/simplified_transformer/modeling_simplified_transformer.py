@@ -1,0 +1,430 @@
+"""Simplified Transformer: Pre-LN, parallel, V-SkipInit, SAS, SAS-P and norm-free SAS-P in one family.
+
+With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
+value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (but for the first layer), W^P and the attention skip;
+SAS-P also computes the MLP beside attention and drops the last skip. The matrix is never formed: α·V + β·A·V − γ·C·V is
+an attention function of transformers plus a running mean.
+
+Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
+silent, as the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before block 1 and
+after the last. Where we differ: C is renormalised under padding and packing; attention dropout acts on the softmax
+weights A alone (theirs on the whole shaped matrix); RMSNorm adds its epsilon under the root.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    find_packed_sequence_indices,
+    packed_sequence_mask_function,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBackendError
+from hf_efficient_attn.models.blocks import MLP, NORMS, SinusoidalPositions, alibi_bias, eager_attention_forward
+from hf_efficient_attn.models.heads import (
+    CausalLMHead,
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+
+from .centering import Centering, build_centering
+from .configuration_simplified_transformer import SimplifiedTransformerConfig
+from .projections import Gain, build_projection
+from .running_sum_cache import attach_running_sums, merge_heads
+
+
+class SimplifiedTransformerAttention(nn.Module):
+    """Plain or shaped multi-head attention. Shapes: [B, T, hidden_size] → the same, and the softmax weights A or None."""
+
+    def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = config.is_causal
+        bias = config.attention_bias != "none"
+        self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.v_proj = build_projection(config, layer_idx, "value")
+        self.o_proj = build_projection(config, layer_idx, "projection")
+        if config.is_shaped:
+            num_gains = config.num_attention_heads if config.per_head_gains else 1
+            self.identity_gain = Gain(config, "identity_gain", layer_idx, num_gains)
+            self.softmax_gain = Gain(config, "softmax_gain", layer_idx, num_gains)
+            self.centering_gain = Gain(config, "centering_gain", layer_idx, num_gains)
+
+    def initialize(self) -> None:
+        init.normal_(self.q_proj.weight, std=self.config.resolved_query_init_std)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        centering: Centering | None = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(heads).transpose(1, 2)
+        values = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
+        value = values.view(heads).transpose(1, 2)
+        if position_embeddings is not None:
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+
+        past_sum: torch.Tensor | float = 0.0
+        if past_key_values is not None:
+            past_sum = self._advance(past_key_values, centering, values)
+            key, value = past_key_values.update(key, value, self.layer_idx)
+
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        out, weights = attention(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        if centering is not None:
+            mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
+            out = self.shape(values.view(heads), out, mean.unflatten(-1, (-1, self.head_dim)))
+        out = out.reshape(hidden_states.shape)
+        return out if self.o_proj is None else self.o_proj(out), weights
+
+    def shape(self, values: torch.Tensor, attended: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """Return α·V + β·A·V − γ·C·V. Shapes: all [B, T, H, D]."""
+        out = self.softmax_gain(attended)
+        if not self.identity_gain.is_zero:
+            out = out + self.identity_gain(values)
+        if not self.centering_gain.is_zero:
+            out = out - self.centering_gain(mean)
+        return out
+
+    def _advance(self, cache: Cache, centering: Centering | None, values: torch.Tensor) -> torch.Tensor | float:
+        if centering is None or centering.matrix is not None:
+            return 0.0
+        layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
+        if hasattr(layer, "advance"):
+            return layer.advance(centering, values)
+        raise UnsupportedBackendError(
+            f"block={self.config.block!r} keeps a running sum in its cache, which {layer!r} of {type(cache).__name__} has "
+            "no place for. Use the default cache (DynamicCache) or cache_implementation='static'."
+        )
+
+
+class SimplifiedTransformerLayer(GradientCheckpointingLayer):
+    """One block, sequential or parallel, with the skips its config asks for. Shapes: [B, T, hidden_size] → the same."""
+
+    def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.is_parallel = config.style.parallel
+        norm = NORMS[config.norm_type]
+        is_normalized = config.style.normalized
+        has_input_norm = is_normalized or layer_idx == 0
+        self.input_layernorm = norm(config.hidden_size, eps=config.norm_eps) if has_input_norm else nn.Identity()
+        self.self_attn = SimplifiedTransformerAttention(config, layer_idx)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.attention_gain = Gain(config, "attention_gain", layer_idx)
+        self.mlp_gain = Gain(config, "mlp_gain", layer_idx)
+        if self.is_parallel:
+            self.combined_skip_gain = Gain(config, "combined_skip_gain", layer_idx)
+        else:
+            self.attention_skip_gain = Gain(config, "attention_skip_gain", layer_idx)
+            self.mlp_skip_gain = Gain(config, "mlp_skip_gain", layer_idx)
+            has_mlp_norm = is_normalized
+            self.post_attention_layernorm = (
+                norm(config.hidden_size, eps=config.norm_eps) if has_mlp_norm else nn.Identity()
+            )
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        normed = self.input_layernorm(hidden_states)
+        attended, _ = self.self_attn(normed, **kwargs)
+        attended = self.attention_gain(self.dropout(attended))
+        if self.is_parallel:
+            out = attended + self.mlp_gain(self.dropout(self.mlp(normed)))
+            return add_skip(out, self.combined_skip_gain, hidden_states)
+        hidden_states = add_skip(attended, self.attention_skip_gain, hidden_states)
+        out = self.mlp_gain(self.dropout(self.mlp(self.post_attention_layernorm(hidden_states))))
+        return add_skip(out, self.mlp_skip_gain, hidden_states)
+
+
+def add_skip(out: torch.Tensor, gain: Gain, skip: torch.Tensor) -> torch.Tensor:
+    """Return out + gain·skip, or `out` alone where the gain is the constant 0."""
+    return out if gain.is_zero else out + gain(skip)
+
+
+class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = SimplifiedTransformerConfig
+    config: SimplifiedTransformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "simplified-transformer", "hf_efficient_attn"]
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["SimplifiedTransformerLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _keep_in_fp32_modules_strict = ["gain"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _supports_context_parallel = False
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if hasattr(module, "initialize"):
+            module.initialize()
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
+        check_implementation(self.config, implementation)
+        return implementation
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`, but refuse weights that another block or another family left behind."""
+        names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+        hub = {name: kwargs[name] for name in names if name in kwargs}
+        saved: dict[str, Any] = {}
+        if pretrained_model_name_or_path is not None:
+            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+        config = kwargs.get("config")
+        block = config.block if hasattr(config, "block") else kwargs.get("block", saved.get("block"))
+        if saved.get("model_type", cls.config_class.model_type) != cls.config_class.model_type:
+            raise CheckpointError(
+                f"{pretrained_model_name_or_path} holds a {saved['model_type']!r} model; {cls.__name__} cannot read it. "
+                "Simplified blocks have no counterpart for its skips and projections: train from scratch."
+            )
+        if "block" in saved and block != saved["block"]:
+            raise CheckpointError(
+                f"{pretrained_model_name_or_path} was trained with block={saved['block']!r} and cannot be loaded as "
+                f"block={block!r}: the blocks have different weights. Load it without `block`, or train from scratch."
+            )
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+
+class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
+    """The backbone: embedding, positions, blocks, final norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+
+    def __init__(self, config: SimplifiedTransformerConfig) -> None:
+        super().__init__(config)
+        config.check()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        kind = config.position_embedding_type
+        self.embed_positions = None
+        if kind in ("sinusoidal", "scaled_sinusoidal"):
+            self.embed_positions = SinusoidalPositions(config.hidden_size, train_scale=kind == "scaled_sinusoidal")
+        elif kind == "learned":
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.rotary_emb = LlamaRotaryEmbedding(config) if kind == "rope" else None
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(SimplifiedTransformerLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = NORMS[config.final_norm_type or config.norm_type](config.hidden_size, eps=config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Return the last hidden state and, with `use_cache`, the cache.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K] with
+                True or 0.0 = allowed.
+            position_ids: [B, T]; by default counted over the real tokens. Without a mask and a cache, positions that
+                restart mark packed documents, which do not see each other.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("Pass exactly one of input_ids and inputs_embeds.")
+        check_implementation(self.config, self.config._attn_implementation)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        use_cache = use_cache and self.config.is_causal
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and self.config.is_shaped:
+            attach_running_sums(past_key_values, self.config.num_hidden_layers)
+
+        mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
+        hidden_states, kwargs = self._add_positions(
+            inputs_embeds, attention_mask, position_ids, past_key_values, kwargs
+        )
+        hidden_states = self.dropout(hidden_states)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, attention_mask=mask, centering=centering, past_key_values=past_key_values, **kwargs
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _masks(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        position_ids: torch.Tensor | None,
+        cache: Cache | None,
+    ) -> tuple[Any, Centering | None]:
+        if isinstance(attention_mask, dict):
+            return attention_mask["attention"], Centering(True, attention_mask["counts"], attention_mask["weights"])
+        documents = None
+        if position_ids is not None and attention_mask is None and cache is None:
+            documents = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
+        mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, position_ids, documents)
+        if not self.config.is_shaped:
+            return mask, None
+        tokens = inputs_embeds.shape[1]
+        past_tokens = 0 if cache is None else cache.get_seq_length()
+        return mask, build_centering(
+            tokens, past_tokens, attention_mask, documents, self.config.is_causal, inputs_embeds.device
+        )
+
+    def _add_positions(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        position_ids: torch.Tensor | None,
+        cache: Cache | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        tokens = inputs_embeds.shape[1]
+        past_tokens = 0 if cache is None else cache.get_seq_length()
+        index = torch.arange(tokens, device=inputs_embeds.device) + past_tokens
+        if self.config.position_embedding_type == "alibi":
+            num_keys = tokens if cache is None else cache.get_mask_sizes(tokens, 0)[0]
+            bias = alibi_bias(self.config.num_attention_heads, index, num_keys).to(inputs_embeds.dtype)
+            return inputs_embeds, {**kwargs, "position_bias": bias}
+        is_given = position_ids is not None
+        if not is_given:
+            position_ids = index.unsqueeze(0)
+            if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens:]
+        if self.rotary_emb is not None:
+            return inputs_embeds, {**kwargs, "position_embeddings": self.rotary_emb(inputs_embeds, position_ids)}
+        if self.embed_positions is None:
+            return inputs_embeds, kwargs
+        if self.config.position_embedding_type == "learned" and isinstance(past_tokens, int):
+            self._check_table(tokens + past_tokens, position_ids if is_given else None)
+        return inputs_embeds + self.embed_positions(position_ids).to(inputs_embeds.dtype), kwargs
+
+    def _check_table(self, total_tokens: int, position_ids: torch.Tensor | None) -> None:
+        size = self.config.max_position_embeddings
+        if total_tokens <= size or torch.compiler.is_compiling():
+            return
+        longest = total_tokens if position_ids is None else int(position_ids.max()) + 1
+        if longest > size:
+            raise InputError(
+                f"The sequence reaches position {longest - 1}, but the learned position table has "
+                f"max_position_embeddings={size} rows. Truncate to {size} tokens, or train with a larger table or with "
+                "position_embedding_type='sinusoidal', 'alibi' or 'rope', which have no longest sequence."
+            )
+
+
+def attention_allowed(
+    config: SimplifiedTransformerConfig,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    cache: Cache | None,
+    position_ids: torch.Tensor | None,
+    documents: torch.Tensor | None,
+) -> Any:
+    """Return the mask in the form the chosen attention implementation wants, or None if it needs none."""
+    if config.is_causal:
+        return create_causal_mask(config, inputs_embeds, attention_mask, cache, position_ids)
+    overlay = None if documents is None else packed_sequence_mask_function(documents)
+    return create_bidirectional_mask(config, inputs_embeds, attention_mask, and_mask_function=overlay)
+
+
+def check_implementation(config: SimplifiedTransformerConfig, implementation: str | None) -> None:
+    """Raise UnsupportedBackendError where `implementation` would compute something else than the config describes."""
+    name = implementation or "eager"
+    if config.is_shaped and (name in ("vllm", "sglang") or name.startswith("paged|")):
+        raise UnsupportedBackendError(
+            f"attn_implementation={name!r} keeps its own paged cache of keys and values, but block={config.block!r} also "
+            "needs the running mean of the values. Use 'sdpa', 'eager' or 'flex_attention' and generate(); 'pre_ln' and "
+            "'parallel' can be served."
+        )
+    if config.position_embedding_type == "alibi" and name not in ("eager", "sdpa", "flex_attention"):
+        raise UnsupportedBackendError(
+            f"attn_implementation={name!r} would drop the ALiBi bias. Use 'sdpa', 'eager' or 'flex_attention'."
+        )
+
+
+class SimplifiedTransformerForCausalLM(CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin):
+    backbone_class = SimplifiedTransformerModel
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: SimplifiedTransformerConfig,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the masks of one step under a static cache, all of shapes that do not grow, as compilation needs."""
+        mask = create_causal_mask(config, inputs_embeds, attention_mask, past_key_values, position_ids)
+        if not config.is_shaped:
+            return mask
+        past_tokens = past_key_values.get_seq_length()
+        tokens, device = inputs_embeds.shape[1], inputs_embeds.device
+        centering = build_centering(tokens, past_tokens, attention_mask, None, True, device)
+        return {"attention": mask, "counts": centering.counts, "weights": centering.weights}
+
+
+class SimplifiedTransformerForMaskedLM(MaskedLMHead, SimplifiedTransformerPreTrainedModel):
+    backbone_class = SimplifiedTransformerModel
+
+
+class SimplifiedTransformerForSequenceClassification(SequenceClassificationHead, SimplifiedTransformerPreTrainedModel):
+    backbone_class = SimplifiedTransformerModel
+
+
+class SimplifiedTransformerForTokenClassification(TokenClassificationHead, SimplifiedTransformerPreTrainedModel):
+    backbone_class = SimplifiedTransformerModel
+
+
+class SimplifiedTransformerForQuestionAnswering(QuestionAnsweringHead, SimplifiedTransformerPreTrainedModel):
+    backbone_class = SimplifiedTransformerModel
+
+
+class SimplifiedTransformerForMultipleChoice(MultipleChoiceHead, SimplifiedTransformerPreTrainedModel):
+    backbone_class = SimplifiedTransformerModel
+
+
+__all__ = [
+    "SimplifiedTransformerForCausalLM",
+    "SimplifiedTransformerForMaskedLM",
+    "SimplifiedTransformerForMultipleChoice",
+    "SimplifiedTransformerForQuestionAnswering",
+    "SimplifiedTransformerForSequenceClassification",
+    "SimplifiedTransformerForTokenClassification",
+    "SimplifiedTransformerModel",
+    "SimplifiedTransformerPreTrainedModel",
+]

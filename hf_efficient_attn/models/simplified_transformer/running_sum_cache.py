@@ -1,0 +1,96 @@
+"""Cache layers that also keep the running sum of their values, so that C·V costs O(1) per generated token.
+
+The sum is state besides keys and values: it moves with beams and is dropped by cropping (assisted decoding), after
+which the next forward rebuilds it from the cached values. `attach_running_sums` turns the plain layers of any
+transformers cache into these, whoever made the cache; layers of other kinds (quantised) keep working without the sum.
+"""
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from .centering import Centering
+
+
+class RunningSumDynamicLayer(DynamicLayer):
+    """A `DynamicLayer` with `value_sum`: [B, 1, hidden_size] in float32, or None if it must be rebuilt."""
+
+    value_sum: torch.Tensor | None = None
+
+    def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor | float:
+        """Return the sum over the cached values and add the new ones to it. Shape of `values`: [B, T, hidden_size]."""
+        past_sum: torch.Tensor | float = 0.0
+        if self.get_seq_length() > 0:
+            past_sum = self.value_sum if self.value_sum is not None else centering.sum_past(merge_heads(self.values))
+        self.value_sum = past_sum + centering.sum(values)
+        return past_sum
+
+    def reset(self) -> None:
+        super().reset()
+        self.value_sum = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if tokens_to_remove != 0:
+            self.value_sum = None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum[beam_idx.to(self.value_sum.device)]
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum[indices]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum.repeat_interleave(repeats, dim=0)
+
+
+class RunningSumStaticLayer(StaticLayer):
+    """A `StaticLayer` with `value_sum`, [B, 1, hidden_size] in float32, held at a fixed address."""
+
+    value_sum: torch.Tensor | None = None
+
+    def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor:
+        """As `RunningSumDynamicLayer.advance`, in place."""
+        if self.value_sum is None:
+            self.value_sum = torch.zeros_like(values[:, :1], dtype=torch.float32)
+            if not torch.compiler.is_compiling():
+                torch._dynamo.mark_static_address(self.value_sum)
+        past_sum = self.value_sum.clone()
+        self.value_sum.add_(centering.sum(values))
+        return past_sum
+
+    def reset(self) -> None:
+        super().reset()
+        if self.value_sum is not None:
+            self.value_sum.zero_()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum[beam_idx.to(self.value_sum.device)]
+
+
+ADOPTED_BY: dict[type, type] = {DynamicLayer: RunningSumDynamicLayer, StaticLayer: RunningSumStaticLayer}
+
+
+def attach_running_sums(cache: Cache, num_layers: int) -> None:
+    """Turn the plain layers of `cache` into layers that keep the running sum, in place; a second call does nothing."""
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = RunningSumDynamicLayer
+        while len(cache.layers) < num_layers:
+            cache.layers.append(RunningSumDynamicLayer())
+    for index, layer in enumerate(cache.layers):
+        if type(layer) in ADOPTED_BY:
+            adopted = ADOPTED_BY[type(layer)].__new__(ADOPTED_BY[type(layer)])
+            adopted.__dict__.update(layer.__dict__)
+            cache.layers[index] = adopted
+
+
+def merge_heads(values: torch.Tensor) -> torch.Tensor:
+    """Return [B, H, K, D] as [B, K, H·D]."""
+    return values.transpose(1, 2).flatten(2)
