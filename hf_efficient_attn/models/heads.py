@@ -1,7 +1,7 @@
 """Task heads, written once: mixins over a family's `PreTrainedModel` that put a head on its `backbone_class`.
 
-A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)`, where XPreTrainedModel sets
-`backbone_class` and its config says `is_causal`. The backbone is `self.model`, under the name `base_model_prefix`.
+A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)` that sets `backbone_class`;
+its config says `is_causal`. The backbone is `self.model`.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ class LanguageModelHead(Head):
 
 
 class CausalLMHead(LanguageModelHead):
-    """Next-token prediction; the family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
+    """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
 
     requires_causal = True
 
@@ -114,7 +114,7 @@ class MaskedLMHead(LanguageModelHead):
 
 
 class SequenceClassificationHead(Head):
-    """One label, several, or a number per sequence (`problem_type`). Shapes: input_ids [B, T] → logits [B, num_labels]."""
+    """One label, several, or numbers per sequence. Shapes: input_ids [B, T] → logits [B, num_labels]."""
 
     def build_head(self, config: Any) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
@@ -234,8 +234,5 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
         weights = real.to(hidden.dtype).unsqueeze(-1)
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
     tokens = torch.arange(hidden.shape[1], device=hidden.device)
-    if how == "last":
-        index = torch.where(real, tokens, 0).argmax(-1)
-    else:
-        index = real.int().argmax(-1)
+    index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)
     return hidden[torch.arange(len(hidden), device=hidden.device), index]

@@ -27,10 +27,10 @@ class StopOnNonFiniteLoss(TrainerCallback):
         self._hook: Any = None
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.reason, self._is_bad = None, None
-        self._hook = model.register_forward_hook(self._watch)
+        self._hook = kwargs["model"].register_forward_hook(self._watch)
 
     def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         loss = outputs.get("loss") if hasattr(outputs, "get") else None
@@ -39,24 +39,18 @@ class StopOnNonFiniteLoss(TrainerCallback):
             self._is_bad = is_bad if self._is_bad is None else self._is_bad | is_bad
 
     def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        optimizer: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         is_bad, self._is_bad = self._is_bad, None
         if is_bad is None or not self._any_rank(is_bad):
             return
-        for parameter in model.parameters():
+        for parameter in kwargs["model"].parameters():
             parameter.grad = None
         checkpoint = get_last_checkpoint(args.output_dir) if args.output_dir else None
         self.reason = (
-            f"The loss is not finite at step {state.global_step + 1}. Nothing was updated: the model holds the weights of "
-            f"step {state.global_step}, and the last checkpoint is {checkpoint or 'none'}. Activations overflowed; use "
-            "bf16 or fp32 instead of fp16, a lower learning rate, or a block with norms."
+            f"The loss is not finite at step {state.global_step + 1}. Nothing was updated: the model holds the "
+            f"weights of step {state.global_step}, and the last checkpoint is {checkpoint or 'none'}. "
+            "Activations overflowed; use bf16 or fp32 instead of fp16, a lower learning rate, or a block with norms."
         )
         logger.error(self.reason)
 

@@ -37,8 +37,11 @@ class Centering(NamedTuple):
     matrix: torch.Tensor | None = None
 
     def mean(self, values: torch.Tensor, past_sum: torch.Tensor | float = 0.0) -> torch.Tensor:
-        """Return C·V. Shapes: values [B, T, hidden_size] (with `matrix`: [B, K, hidden_size]), past_sum [B, 1, hidden_size]
-        in float32 → [B, T, hidden_size] ([B, 1, hidden_size] where all queries share one mean)."""
+        """Return C·V.
+
+        Shapes: values [B, T, hidden_size] (with `matrix`: [B, K, hidden_size]), past_sum [B, 1, hidden_size] in float32
+        → [B, T, hidden_size], or [B, 1, hidden_size] where all queries share one mean.
+        """
         if self.matrix is not None:
             return torch.matmul(self.matrix.to(values.dtype), values)
         weighted = self.weighted(values)
@@ -121,8 +124,8 @@ def build_centering(
 def _matrix(mask: torch.Tensor) -> torch.Tensor:
     if mask.shape[1] != 1:
         raise InputError(
-            f"A 4-D attention_mask of shape {tuple(mask.shape)} has one mask per head, but the centring term is shared by "
-            "the heads of a layer. Pass [batch, 1, query_tokens, key_tokens]."
+            f"A 4-D attention_mask of shape {tuple(mask.shape)} has one mask per head, but the centring term is shared "
+            "by the heads of a layer. Pass [batch, 1, query_tokens, key_tokens]."
         )
     allowed = (mask if mask.dtype == torch.bool else mask == 0).squeeze(1).float()
     return allowed / allowed.sum(-1, keepdim=True).clamp(min=1)

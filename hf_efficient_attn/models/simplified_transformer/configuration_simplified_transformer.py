@@ -264,8 +264,8 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         if self.is_shaped or self.is_reparameterized:
             raise ConfigurationError(
                 f"num_key_value_heads={groups} shares values among heads, but block={self.block!r} gives each of the "
-                f"{self.num_attention_heads} heads its own slice of the input as value. Leave num_key_value_heads unset, "
-                "or use block='pre_ln' or 'parallel'."
+                f"{self.num_attention_heads} heads its own slice of the input as value. Leave num_key_value_heads "
+                "unset, or use block='pre_ln' or 'parallel'."
             )
 
     def _check_gains(self) -> None:

@@ -1,9 +1,9 @@
 """Simplified Transformer: Pre-LN, parallel, V-SkipInit, SAS, SAS-P and norm-free SAS-P in one family.
 
-With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
-value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (but for the first layer), W^P and the attention skip;
-SAS-P also computes the MLP beside attention and drops the last skip. The matrix is never formed: α·V + β·A·V − γ·C·V is
-an attention function of transformers plus a running mean.
+With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C
+its value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (but for the first layer), W^P and the attention
+skip; SAS-P also computes the MLP beside attention and drops the last skip. The matrix is never formed:
+α·V + β·A·V − γ·C·V is an attention function of transformers plus a running mean.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
 silent, as the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before block 1 and
@@ -18,7 +18,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import (
     create_bidirectional_mask,
@@ -29,12 +28,12 @@ from transformers.masking_utils import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBackendError
-from hf_efficient_attn.models.blocks import MLP, NORMS, SinusoidalPositions, alibi_bias, eager_attention_forward
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.blocks import MLP, NORMS, eager_attention_forward
 from hf_efficient_attn.models.heads import (
     CausalLMHead,
     MaskedLMHead,
@@ -43,15 +42,17 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from hf_efficient_attn.models.positions import Positions
 
 from .centering import Centering, build_centering
+from .checks import check_checkpoint, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .projections import Gain, build_projection
-from .running_sum_cache import attach_running_sums, merge_heads
+from .running_sum_cache import advance, attach_running_sums, merge_heads
 
 
 class SimplifiedTransformerAttention(nn.Module):
-    """Plain or shaped multi-head attention. Shapes: [B, T, hidden_size] → the same, and the softmax weights A or None."""
+    """Plain or shaped multi-head attention. Shapes: [B, T, hidden_size] → the same, and the weights A or None."""
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -91,10 +92,12 @@ class SimplifiedTransformerAttention(nn.Module):
         if position_embeddings is not None:
             query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
 
-        past_sum: torch.Tensor | float = 0.0
+        past_sum: torch.Tensor | float | None = 0.0
         if past_key_values is not None:
-            past_sum = self._advance(past_key_values, centering, values)
+            past_sum = advance(past_key_values, self.layer_idx, centering, values)
             key, value = past_key_values.update(key, value, self.layer_idx)
+            if past_sum is None:
+                past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
 
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
@@ -115,17 +118,6 @@ class SimplifiedTransformerAttention(nn.Module):
         if not self.centering_gain.is_zero:
             out = out - self.centering_gain(mean)
         return out
-
-    def _advance(self, cache: Cache, centering: Centering | None, values: torch.Tensor) -> torch.Tensor | float:
-        if centering is None or centering.matrix is not None:
-            return 0.0
-        layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
-        if hasattr(layer, "advance"):
-            return layer.advance(centering, values)
-        raise UnsupportedBackendError(
-            f"block={self.config.block!r} keeps a running sum in its cache, which {layer!r} of {type(cache).__name__} has "
-            "no place for. Use the default cache (DynamicCache) or cache_implementation='static'."
-        )
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
@@ -201,24 +193,8 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`, but refuse weights that another block or another family left behind."""
-        names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-        hub = {name: kwargs[name] for name in names if name in kwargs}
-        saved: dict[str, Any] = {}
-        if pretrained_model_name_or_path is not None:
-            saved, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
-        config = kwargs.get("config")
-        block = config.block if hasattr(config, "block") else kwargs.get("block", saved.get("block"))
-        if saved.get("model_type", cls.config_class.model_type) != cls.config_class.model_type:
-            raise CheckpointError(
-                f"{pretrained_model_name_or_path} holds a {saved['model_type']!r} model; {cls.__name__} cannot read it. "
-                "Simplified blocks have no counterpart for its skips and projections: train from scratch."
-            )
-        if "block" in saved and block != saved["block"]:
-            raise CheckpointError(
-                f"{pretrained_model_name_or_path} was trained with block={saved['block']!r} and cannot be loaded as "
-                f"block={block!r}: the blocks have different weights. Load it without `block`, or train from scratch."
-            )
+        """As `PreTrainedModel.from_pretrained`; refuses the weights of another block or another family."""
+        check_checkpoint(cls, pretrained_model_name_or_path, kwargs)
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
 
@@ -229,13 +205,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         super().__init__(config)
         config.check()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        kind = config.position_embedding_type
-        self.embed_positions = None
-        if kind in ("sinusoidal", "scaled_sinusoidal"):
-            self.embed_positions = SinusoidalPositions(config.hidden_size, train_scale=kind == "scaled_sinusoidal")
-        elif kind == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.rotary_emb = LlamaRotaryEmbedding(config) if kind == "rope" else None
+        self.positions = Positions(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(SimplifiedTransformerLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = NORMS[config.final_norm_type or config.norm_type](config.hidden_size, eps=config.norm_eps)
@@ -257,14 +227,14 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         """Return the last hidden state and, with `use_cache`, the cache.
 
         Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K] with
-                True or 0.0 = allowed.
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed.
             position_ids: [B, T]; by default counted over the real tokens. Without a mask and a cache, positions that
                 restart mark packed documents, which do not see each other.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Pass exactly one of input_ids and inputs_embeds.")
-        check_implementation(self.config, self.config._attn_implementation)
+        check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         use_cache = use_cache and self.config.is_causal
@@ -274,14 +244,14 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             attach_running_sums(past_key_values, self.config.num_hidden_layers)
 
         mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
-        hidden_states, kwargs = self._add_positions(
-            inputs_embeds, attention_mask, position_ids, past_key_values, kwargs
-        )
+        past_tokens, num_keys = 0, inputs_embeds.shape[1]
+        if past_key_values is not None:
+            past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(num_keys, 0)[0]
+        hidden_states, where = self.positions(inputs_embeds, attention_mask, position_ids, past_tokens, num_keys)
         hidden_states = self.dropout(hidden_states)
+        kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": past_key_values}
         for layer in self.layers:
-            hidden_states = layer(
-                hidden_states, attention_mask=mask, centering=centering, past_key_values=past_key_values, **kwargs
-            )
+            hidden_states = layer(hidden_states, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
     def _masks(
@@ -305,46 +275,6 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             tokens, past_tokens, attention_mask, documents, self.config.is_causal, inputs_embeds.device
         )
 
-    def _add_positions(
-        self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None,
-        position_ids: torch.Tensor | None,
-        cache: Cache | None,
-        kwargs: dict[str, Any],
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
-        tokens = inputs_embeds.shape[1]
-        past_tokens = 0 if cache is None else cache.get_seq_length()
-        index = torch.arange(tokens, device=inputs_embeds.device) + past_tokens
-        if self.config.position_embedding_type == "alibi":
-            num_keys = tokens if cache is None else cache.get_mask_sizes(tokens, 0)[0]
-            bias = alibi_bias(self.config.num_attention_heads, index, num_keys).to(inputs_embeds.dtype)
-            return inputs_embeds, {**kwargs, "position_bias": bias}
-        is_given = position_ids is not None
-        if not is_given:
-            position_ids = index.unsqueeze(0)
-            if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens:]
-        if self.rotary_emb is not None:
-            return inputs_embeds, {**kwargs, "position_embeddings": self.rotary_emb(inputs_embeds, position_ids)}
-        if self.embed_positions is None:
-            return inputs_embeds, kwargs
-        if self.config.position_embedding_type == "learned" and isinstance(past_tokens, int):
-            self._check_table(tokens + past_tokens, position_ids if is_given else None)
-        return inputs_embeds + self.embed_positions(position_ids).to(inputs_embeds.dtype), kwargs
-
-    def _check_table(self, total_tokens: int, position_ids: torch.Tensor | None) -> None:
-        size = self.config.max_position_embeddings
-        if total_tokens <= size or torch.compiler.is_compiling():
-            return
-        longest = total_tokens if position_ids is None else int(position_ids.max()) + 1
-        if longest > size:
-            raise InputError(
-                f"The sequence reaches position {longest - 1}, but the learned position table has "
-                f"max_position_embeddings={size} rows. Truncate to {size} tokens, or train with a larger table or with "
-                "position_embedding_type='sinusoidal', 'alibi' or 'rope', which have no longest sequence."
-            )
-
 
 def attention_allowed(
     config: SimplifiedTransformerConfig,
@@ -359,21 +289,6 @@ def attention_allowed(
         return create_causal_mask(config, inputs_embeds, attention_mask, cache, position_ids)
     overlay = None if documents is None else packed_sequence_mask_function(documents)
     return create_bidirectional_mask(config, inputs_embeds, attention_mask, and_mask_function=overlay)
-
-
-def check_implementation(config: SimplifiedTransformerConfig, implementation: str | None) -> None:
-    """Raise UnsupportedBackendError where `implementation` would compute something else than the config describes."""
-    name = implementation or "eager"
-    if config.is_shaped and (name in ("vllm", "sglang") or name.startswith("paged|")):
-        raise UnsupportedBackendError(
-            f"attn_implementation={name!r} keeps its own paged cache of keys and values, but block={config.block!r} also "
-            "needs the running mean of the values. Use 'sdpa', 'eager' or 'flex_attention' and generate(); 'pre_ln' and "
-            "'parallel' can be served."
-        )
-    if config.position_embedding_type == "alibi" and name not in ("eager", "sdpa", "flex_attention"):
-        raise UnsupportedBackendError(
-            f"attn_implementation={name!r} would drop the ALiBi bias. Use 'sdpa', 'eager' or 'flex_attention'."
-        )
 
 
 class SimplifiedTransformerForCausalLM(CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin):

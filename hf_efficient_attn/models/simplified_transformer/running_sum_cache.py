@@ -91,6 +91,20 @@ def attach_running_sums(cache: Cache, num_layers: int) -> None:
             cache.layers[index] = adopted
 
 
+def advance(
+    cache: Cache, layer_idx: int, centering: Centering | None, values: torch.Tensor
+) -> torch.Tensor | float | None:
+    """Return the sum of the cached values of a layer and add the new ones to it, before `cache.update`.
+
+    0.0 where no sum is needed; None where the layer keeps none, so that the caller must add up what it gets back from
+    `update`. Shape: [B, 1, hidden_size].
+    """
+    if centering is None or centering.matrix is not None:
+        return 0.0
+    layer = cache.layers[layer_idx]
+    return layer.advance(centering, values) if hasattr(layer, "advance") else None
+
+
 def merge_heads(values: torch.Tensor) -> torch.Tensor:
     """Return [B, H, K, D] as [B, K, H·D]."""
     return values.transpose(1, 2).flatten(2)

@@ -1,0 +1,122 @@
+"""The families under contract, and tiny models of them. A new family joins by its lines in `CASES`."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.register import HEADS
+
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of one family: `config()` builds it, `heads` are the Auto heads it must have."""
+
+    name: str
+    config_class: type
+    fields: tuple[tuple[str, Any], ...]
+    compiles_flex: bool = False
+
+    def config(self, **changes: Any) -> transformers.PreTrainedConfig:
+        return self.config_class(**{**TINY, **dict(self.fields), **changes})
+
+    @property
+    def is_causal(self) -> bool:
+        return self.config().is_causal
+
+    @property
+    def heads(self) -> dict[str, type]:
+        """Auto class name → model class, for every head this configuration can have."""
+        prefix = self.config_class.__name__.removesuffix("Config")
+        other = "MaskedLM" if self.is_causal else "CausalLM"
+        found = {f"AutoModelFor{head}": getattr(hea, f"{prefix}For{head}") for head in HEADS if head != other}
+        return {"AutoModel": getattr(hea, f"{prefix}Model"), **found}
+
+    def model(self, auto_class: str | None = None, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
+        """Return a model in eval mode whose every parameter is random, so that no special start value hides a bug."""
+        name = auto_class or ("AutoModelForCausalLM" if self.is_causal else "AutoModelForMaskedLM")
+        torch.manual_seed(seed)
+        model = self.heads[name](self.config(**changes)).eval()
+        return randomize(model, seed)
+
+
+def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
+    """Move every parameter away from its start value, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 0.3 if parameter.ndim < 2 else 0.15
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+    return model
+
+
+def simplified(name: str, compiles_flex: bool = False, **fields: Any) -> Case:
+    return Case(f"simplified-{name}", hea.SimplifiedTransformerConfig, tuple(fields.items()), compiles_flex)
+
+
+CASES = [
+    simplified("pre_ln", compiles_flex=True, block="pre_ln", num_key_value_heads=2, position_embedding_type="rope"),
+    simplified("parallel", block="parallel", position_embedding_type="alibi"),
+    simplified("v_skipinit", block="v_skipinit"),
+    simplified("sas", compiles_flex=True, block="sas", position_embedding_type="rope"),
+    simplified("sas_p", block="sas_p", position_embedding_type="learned"),
+    simplified("sas_p_no_norm", block="sas_p_no_norm"),
+    simplified(
+        "sas_p-alibi",
+        compiles_flex=True,
+        block="sas_p",
+        position_embedding_type="alibi",
+        gated_mlp=True,
+        hidden_act="gelu",
+    ),
+    simplified("sas-orthogonal", block="sas", matrix_init="orthogonal", value_gain=0.5, projection_gain=0.5),
+    simplified("pre_ln-masked", block="pre_ln", is_causal=False, norm_type="layernorm"),
+    simplified("sas-masked", block="sas", is_causal=False, position_embedding_type="rope"),
+    simplified(
+        "sas_p-masked", compiles_flex=True, block="sas_p", is_causal=False, position_embedding_type="scaled_sinusoidal"
+    ),
+]
+
+
+def takes(model: torch.nn.Module, argument: str) -> bool:
+    """Return whether the model's forward names `argument`."""
+    return argument in inspect.signature(model.forward).parameters
+
+
+def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, torch.Tensor]:
+    """Return inputs with labels for one head: random tokens, the first row padded on the right."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (rows, 2, tokens) if auto_class.endswith("MultipleChoice") else (rows, tokens)
+    ids = torch.randint(3, TINY["vocab_size"], shape, generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, ..., -4:] = 0
+    inputs = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+    labels: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+        "AutoModel": dict,
+        "AutoModelForCausalLM": lambda: {"labels": ids.masked_fill(mask == 0, -100)},
+        "AutoModelForMaskedLM": lambda: {"labels": ids.masked_fill(mask == 0, -100)},
+        "AutoModelForMultipleChoice": lambda: {"labels": torch.ones(rows, dtype=torch.long)},
+        "AutoModelForQuestionAnswering": lambda: {
+            "start_positions": torch.ones(rows, dtype=torch.long),
+            "end_positions": torch.full((rows,), 3),
+        },
+        "AutoModelForSequenceClassification": lambda: {"labels": torch.ones(rows, dtype=torch.long)},
+        "AutoModelForTokenClassification": lambda: {"labels": (ids % 2).masked_fill(mask == 0, -100)},
+    }
+    return {**inputs, **labels[auto_class]()}
