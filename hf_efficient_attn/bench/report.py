@@ -1,0 +1,113 @@
+"""Where results go: a description of the machine, JSON, a Markdown table, a picture."""
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return what a timing depends on, in JSON types: processor, threads, versions, GPU, date."""
+    return {
+        "device": device.type,
+        "cpu": cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_model() -> str:
+    """Return the name of the processor as the system knows it."""
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """Return the description of `describe_machine` as one line."""
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['torch_threads']} of {machine['cpu_cores']} cores"
+    versions = f"torch {machine['torch']}, transformers {machine['transformers']}"
+    return f"{where}; {versions}; {machine['date'][:10]}"
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device called `name`, one of `DEVICES`; `auto` is CUDA where there is one.
+
+    Raises:
+        ValueError: CUDA is asked for, but torch sees none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ValueError(f"device='cuda', but torch {torch.__version__} sees no CUDA device. Use 'cpu' or 'auto'.")
+    return torch.device("cuda" if has_cuda and name == "auto" else "cpu" if name == "auto" else name)
+
+
+def check_at_least_one(**counts: int) -> None:
+    """Raise ValueError if one of the named counts is below 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}={count} must be at least 1.")
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table: first column flush left, the others flush right, padded to read well unrendered.
+
+    >>> print(markdown_table(["block", "speed"], [["sas", "1.2"]]))
+    | block | speed |
+    |:------|------:|
+    | sas   |   1.2 |
+    """
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [_line(header, widths)]
+    lines.append("|".join(["", f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:]), ""]))
+    return "\n".join(lines + [_line(row, widths) for row in rows])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cells[0].ljust(widths[0]),
+        *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)),
+    ]
+    return f"| {' | '.join(padded)} |"
+
+
+def new_figure(width_inches: float, height_inches: float) -> Any:
+    """Return an empty matplotlib `Figure` that arranges its panels itself and needs no display.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "The picture needs matplotlib, which is not installed. Run: pip install 'hf-efficient-attn[plot]'"
+        ) from error
+    return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def write_report(directory: Path, name: str, results: dict[str, Any], markdown: str, figure: Any) -> list[Path]:
+    """Write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and return the three paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"{name}.{suffix}" for suffix in ("json", "md", "png")]
+    paths[0].write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    paths[1].write_text(markdown + "\n", encoding="utf-8")
+    figure.savefig(paths[2], dpi=160)
+    return paths

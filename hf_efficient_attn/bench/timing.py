@@ -1,0 +1,112 @@
+"""Interleaved timing: every case once a round, so that a machine that slows down slows all of them."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+
+def nothing() -> None:
+    """The preparation of a case that needs none."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: `run(state)`, where `state` is what the untimed `prepare()` returned just before."""
+
+    run: Callable[[Any], object]
+    prepare: Callable[[], Any] = nothing
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of every repeat of one case, in the order of the rounds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median time in seconds."""
+        return statistics.median(self.seconds)
+
+    def speed(self, units: float) -> dict[str, float]:
+        """Return units per second, where one repeat handles `units`; see `summarize`."""
+        return summarize([units / seconds for seconds in self.seconds])
+
+    def duration(self, units: float) -> dict[str, float]:
+        """Return milliseconds per unit, where one repeat handles `units`; see `summarize`."""
+        return summarize([1000 * seconds / units for seconds in self.seconds])
+
+    def speed_against(self, other: "Timing") -> dict[str, float]:
+        """Return how many times faster this case is than `other`, compared round by round; see `summarize`.
+
+        >>> Timing((1.0, 2.0, 1.0)).speed_against(Timing((2.0, 4.0, 3.0)))
+        {'median': 2.0, 'first_quartile': 2.0, 'third_quartile': 2.5}
+        """
+        return summarize([theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True)])
+
+
+def summarize(values: list[float]) -> dict[str, float]:
+    """Return the median and the quartiles between which the middle half of the values lies.
+
+    >>> summarize([4.0, 1.0, 2.0, 3.0])
+    {'median': 2.5, 'first_quartile': 1.75, 'third_quartile': 3.25}
+    """
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": median, "first_quartile": first, "third_quartile": third}
+
+
+def time_interleaved(
+    cases: Mapping[str, Case],
+    repeats: int,
+    device: torch.device,
+    warmup: int = 1,
+    description: str = "",
+) -> dict[str, Timing]:
+    """Return the timing of every case, all measured in the same rounds.
+
+    A round runs each case once; each round starts at another case, so that none always follows the same neighbour. The
+    garbage collector works between rounds only, and a CUDA device is waited for on both sides of the clock.
+
+    Args:
+        repeats, warmup: timed rounds, and rounds before them that are not counted.
+        description: label of the progress bar.
+    """
+    names = list(cases)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    rounds = logging.tqdm(range(-warmup, repeats), desc=description, unit="round", leave=False)
+    for index in rounds:
+        gc.collect()
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            elapsed = time_once(cases[name], device)
+            if index >= 0:
+                seconds[name].append(elapsed)
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def time_once(case: Case, device: torch.device) -> float:
+    """Return the seconds that one run of `case` takes, until `device` has finished."""
+    state = case.prepare()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        synchronize(device)
+        start = time.perf_counter()
+        case.run(state)
+        synchronize(device)
+        return time.perf_counter() - start
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has finished all work given to it. A CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
