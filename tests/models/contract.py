@@ -12,7 +12,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 import hf_efficient_attn as hea
 
-
 TOLERANCE = 1e-5
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import (
@@ -47,7 +46,7 @@ from hf_efficient_attn.models.positions import Positions
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .projections import Gain, build_projection
+from .projections import Gain, QueryLinear, build_projection
 from .running_sum_cache import advance, attach_running_sums, merge_heads
 
 
@@ -62,7 +61,7 @@ class SimplifiedTransformerAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = config.is_causal
         bias = config.attention_bias != "none"
-        self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
+        self.q_proj = QueryLinear(config, bias)
         self.k_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
@@ -71,9 +70,6 @@ class SimplifiedTransformerAttention(nn.Module):
             self.identity_gain = Gain(config, "identity_gain", layer_idx, num_gains)
             self.softmax_gain = Gain(config, "softmax_gain", layer_idx, num_gains)
             self.centering_gain = Gain(config, "centering_gain", layer_idx, num_gains)
-
-    def initialize(self) -> None:
-        init.normal_(self.q_proj.weight, std=self.config.resolved_query_init_std)
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""The value and projection matrices W^V and W^P: plain, reparameterised, or not there at all.
+"""Gains, and the matrices with starts of their own: W^Q, and W^V and W^P (plain, reparameterised, or not there).
 
 Source: He & Hofmann (arXiv:2311.01906), equation 6 and appendix C. The authors keep W_init outside the state dict, so
 that their orthogonal runs cannot be reloaded; here it is a persistent buffer.
@@ -89,6 +89,17 @@ class ReparameterizedLinear(nn.Module):
         initial = torch.eye(size, device=device) if self.is_identity else self.initial_weight
         weight = self.skip_gain(initial)
         return weight if self.weight is None else weight + self.update_gain(self.weight)
+
+
+class QueryLinear(nn.Linear):
+    """W^Q, which starts at 0 under shaped attention, so that A = C."""
+
+    def __init__(self, config: SimplifiedTransformerConfig, bias: bool) -> None:
+        super().__init__(config.hidden_size, config.hidden_size, bias=bias)
+        self.initial_std = config.resolved_query_init_std
+
+    def initialize(self) -> None:
+        init.normal_(self.weight, std=self.initial_std)
 
 
 class SquareLinear(nn.Linear):
