@@ -1,0 +1,230 @@
+"""Show rank collapse, norms, attention entropy and gains of a model, layer by layer.
+
+Theory asks of a model at its start that two tokens do not become the same vector as they pass through the layers
+(rank collapse) and that their norms neither vanish nor explode. Skips ensure it; without them plain softmax attention
+averages the tokens away, and shaped attention α·I + β·A − γ·C keeps them apart.
+
+Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), sections 2 and 4.1, after Noci et al.
+(arXiv:2306.17759). The papers print no curve; the measure here is the mean cosine between tokens of a sequence.
+"""
+
+import argparse
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_efficient_attn.analysis.plot_signal import plot_signal
+from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, SignalReport
+from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
+
+# module that scales a part of W = a·W_init + b·ΔW -> the config field of its gain
+MATRIX_GAINS = {
+    "v_proj.skip_gain": "value_skip_gain",
+    "v_proj.update_gain": "value_gain",
+    "o_proj.skip_gain": "projection_skip_gain",
+    "o_proj.update_gain": "projection_gain",
+}
+
+
+def analyze_signal(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> SignalReport:
+    """Return cosine, norm, attention entropy and gains after the embedding and after every block.
+
+    Cosines, norms and entropies work for any transformers encoder or causal model; gains appear where it has them. The
+    forward runs in evaluation mode with eager attention; both are restored. The last layer is read before the model's
+    final norm, where its blocks can be found, else after it.
+
+    Args:
+        model: a transformers model, with or without a head.
+        input_ids: [B, T], at least 1 sequence of at least 2 tokens.
+        attention_mask: [B, T], 1 = real token; padding is left out of every mean. None: all are real.
+
+    Raises:
+        InputError: shapes that do not fit, fewer than 2 real tokens in every sequence, an encoder-decoder, or a model
+            that does not return its hidden states.
+    """
+    _check_inputs(input_ids, attention_mask)
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        raise InputError(
+            f"{type(model).__name__} is an encoder-decoder, which has no single path to follow. Pass its encoder: "
+            "analyze_signal(model.get_encoder(), input_ids)."
+        )
+    device = next(model.parameters()).device
+    mask = None if attention_mask is None else attention_mask.to(device)
+    states, attentions = _observe(model, input_ids.to(device), mask)
+    real = torch.ones(states[0].shape[:2], device=device).bool() if mask is None else mask.bool()
+    gains = read_gains(model)
+    layers = [LayerSignal(token_cosine(states[0], real), rms(states[0], real))]
+    for block, state in enumerate(states[1:]):
+        layer = LayerSignal(token_cosine(state, real), rms(state, real), gains=gains.get(block, ()))
+        if len(attentions) == len(states) - 1:
+            nats, uniform = attention_entropy(attentions[block], real)
+            relative = [value / uniform if uniform else 1.0 for value in nats]
+            layer = replace(layer, entropy_nats=tuple(nats), entropy_relative=tuple(relative), uniform_nats=uniform)
+        layers.append(layer)
+    return SignalReport(type(model).__name__, len(input_ids), int(real.sum()), tuple(layers))
+
+
+def token_cosine(hidden: torch.Tensor, real: torch.Tensor) -> float:
+    """Return the mean cosine between two different real tokens of a sequence, averaged over sequences.
+
+    Uses Σ_{i≠j} u_i·u_j = |Σ u_i|² − Σ |u_i|² over unit vectors, so no [T, T] matrix; float64. Sequences of fewer than
+    two real tokens are left out. Shapes: hidden [B, T, hidden_size], real [B, T] (bool).
+
+    >>> token_cosine(torch.tensor([[[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]]), torch.tensor([[True, True, False]]))
+    0.0
+    """
+    unit = torch.where(real.unsqueeze(-1), nn.functional.normalize(hidden.double(), dim=-1), 0)
+    counts = real.sum(1).double()
+    pairs = counts * (counts - 1)
+    products = unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))
+    return float((products[pairs > 0] / pairs[pairs > 0]).mean())
+
+
+def rms(hidden: torch.Tensor, real: torch.Tensor) -> float:
+    """Return the root mean square of all numbers of real tokens. Shapes as in `token_cosine`."""
+    return float(hidden[real].double().square().mean().sqrt())
+
+
+def attention_entropy(weights: torch.Tensor, real: torch.Tensor) -> tuple[list[float], float]:
+    """Return the mean entropy of a real query per head, and that of uniform attention over the same keys, in nats.
+
+    A key counts as allowed if some head gives it a weight above 0. Shapes: weights [B, H, T, K], real [B, T] (bool).
+    """
+    entropy = torch.special.entr(weights.double()).sum(-1).transpose(1, 2)
+    allowed = (weights > 0).any(1).sum(-1).clamp(min=1)
+    return entropy[real].mean(0).tolist(), float(allowed[real].double().log().mean())
+
+
+def read_gains(model: nn.Module) -> dict[int, tuple[GainReading, ...]]:
+    """Return the gains of every block, by the block's number from 0.
+
+    A gain is any module inside a numbered block that has a number `value` and a `gain` that is a parameter or None.
+    """
+    found: dict[int, list[GainReading]] = {}
+    for path, module in model.named_modules():
+        parts = path.split(".")
+        block = next((int(part) for part in parts if part.isdecimal()), None)
+        value, gain = getattr(module, "value", None), getattr(module, "gain", False)
+        if block is None or not isinstance(value, int | float) or not (gain is None or torch.is_tensor(gain)):
+            continue
+        name = MATRIX_GAINS.get(".".join(parts[-2:]), parts[-1])
+        values = (float(value),) if gain is None else tuple(gain.detach().float().tolist())
+        reading = GainReading(name, GAIN_SYMBOLS.get(name, name), values, float(value), gain is not None)
+        found.setdefault(block, []).append(reading)
+    return {block: tuple(gains) for block, gains in found.items()}
+
+
+def _check_inputs(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
+    if input_ids.ndim != 2 or input_ids.shape[0] < 1 or input_ids.shape[1] < 2:
+        raise InputError(
+            f"input_ids has shape {tuple(input_ids.shape)}; a cosine between tokens needs [batch, tokens] with at "
+            "least 1 sequence of at least 2 tokens."
+        )
+    if attention_mask is None:
+        return
+    if attention_mask.shape != input_ids.shape:
+        raise InputError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, but input_ids {tuple(input_ids.shape)}. Pass one "
+            "number per token, 1 = real."
+        )
+    if int(attention_mask.bool().sum(1).max()) < 2:
+        raise InputError("attention_mask leaves no sequence with at least 2 real tokens; there is nothing to compare.")
+
+
+def _observe(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+    last: list[tuple[torch.Tensor, torch.Tensor]] = []  # input and output of the last block
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        if args:
+            last.append((args[0], output[0] if isinstance(output, tuple) else output))
+
+    with _eager_evaluation(model), torch.no_grad():
+        block = _last_block(model)
+        hook = None if block is None else block.register_forward_hook(record)
+        try:
+            outputs = model(
+                input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True, output_attentions=True
+            )
+        finally:
+            if hook is not None:
+                hook.remove()
+    states = list(outputs.get("hidden_states") or ())
+    if len(states) < 2:
+        raise InputError(
+            f"{type(model).__name__} returned no hidden states, so there is nothing to measure. Use a transformers "
+            "model whose forward takes output_hidden_states=True."
+        )
+    if last and torch.equal(last[-1][0], states[-2]):
+        states[-1] = last[-1][1]
+    return states, tuple(outputs.get("attentions") or ())
+
+
+def _last_block(model: Any) -> nn.Module | None:
+    depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
+    return lists[0][-1] if lists else None
+
+
+@contextmanager
+def _eager_evaluation(model: Any) -> Iterator[None]:
+    was_training, implementation = model.training, model.config._attn_implementation
+    model.eval()
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        if implementation is not None:
+            model.set_attn_implementation(implementation)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `hf-efficient-attn analyze signal`."""
+    names = "; ".join(f"{name}: {block.title}" for name, block in NAMED_BLOCKS.items())
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        required=True,
+        help="one or several of: a checkpoint folder or Hub id (trained weights, on --text); a config.json (random "
+        f"start, random tokens); a named block at its random start, 12 layers of 192, causal, random tokens ({names})",
+    )
+    parser.add_argument("--text", type=Path, help="text for checkpoints; default: source of Python's argparse module")
+    parser.add_argument("--random-tokens", action="store_true", help="random tokens for checkpoints too")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per sequence, at least 2 (default 128)")
+    parser.add_argument("--batch-size", type=int, default=8, help="sequences (default 8)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random weights and tokens (default 0)")
+    parser.add_argument("--output", type=Path, default=Path("signal"), help="folder of signal.json and signal.png")
+    parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Analyze every model of the command line, print the tables, write signal.json and the picture."""
+    if args.tokens < 2 or args.batch_size < 1:
+        raise InputError(
+            f"--tokens {args.tokens} --batch-size {args.batch_size}: need at least 2 tokens in at least 1 sequence."
+        )
+    reports = []
+    for source in args.model:
+        model = load_model(source, args.seed)
+        text = None if args.random_tokens else args.text
+        input_ids = load_tokens(source, model, args.tokens, args.batch_size, args.seed, text, args.random_tokens)
+        reports.append(replace(analyze_signal(model, input_ids), model=label(source)))
+        print(reports[-1], end="\n\n")
+    args.output.mkdir(parents=True, exist_ok=True)
+    settings = {"tokens": args.tokens, "batch_size": args.batch_size, "seed": args.seed}
+    results = {"settings": settings, "models": [report.to_dict() for report in reports]}
+    (args.output / "signal.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    picture = args.picture or args.output / "signal.png"
+    plot_signal(reports, picture)
+    print(f"Wrote {args.output / 'signal.json'} and {picture}.")
