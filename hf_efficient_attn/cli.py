@@ -7,6 +7,8 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from hf_efficient_attn.errors import EfficientAttentionError
+
 # command and subject -> the module that answers
 COMMANDS = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
@@ -31,6 +33,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. `arguments` defaults to those of the process."""
-    args = build_parser().parse_args(arguments)
-    args.main(args)
+    """Run one command; errors of this package end it with one line and exit code 2.
+
+    `arguments` defaults to those of the process.
+    """
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    try:
+        args.main(args)
+    except EfficientAttentionError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")

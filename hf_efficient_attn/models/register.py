@@ -1,10 +1,12 @@
-"""Tell transformers' Auto classes about every family. A new family is one more line in `FAMILIES`."""
+"""Tell transformers' Auto classes about every family. A new family is one more module in `FAMILIES`."""
+
+from types import ModuleType
 
 import transformers
 
-from hf_efficient_attn.models import simplified_transformer
+from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
 
-FAMILIES = (simplified_transformer,)
+FAMILIES: tuple[ModuleType, ...] = (modeling_simplified_transformer,)
 HEADS = (
     "CausalLM",
     "MaskedLM",
@@ -19,10 +21,10 @@ def register_families() -> None:
     """Register each family's config, backbone and heads; calling it again changes nothing."""
     for family in FAMILIES:
         classes = {name: getattr(family, name) for name in family.__all__}
-        config = next(cls for name, cls in classes.items() if name.endswith("Config"))
-        prefix = config.__name__.removesuffix("Config")
+        backbone = next(cls for name, cls in classes.items() if name.endswith("Model") and "PreTrained" not in name)
+        config, prefix = backbone.config_class, backbone.__name__.removesuffix("Model")
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-        transformers.AutoModel.register(config, classes[f"{prefix}Model"], exist_ok=True)
+        transformers.AutoModel.register(config, backbone, exist_ok=True)
         for head in HEADS:
             if f"{prefix}For{head}" in classes:
                 auto_class = getattr(transformers, f"AutoModelFor{head}")

@@ -5,6 +5,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
@@ -21,6 +22,7 @@ from .gains import (
 
 CHOICES = {
     "block": tuple(BLOCK_STYLES),
+    "hidden_act": tuple(ACT2FN),
     "norm_type": ("rmsnorm", "layernorm"),
     "final_norm_type": (None, "rmsnorm", "layernorm"),
     "position_embedding_type": ("sinusoidal", "scaled_sinusoidal", "learned", "alibi", "rope", "none"),
@@ -141,7 +143,7 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
-            if "gain" in name:
+            if "gain" in name or difflib.get_close_matches(name, _gain_fields(), cutoff=0.8):
                 raise ConfigurationError(_unknown("gain", name, _gain_fields()))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads

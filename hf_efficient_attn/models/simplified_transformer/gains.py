@@ -98,4 +98,4 @@ def depth_scaled_mlp_gain(num_hidden_layers: int, hidden_size: int, intermediate
     >>> [round(depth_scaled_mlp_gain(layers, 768, width), 3) for layers, width in ((18, 3072), (18, 1536), (72, 1536))]
     [0.1, 0.2, 0.1]
     """
-    return 0.1 * math.sqrt(18 / num_hidden_layers) * 4 * hidden_size / intermediate_size
+    return 0.1 * math.sqrt(18 / num_hidden_layers) * (4 * hidden_size / intermediate_size)

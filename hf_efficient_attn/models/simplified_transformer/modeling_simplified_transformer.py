@@ -177,6 +177,10 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
+    def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        config.check()  # fields may have been assigned since the config was built
+        super().__init__(config, *args, **kwargs)
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if hasattr(module, "initialize"):
@@ -199,7 +203,6 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
 
     def __init__(self, config: SimplifiedTransformerConfig) -> None:
         super().__init__(config)
-        config.check()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.positions = Positions(config)
         self.dropout = nn.Dropout(config.embedding_dropout)

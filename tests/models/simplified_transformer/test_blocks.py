@@ -77,7 +77,9 @@ def test_pre_ln_is_the_textbook_block() -> None:
     attention = layer.self_attn
     normed = layer.input_layernorm(x)
     heads = (2, 9, TINY["num_attention_heads"], -1)
-    q, k, v = (proj(normed).view(heads).transpose(1, 2) for proj in (attention.q_proj, attention.k_proj, attention.v_proj))
+    q, k, v = (
+        proj(normed).view(heads).transpose(1, 2) for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
     mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
     z = x + attention.o_proj(mixed)
     expected = z + layer.mlp(layer.post_attention_layernorm(z))
@@ -127,7 +129,9 @@ def test_gradients_of_the_first_steps(block: str) -> None:
     assert attention.k_proj.weight.grad.abs().max() == 0
     assert attention.v_proj.update_gain.gain.grad.abs().max() == 0
     assert attention.q_proj.weight.grad.abs().max() > 0
-    torch.testing.assert_close(attention.softmax_gain.gain.grad, -attention.centering_gain.gain.grad, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(
+        attention.softmax_gain.gain.grad, -attention.centering_gain.gain.grad, atol=1e-6, rtol=1e-3
+    )
     optimizer.step()
     optimizer.zero_grad()
     model(**inputs).loss.backward()
@@ -166,7 +170,13 @@ def test_dropout_acts_in_training_only() -> None:
         {"norm_type": "layernorm", "final_norm_type": "rmsnorm"},
         {"per_head_gains": False},
         {"centering_gain": 0.0, "softmax_gain": 0.0},
-        {"block": "pre_ln", "reparameterized": True, "matrix_init": "identity", "value_gain": 0.2, "projection_gain": 0.2},
+        {
+            "block": "pre_ln",
+            "reparameterized": True,
+            "matrix_init": "identity",
+            "value_gain": 0.2,
+            "projection_gain": 0.2,
+        },
         {"block": "sas", "value_gain": 0.2, "first_value_gain": 0.2, "projection_gain": 0.2},
         {"block": "sas", "matrix_init": "orthogonal", "matrix_init_tie": "last_layer", "last_projection_gain": 0.5},
         {"block": "sas", "trainable_gains": ["mlp_gain"]},

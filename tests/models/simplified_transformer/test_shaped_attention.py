@@ -1,4 +1,4 @@
-"""Closed forms 1, 3, 4, 10 and 12 of the paper's attention, and the cheap form against the dense one, gradients included."""
+"""Closed forms 1, 3, 4, 10 and 12, and the cheap form of shaped attention against the dense one, gradients included."""
 
 import pytest
 import torch
@@ -34,9 +34,11 @@ def build(block: str = "sas", layer_idx: int = 1, **fields: object) -> Simplifie
     """Return one attention module of a tiny model, as initialised."""
     torch.manual_seed(0)
     fields = {"position_embedding_type": "none", **fields}
-    return SimplifiedTransformerModel(hea.SimplifiedTransformerConfig(block=block, **{**TINY, **fields})).layers[
-        layer_idx
-    ].self_attn.eval()
+    return (
+        SimplifiedTransformerModel(hea.SimplifiedTransformerConfig(block=block, **{**TINY, **fields}))
+        .layers[layer_idx]
+        .self_attn.eval()
+    )
 
 
 def run(

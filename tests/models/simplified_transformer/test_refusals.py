@@ -1,0 +1,68 @@
+"""Bad input at model level: heads against direction, foreign checkpoints, position tables, masks, backends."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from models_cases import TINY
+
+import hf_efficient_attn as hea
+
+Config = hea.SimplifiedTransformerConfig
+
+
+def test_heads_need_their_direction() -> None:
+    with pytest.raises(hea.ConfigurationError, match="ForMaskedLM needs is_causal=False"):
+        hea.SimplifiedTransformerForMaskedLM(Config(**TINY))
+    with pytest.raises(hea.ConfigurationError, match="ForCausalLM needs is_causal=True"):
+        hea.SimplifiedTransformerForCausalLM(Config(is_causal=False, **TINY))
+
+
+def test_checkpoint_of_another_block(tmp_path: Path) -> None:
+    hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
+    message = "was trained with block='sas' and cannot be loaded as block='pre_ln'"
+    with pytest.raises(hea.CheckpointError, match=message):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, block="pre_ln")
+    with pytest.raises(hea.CheckpointError, match=message):
+        hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, config=Config(block="pre_ln", **TINY))
+    assert hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, block="sas").config.block == "sas"
+
+
+def test_checkpoint_of_another_family(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=61, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(hea.CheckpointError, match="holds a 'gpt2' model"):
+        hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
+
+
+def test_sequence_past_the_learned_table() -> None:
+    model = hea.SimplifiedTransformerForCausalLM(Config(position_embedding_type="learned", **TINY)).eval()
+    ids = torch.ones(1, 64, dtype=torch.long)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(hea.InputError, match="reaches position 64, but .* max_position_embeddings=64"):
+        model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(hea.InputError, match="Truncate to 64 tokens"):
+        model(torch.ones(1, 65, dtype=torch.long))
+    # packed documents may be longer together than the table
+    positions = torch.arange(100)[None] % 50
+    assert model(torch.ones(1, 100, dtype=torch.long), position_ids=positions).logits.shape[1] == 100
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "scaled_sinusoidal", "rope", "alibi", "none"])
+def test_other_positions_have_no_longest_sequence(kind: str) -> None:
+    model = hea.SimplifiedTransformerForCausalLM(Config(position_embedding_type=kind, **TINY)).eval()
+    assert torch.isfinite(model(torch.ones(1, 150, dtype=torch.long)).logits).all()
+
+
+def test_exactly_one_kind_of_input() -> None:
+    model = hea.SimplifiedTransformerModel(Config(**TINY))
+    with pytest.raises(hea.InputError, match="exactly one of input_ids and inputs_embeds"):
+        model()
+
+
+def test_alibi_is_never_dropped() -> None:
+    model = hea.SimplifiedTransformerModel(Config(block="pre_ln", position_embedding_type="alibi", **TINY))
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(hea.UnsupportedBackendError, match="would drop the ALiBi bias"):
+        model(torch.ones(1, 4, dtype=torch.long))

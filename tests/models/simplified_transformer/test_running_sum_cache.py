@@ -1,0 +1,110 @@
+"""Cache layers that keep the running sum: reorder, select, repeat, crop, reset, and adoption of foreign caches."""
+
+import pytest
+import torch
+import transformers
+from models_cases import TINY, randomize
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.simplified_transformer.running_sum_cache import (
+    RunningSumDynamicLayer,
+    RunningSumStaticLayer,
+    merge_heads,
+)
+
+
+@pytest.fixture
+def model() -> hea.SimplifiedTransformerForCausalLM:
+    torch.manual_seed(0)
+    return randomize(hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(block="sas", **TINY))).eval()
+
+
+def filled(model: torch.nn.Module, cache: transformers.Cache | None = None) -> transformers.Cache:
+    ids = torch.arange(3, 18).view(3, 5)
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, use_cache=True).past_key_values
+
+
+def sums_are_right(cache: transformers.Cache, tokens: int = 5) -> bool:
+    return all(
+        torch.allclose(layer.value_sum, merge_heads(layer.values)[:, :tokens].sum(1, keepdim=True), atol=1e-5)
+        for layer in cache.layers
+    )
+
+
+def test_the_sum_is_kept(model: torch.nn.Module) -> None:
+    cache = filled(model)
+    assert all(isinstance(layer, RunningSumDynamicLayer) for layer in cache.layers)
+    assert sums_are_right(cache)
+
+
+def test_rows_move_with_the_sum(model: torch.nn.Module) -> None:
+    cache = filled(model)
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    assert sums_are_right(cache)
+    cache.batch_select_indices(torch.tensor([1, 0]))
+    assert sums_are_right(cache)
+    cache.batch_repeat_interleave(2)
+    assert sums_are_right(cache)
+    assert cache.layers[0].value_sum.shape[0] == 4
+
+
+def test_cropping_drops_the_sum_and_the_next_forward_rebuilds_it(model: torch.nn.Module) -> None:
+    cache = filled(model)
+    cache.crop(0)
+    assert sums_are_right(cache)
+    cache.crop(-2)
+    assert all(layer.value_sum is None for layer in cache.layers)
+    with torch.no_grad():
+        model(torch.tensor([[7], [8], [9]]), past_key_values=cache)
+    assert sums_are_right(cache)
+
+
+@pytest.mark.parametrize("kind", [transformers.DynamicCache, transformers.StaticCache])
+def test_reset_starts_over(model: torch.nn.Module, kind: type) -> None:
+    static = {"max_cache_len": 12} if kind is transformers.StaticCache else {}
+    cache = filled(model, kind(config=model.config, **static))
+    first = [layer.value_sum.clone() for layer in cache.layers]
+    cache.reset()
+    filled(model, cache)
+    for before, layer in zip(first, cache.layers, strict=True):
+        torch.testing.assert_close(layer.value_sum, before)
+
+
+def test_static_layers_keep_their_address(model: torch.nn.Module) -> None:
+    cache = filled(model, transformers.StaticCache(config=model.config, max_cache_len=12))
+    assert all(isinstance(layer, RunningSumStaticLayer) for layer in cache.layers)
+    address = cache.layers[0].value_sum.data_ptr()
+    with torch.no_grad():
+        model(torch.tensor([[7], [8], [9]]), past_key_values=cache)
+    assert cache.layers[0].value_sum.data_ptr() == address
+    assert sums_are_right(cache, tokens=6)
+
+
+def test_a_cache_filled_before_adoption_continues(model: torch.nn.Module) -> None:
+    """Keys and values alone (an export, a hand-off between processes) are enough to go on."""
+    cache = filled(model)
+    bare = transformers.DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
+    following = torch.tensor([[7], [8], [9]])
+    with torch.no_grad():
+        expected = model(following, past_key_values=cache).logits
+        actual = model(following, past_key_values=bare).logits
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_cache_layers_without_a_sum_still_give_the_right_mean(model: torch.nn.Module) -> None:
+    class ForeignLayer(transformers.cache_utils.DynamicLayer):
+        """A cache layer this package does not know, such as a quantised one."""
+
+    cache = transformers.DynamicCache(config=model.config)
+    cache.layers = [ForeignLayer() for _ in cache.layers]
+    following = torch.tensor([[7], [8], [9]])
+    with torch.no_grad():
+        expected = model(following, past_key_values=filled(model)).logits
+        actual = model(following, past_key_values=filled(model, cache)).logits
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_blocks_without_centring_keep_plain_caches() -> None:
+    model = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(block="pre_ln", **TINY)).eval()
+    assert {type(layer) for layer in filled(model).layers} == {transformers.cache_utils.DynamicLayer}

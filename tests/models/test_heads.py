@@ -1,0 +1,57 @@
+"""What the heads share: pooling that fits the direction, and where padding is."""
+
+import pytest
+import torch
+from models_cases import TINY
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.heads import pool, real_tokens
+
+HIDDEN = torch.arange(10.0).view(1, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_causal", "mask", "expected"),
+    [
+        (None, True, [0, 1, 1, 1, 0], [6, 7]),
+        (None, False, [0, 1, 1, 1, 0], [4, 5]),
+        ("first", False, [0, 1, 1, 1, 0], [2, 3]),
+        ("first", True, [1, 1, 1, 1, 1], [0, 1]),
+        ("last", False, [1, 1, 0, 0, 0], [2, 3]),
+        ("mean", True, [1, 1, 0, 0, 0], [1, 2]),
+    ],
+)
+def test_pool(how: str | None, is_causal: bool, mask: list[int], expected: list[int]) -> None:
+    real = torch.tensor([mask]).bool()
+    assert pool(HIDDEN, real, how, is_causal).tolist() == [expected]
+
+
+def test_padding_is_found_without_a_mask() -> None:
+    ids = torch.tensor([[5, 6, 0, 0]])
+    assert real_tokens(torch.zeros(1, 4, 2), ids, None, 0).tolist() == [[True, True, False, False]]
+    assert real_tokens(torch.zeros(1, 4, 2), ids, None, None).all()
+    assert real_tokens(torch.zeros(1, 4, 2), None, None, 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "labels"),
+    [
+        ({"num_labels": 1}, torch.tensor([0.5, 1.5])),
+        ({"num_labels": 3}, torch.tensor([0, 2])),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, torch.tensor([[0.0, 1, 1], [1, 0, 0]])),
+    ],
+    ids=["regression", "single-label", "multi-label"],
+)
+def test_problem_types(fields: dict, labels: torch.Tensor) -> None:
+    model = hea.SimplifiedTransformerForSequenceClassification(hea.SimplifiedTransformerConfig(**TINY, **fields))
+    loss = model(torch.tensor([[5, 6, 7], [8, 9, 10]]), labels=labels).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+def test_logits_to_keep() -> None:
+    model = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**TINY)).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    full = model(ids).logits
+    torch.testing.assert_close(model(ids, logits_to_keep=1).logits, full[:, -1:])
+    torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 2])).logits, full[:, [0, 2]])
