@@ -1,0 +1,266 @@
+"""A Hub that takes a push: the routes `huggingface_hub` needs, over real HTTP on the loopback, files on disk.
+
+One branch (`main`), one user, models only. As on the real Hub, weights travel by LFS, the rest inside the commit.
+
+    with running_hub(tmp_path) as hub:
+        subprocess.run([sys.executable, "push.py"], env=hub.environment(), check=True)
+        assert (hub.files("tester/name") / "model.safetensors").exists()
+
+huggingface_hub reads its environment when it is imported, so clients run in processes of their own.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+USER, TOKEN = "tester", "hf_token_of_the_test"
+REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
+LFS_SUFFIXES = (".safetensors", ".bin", ".pt")
+
+
+class HubError(Exception):
+    """An answer other than 200; `code` is the `X-Error-Code` that the client turns into an exception."""
+
+    def __init__(self, status: HTTPStatus, code: str) -> None:
+        super().__init__(code)
+        self.status, self.code = status, code
+
+
+@dataclass
+class Hub:
+    """A running server: `url`, and `folder` with one folder per user and repository."""
+
+    url: str
+    folder: Path
+
+    def files(self, repo: str) -> Path:
+        """Return the folder that holds the files of `repo`."""
+        return self.folder / repo
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a client process: this Hub and no other, nothing cached, one thread."""
+        own = {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(self.folder / ".client"),
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+        }
+        switched_off = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
+        return {**{name: value for name, value in os.environ.items() if name not in switched_off}, **own}
+
+
+@contextlib.contextmanager
+def running_hub(folder: Path) -> Iterator[Hub]:
+    """Serve `folder` on a free port of 127.0.0.1 until the block ends."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
+    server.folder = folder
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield Hub(f"http://127.0.0.1:{server.server_port}", folder)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """One request: `ROUTES` maps method and path to the method that answers it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        self.body = self.read_body()
+        path = unquote(urlsplit(self.path).path)
+        try:
+            for method, pattern, action in ROUTES:
+                match = re.fullmatch(pattern, path)
+                if match and method == self.command.replace("HEAD", "GET"):
+                    return action(self, **match.groupdict())
+            raise HubError(HTTPStatus.NOT_FOUND, "NoSuchRoute")
+        except HubError as error:
+            self.send(json.dumps({"error": str(error)}).encode(), error.status, {"X-Error-Code": error.code})
+
+    do_GET = do_HEAD = do_POST = do_PUT = answer
+
+    def whoami(self) -> None:
+        self.check_token()
+        self.send_json({"type": "user", "name": USER, "orgs": [], "auth": {"accessToken": {"role": "write"}}})
+
+    def create(self) -> None:
+        self.check_token()
+        wanted = json.loads(self.body)
+        repo = f"{wanted.get('organization') or USER}/{wanted['name']}"
+        exists = (self.server.folder / repo).exists()
+        (self.server.folder / repo).mkdir(parents=True, exist_ok=True)
+        self.send_json({"url": f"{self.url}/{repo}"}, HTTPStatus.CONFLICT if exists else HTTPStatus.OK)
+
+    def validate_card(self) -> None:
+        self.send_json({"errors": [], "warnings": []})
+
+    def preupload(self, repo: str) -> None:
+        """Say which files of the coming commit go by LFS."""
+        self.check_token()
+        self.repo_folder(repo)
+        files = [
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(LFS_SUFFIXES) else "regular",
+                "shouldIgnore": False,
+            }
+            for file in json.loads(self.body)["files"]
+        ]
+        self.send_json({"files": files})
+
+    def lfs_batch(self, repo: str) -> None:
+        """Say where to PUT each large file; the address needs no token, as the presigned ones of the real Hub."""
+        self.check_token()
+        objects = [
+            {
+                "oid": wanted["oid"],
+                "size": wanted["size"],
+                "actions": {"upload": {"href": f"{self.url}/lfs/{wanted['oid']}"}},
+            }
+            for wanted in json.loads(self.body)["objects"]
+        ]
+        self.send_json({"transfer": "basic", "objects": objects})
+
+    def lfs_put(self, oid: str) -> None:
+        if hashlib.sha256(self.body).hexdigest() != oid:
+            raise HubError(HTTPStatus.BAD_REQUEST, "WrongHash")
+        path = self.lfs_path(oid)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(self.body)
+        self.send(b"")
+
+    def commit(self, repo: str) -> None:
+        """Apply the operations of the commit, one JSON object per line."""
+        self.check_token()
+        folder = self.repo_folder(repo)
+        for line in self.body.splitlines():
+            operation = json.loads(line)
+            kind, value = operation["key"], operation["value"]
+            if kind == "header":
+                continue
+            path = file_path(folder, value["path"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kind == "file":
+                path.write_bytes(base64.b64decode(value["content"]))
+            elif kind == "lfsFile":
+                shutil.copyfile(self.lfs_path(value["oid"]), path)
+            elif kind == "deletedFile":
+                path.unlink()
+            else:
+                raise HubError(HTTPStatus.NOT_IMPLEMENTED, kind)
+        oid = commit_id(folder)
+        self.send_json({"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}"})
+
+    def info(self, repo: str) -> None:
+        folder = self.repo_folder(repo)
+        siblings = [{"rfilename": name} for name in file_names(folder)]
+        self.send_json({"id": repo, "sha": commit_id(folder), "private": False, "tags": [], "siblings": siblings})
+
+    def tree(self, repo: str, under: str | None) -> None:
+        folder = self.repo_folder(repo)
+        prefix = f"{under}/" if under else ""
+        names = [name for name in file_names(folder) if name.startswith(prefix)]
+        if not names:
+            raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound")
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        self.send_json([{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()])
+
+    def resolve(self, repo: str, revision: str, name: str) -> None:
+        folder = self.repo_folder(repo)
+        commit = commit_id(folder)
+        if revision not in ("main", commit):
+            raise HubError(HTTPStatus.NOT_FOUND, "RevisionNotFound")
+        path = file_path(folder, name)
+        if not path.is_file():
+            raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound")
+        content = path.read_bytes()
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
+        self.send(content, headers=headers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def lfs_path(self, oid: str) -> Path:
+        return self.server.folder / ".lfs" / oid
+
+    def repo_folder(self, repo: str) -> Path:
+        folder = self.server.folder / repo
+        if not folder.is_dir():
+            raise HubError(HTTPStatus.NOT_FOUND, "RepoNotFound")
+        return folder
+
+    def check_token(self) -> None:
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise HubError(HTTPStatus.UNAUTHORIZED, "Unauthorized")
+
+    def read_body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def send_json(self, answer: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self.send(json.dumps(answer).encode(), status, {"Content-Type": "application/json"})
+
+    def send(self, content: bytes, status: HTTPStatus = HTTPStatus.OK, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stay silent: pytest shows what fails."""
+
+
+ROUTES = [
+    ("GET", "/api/whoami-v2", HubHandler.whoami),
+    ("POST", "/api/repos/create", HubHandler.create),
+    ("POST", "/api/validate-yaml", HubHandler.validate_card),
+    ("POST", f"/api/models/{REPO}/preupload/main", HubHandler.preupload),
+    ("POST", f"/api/models/{REPO}/commit/main", HubHandler.commit),
+    ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", HubHandler.lfs_batch),
+    ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", HubHandler.lfs_put),
+    ("GET", f"/api/models/{REPO}(/revision/[^/]+)?", HubHandler.info),
+    ("GET", f"/api/models/{REPO}/tree/[^/]+(/(?P<under>.+))?", HubHandler.tree),
+    ("GET", f"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<name>.+)", HubHandler.resolve),
+]
+
+
+def file_path(folder: Path, name: str) -> Path:
+    """Return the path of file `name`, which may not lead out of `folder`."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise HubError(HTTPStatus.BAD_REQUEST, "BadPath")
+    return path
+
+
+def file_names(folder: Path) -> list[str]:
+    """Return the names of all files under `folder`, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def commit_id(folder: Path) -> str:
+    """Return 40 hex digits that change with any file."""
+    digest = hashlib.sha1()
+    for name in file_names(folder):
+        digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
+    return digest.hexdigest()

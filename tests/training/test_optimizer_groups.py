@@ -1,0 +1,132 @@
+"""optimizer_groups decays matrices and nothing else, for every block and every kind of norm and bias."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import hf_efficient_attn as hea
+
+BLOCKS = ("pre_ln", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm")
+WEIGHT_DECAY, LR = 0.1, 0.01
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models are slowed down many times by threads that wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build_model(block: str = "sas") -> hea.SimplifiedTransformerForCausalLM:
+    """Return a model with every kind of parameter there is, none of them 0."""
+    torch.manual_seed(0)
+    config = hea.SimplifiedTransformerConfig(
+        block=block,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        attention_bias="all",
+        mlp_bias=True,
+        gated_mlp=True,
+        final_norm_type="layernorm",
+        position_embedding_type="scaled_sinusoidal",
+    )
+    model = hea.SimplifiedTransformerForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def names_by_group(model: nn.Module) -> tuple[set[str], set[str]]:
+    """Return the names of the decayed and of the other parameters, after checking that no tensor is listed twice."""
+    decayed, others = hea.optimizer_groups(model, WEIGHT_DECAY)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (WEIGHT_DECAY, 0.0)
+    listed = [id(parameter) for parameter in [*decayed["params"], *others["params"]]]
+    assert len(listed) == len(set(listed))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(each)] for each in decayed["params"]}, {names[id(each)] for each in others["params"]}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_matrices_are_decayed_and_the_rest_is_not(block: str) -> None:
+    """Weights of linear maps, embeddings and ΔW are decayed; gains, norms, biases, position scale are not."""
+    model = build_model(block)
+    decayed, others = names_by_group(model)
+    assert decayed | others == {name for name, _ in model.named_parameters()}, "each exactly once"
+
+    for path, module in model.named_modules():
+        for kind, parameter in module.named_parameters(path, recurse=False):
+            if parameter is model.lm_head.weight and path == "lm_head":
+                continue  # tied: listed as the embedding
+            is_matrix = isinstance(module, (nn.Linear, nn.Embedding)) or "Reparameterized" in type(module).__name__
+            expected = decayed if is_matrix and not kind.endswith("bias") else others
+            assert kind in expected
+    assert any("gain" in name for name in others) is (block not in ("pre_ln", "parallel"))
+    assert any("norm" in name for name in others)
+    assert any("bias" in name for name in others)
+
+
+def test_update_of_the_kept_value_matrix_is_decayed() -> None:
+    """ΔW of the first layer's W^V, which SAS keeps, is decayed (so W^V is pulled to W_init); its gains are not."""
+    decayed, others = names_by_group(build_model("sas"))
+    assert "model.layers.0.self_attn.v_proj.weight" in decayed
+    assert "model.layers.0.self_attn.v_proj.update_gain.gain" in others
+    assert "model.layers.0.self_attn.v_proj.skip_gain.gain" in others
+
+
+def test_trainer_takes_the_groups(tmp_path: Path) -> None:
+    """One step of Trainer(optimizers=(AdamW, None)): decay moves each matrix by lr·decay·weight and nothing else."""
+    start = build_model().state_dict()
+    plain, decayed = (train_one_step(tmp_path, weight_decay) for weight_decay in (0.0, WEIGHT_DECAY))
+    names, _ = names_by_group(build_model())
+    for name, before in start.items():
+        pull = LR * WEIGHT_DECAY * before if name in {*names, "lm_head.weight"} else torch.zeros_like(before)
+        torch.testing.assert_close(plain[name] - decayed[name], pull, atol=1e-7, rtol=0)
+
+
+def train_one_step(folder: Path, weight_decay: float) -> dict[str, torch.Tensor]:
+    model = build_model()
+    optimizer = torch.optim.AdamW(hea.optimizer_groups(model, weight_decay), lr=LR)
+    args = transformers.TrainingArguments(
+        str(folder),
+        max_steps=1,
+        save_strategy="no",
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    rows = torch.randint(0, 64, (8, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    trainer = transformers.Trainer(
+        model=model,
+        args=args,
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+        data_collator=transformers.default_data_collator,
+        optimizers=(optimizer, None),
+    )
+    trainer.train()
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [weight_decay, 0.0]
+    return model.state_dict()
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    """A frozen parameter is in no group."""
+    model = build_model()
+    model.model.embed_tokens.requires_grad_(False)
+    decayed, others = names_by_group(model)
+    assert decayed | others == {name for name, each in model.named_parameters() if each.requires_grad}
+
+
+def test_nothing_trainable_is_an_error() -> None:
+    """A wholly frozen model gets a sentence, not an optimizer without parameters."""
+    with pytest.raises(ValueError, match="SimplifiedTransformerForCausalLM has no trainable parameter"):
+        hea.optimizer_groups(build_model().requires_grad_(False), WEIGHT_DECAY)
