@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from hf_efficient_attn.bench.block_models import count_parameters
 from hf_efficient_attn.bench.report import markdown_table
-from hf_efficient_attn.models.simplified_transformer import SimplifiedTransformerConfig
+from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
+    SimplifiedTransformerConfig,
+)
 
 FOOTNOTE = """\
 Tied parameters count once. The paper counts differently from model to model: its figures for GPT with 18 layers hold

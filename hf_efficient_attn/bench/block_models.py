@@ -9,7 +9,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
 from hf_efficient_attn.bench.timing import Case
-from hf_efficient_attn.models.simplified_transformer import SimplifiedTransformerConfig
+from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
+    SimplifiedTransformerConfig,
+)
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
 GPT2 = "gpt2"
@@ -19,7 +21,6 @@ GPT2_FIELDS: dict[str, Any] = {
     "attn_pdrop": 0.0,
     "bos_token_id": None,
     "eos_token_id": None,
-    "loss_type": "ForCausalLM",
 }
 SEED = 0
 
@@ -71,6 +72,7 @@ def build_model(
         shape.config(name), attn_implementation="sdpa", dtype=getattr(torch, dtype)
     )
     model = model.to(device)
+    model.loss_type = "ForCausalLM"  # the default of GPT-2 too, which warns about it and breaks the compiled graph
     if is_compiled:
         model.compile()
     return model
@@ -83,8 +85,8 @@ def random_tokens(model: PreTrainedModel, batch_size: int, tokens: int) -> torch
 
 
 def training_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Callable[[], None]:
-    """Return a function that trains for one step: forward, loss, backward, AdamW, gradients freed."""
-    optimizer = torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=1e-4)
+    """Return a function that trains for one step: forward, loss, backward, AdamW as in Trainer, gradients freed."""
+    optimizer = torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=1e-4, fused=True)
 
     def step() -> None:
         model(input_ids=input_ids, labels=input_ids, use_cache=False).loss.backward()

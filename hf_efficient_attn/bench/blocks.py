@@ -46,7 +46,7 @@ RECOMPILE_LIMIT = 64
 DTYPES = ("float32", "bfloat16")
 COUNTS = {
     "hidden_size": (768, "width of the models"),
-    "num_layers": (6, "blocks per model; changes no ratio of the layers"),
+    "num_layers": (6, "blocks per model; SAS keeps W^V in the first alone, so more depth helps it slightly"),
     "num_heads": (12, "attention heads"),
     "intermediate_size": (3072, "width of the MLP"),
     "vocab_size": (8192, "rows of the tied embedding"),
@@ -89,8 +89,7 @@ def main(args: argparse.Namespace) -> None:
     """Measure, print the table, and write blocks.json, blocks.md and blocks.png into `args.output`.
 
     Raises:
-        ValueError: CUDA without a CUDA device, or a count below 1; ConfigurationError, a ValueError, for a shape that
-            no model can have.
+        EfficientAttentionError: a count below 1, a shape no model can have, CUDA without a CUDA device.
         ImportError: matplotlib is missing; raised before anything is measured.
     """
     if args.counts:

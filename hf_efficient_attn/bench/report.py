@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import transformers
 
+from hf_efficient_attn.errors import EfficientAttentionError, InputError
+
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -51,19 +53,21 @@ def resolve_device(name: str) -> torch.device:
     """Return the device called `name`, one of `DEVICES`; `auto` is CUDA where there is one.
 
     Raises:
-        ValueError: CUDA is asked for, but torch sees none.
+        EfficientAttentionError: CUDA is asked for, but torch sees none.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
-        raise ValueError(f"device='cuda', but torch {torch.__version__} sees no CUDA device. Use 'cpu' or 'auto'.")
+        raise EfficientAttentionError(
+            f"device='cuda', but torch {torch.__version__} sees no CUDA device. Use 'cpu' or 'auto'."
+        )
     return torch.device("cuda" if has_cuda and name == "auto" else "cpu" if name == "auto" else name)
 
 
 def check_at_least_one(**counts: int) -> None:
-    """Raise ValueError if one of the named counts is below 1."""
+    """Raise InputError if one of the named counts is below 1."""
     for name, count in counts.items():
         if count < 1:
-            raise ValueError(f"{name}={count} must be at least 1.")
+            raise InputError(f"{name}={count} must be at least 1.")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
