@@ -227,6 +227,11 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         """Return whether gain `name` is a parameter (True) or a constant."""
         return name in (self.style.trainable if self.trainable_gains is None else self.trainable_gains)
 
+    @property
+    def has_trainable_gains(self) -> bool:
+        """Whether any gain is a parameter."""
+        return any(self.is_trainable(name) for name in GAIN_SYMBOLS)
+
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields."""
         self._check_choices()

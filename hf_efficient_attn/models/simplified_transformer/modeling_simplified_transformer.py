@@ -168,7 +168,6 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["SimplifiedTransformerLayer"]
     _skip_keys_device_placement = ["past_key_values"]
-    _keep_in_fp32_modules_strict = ["gain"]
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -180,6 +179,8 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
         super().__init__(config, *args, **kwargs)
+        if config.has_trainable_gains:
+            self._keep_in_fp32_modules_strict = ["gain"]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
