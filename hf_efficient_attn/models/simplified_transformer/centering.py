@@ -73,20 +73,27 @@ class Centering(NamedTuple):
 
 
 def prefix_sum(x: torch.Tensor) -> torch.Tensor:
-    """Return the inclusive cumulative sum along dimension 1. Shapes: [B, T, D] → the same.
+    """Return the inclusive cumulative sum along dimension 1, in the precision of `x`. Shapes: [B, T, D] → the same.
 
-    Sums blocks of `SCAN_TOKENS` by one small matrix product and adds the totals of the blocks before: about three times
-    faster than `torch.cumsum` along a strided dimension on a CPU, forward and backward.
+    On a CPU, `torch.cumsum` along a strided dimension is slow: there, blocks of `SCAN_TOKENS` are summed by a small
+    triangular matrix, and the totals of the blocks before are added, about three times faster forward and backward.
     """
+    if x.device.type != "cpu":
+        return x.cumsum(1)
+    with torch.autocast("cpu", enabled=False):  # it would round the sums to its own precision
+        return _blocked_prefix_sum(x)
+
+
+def _blocked_prefix_sum(x: torch.Tensor) -> torch.Tensor:
     batch, tokens, width = x.shape
     if tokens == 1:
         return x
     x = nn.functional.pad(x, (0, 0, 0, -tokens % SCAN_TOKENS)).view(batch, -1, SCAN_TOKENS, width)
-    lower = torch.ones(SCAN_TOKENS, SCAN_TOKENS, dtype=x.dtype, device=x.device).tril()
-    within = torch.matmul(lower, x)
-    totals = within[:, :, -1:]
-    before = totals.cumsum(1) - totals
-    return (within + before).view(batch, -1, width)[:, :tokens]
+    within = torch.matmul(torch.ones(SCAN_TOKENS, SCAN_TOKENS, dtype=x.dtype, device=x.device).tril(), x)
+    if tokens > SCAN_TOKENS:
+        totals = within[:, :, -1]
+        within = within + (_blocked_prefix_sum(totals) - totals).unsqueeze(2)
+    return within.view(batch, -1, width)[:, :tokens]
 
 
 def build_centering(

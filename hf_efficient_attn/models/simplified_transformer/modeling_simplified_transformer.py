@@ -108,12 +108,8 @@ class SimplifiedTransformerAttention(nn.Module):
 
     def shape(self, values: torch.Tensor, attended: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """Return α·V + β·A·V − γ·C·V. Shapes: all [B, T, H, D]."""
-        out = self.softmax_gain(attended)
-        if not self.identity_gain.is_zero:
-            out = out + self.identity_gain(values)
-        if not self.centering_gain.is_zero:
-            out = out - self.centering_gain(mean)
-        return out
+        out = self.identity_gain.add_to(self.softmax_gain(attended), values)
+        return self.centering_gain.add_to(out, mean, sign=-1)
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
@@ -146,16 +142,11 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         attended, _ = self.self_attn(normed, **kwargs)
         attended = self.attention_gain(self.dropout(attended))
         if self.is_parallel:
-            out = attended + self.mlp_gain(self.dropout(self.mlp(normed)))
-            return add_skip(out, self.combined_skip_gain, hidden_states)
-        hidden_states = add_skip(attended, self.attention_skip_gain, hidden_states)
+            out = self.mlp_gain.add_to(attended, self.dropout(self.mlp(normed)))
+            return self.combined_skip_gain.add_to(out, hidden_states)
+        hidden_states = self.attention_skip_gain.add_to(attended, hidden_states)
         out = self.mlp_gain(self.dropout(self.mlp(self.post_attention_layernorm(hidden_states))))
-        return add_skip(out, self.mlp_skip_gain, hidden_states)
-
-
-def add_skip(out: torch.Tensor, gain: Gain, skip: torch.Tensor) -> torch.Tensor:
-    """Return out + gain·skip, or `out` alone where the gain is the constant 0."""
-    return out if gain.is_zero else out + gain(skip)
+        return self.mlp_skip_gain.add_to(out, hidden_states)
 
 
 class SimplifiedTransformerPreTrainedModel(PreTrainedModel):

@@ -34,8 +34,19 @@ class Gain(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.gain is None:
             return x if self.value == 1 else x * self.value
-        gain = self.gain.to(x.dtype)
-        return x * (gain if len(gain) == 1 else gain.unsqueeze(-1))
+        return x * self._as(x.dtype)
+
+    def add_to(self, out: torch.Tensor, x: torch.Tensor, sign: int = 1) -> torch.Tensor:
+        """Return out + sign·gain·x in one pass; `out` itself where the gain is the constant 0."""
+        if self.is_zero:
+            return out
+        if self.gain is None:
+            return torch.add(out, x, alpha=sign * self.value)
+        return torch.addcmul(out, x, self._as(x.dtype), value=sign)
+
+    def _as(self, dtype: torch.dtype) -> torch.Tensor:
+        gain = self.gain.to(dtype)
+        return gain if len(gain) == 1 else gain.unsqueeze(-1)
 
     def extra_repr(self) -> str:
         return f"{self.value}, trainable={self.gain is not None}"

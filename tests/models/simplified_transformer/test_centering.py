@@ -15,7 +15,7 @@ def values(rows: int, tokens: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, tokens, 6, generator=torch.Generator().manual_seed(seed))
 
 
-@given(tokens=st.integers(1, 100), seed=seeds)
+@given(tokens=st.integers(1, 600), seed=seeds)
 @settings(deadline=None)
 def test_prefix_sum(tokens: int, seed: int) -> None:
     x = values(2, tokens, seed).double()
@@ -64,3 +64,11 @@ def test_document_sums_stay_exact_far_from_the_start() -> None:
     mean = build_centering(8192, 0, None, documents, True, x.device).mean(x)
     last = x[0, 8190:].double()
     torch.testing.assert_close(mean[0, 8190:].double(), torch.stack([last[0], last.mean(0)]), atol=1e-6, rtol=1e-6)
+
+
+def test_autocast_does_not_round_the_sums() -> None:
+    x = values(1, 2000, 0) + 5
+    expected = x.double().cumsum(1) / torch.arange(1, 2001).view(1, -1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        mean = build_centering(2000, 0, None, None, True, x.device).mean(x)
+    torch.testing.assert_close(mean.double(), expected, atol=1e-5, rtol=1e-6)
