@@ -16,6 +16,7 @@ COLUMNS = {
     "max_logit_difference": ("reload difference", "{:.1e}"),
 }
 
+LOCAL_MODEL = "path/to/this/folder"  # the name of the repository takes its place when the model is pushed
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -35,7 +36,7 @@ A causal language model of {parameters:,} parameters, trained by `examples/train
 import hf_efficient_attn  # registers the model family
 from transformers import pipeline
 
-generate = pipeline("text-generation", model="path/to/this/folder")
+generate = pipeline("text-generation", model="{model_name}")
 print(generate({prompt!r}, max_new_tokens=64)[0]["generated_text"])
 ```
 
@@ -84,7 +85,7 @@ def model_card(result: dict[str, Any], corpus: dict[str, Any]) -> str:
     """
     tried = result.get("tried", [])
     others = "Learning rates tried:\n\n" + results_table(tried) + "\n\n" if len(tried) > 1 else ""
-    return CARD.format(**{**corpus, **result}, table=results_table([result]), others=others)
+    return CARD.format(**{**corpus, **result}, model_name=LOCAL_MODEL, table=results_table([result]), others=others)
 
 
 def write_results(folder: Path, corpus: dict[str, Any], command: str, results: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from clm_report import LOCAL_MODEL
 from clm_run import Run
 from huggingface_hub import HfApi
 from run_folder import command_line, public_words
@@ -68,6 +69,8 @@ def push(run: Run, block: str) -> None:
         return
     api = HfApi(token=training.hub_token)
     repository = api.create_repo(hub_name(run, block), private=training.hub_private_repo, exist_ok=True)
+    card = run.folder / block / "README.md"
+    card.write_text(card.read_text().replace(LOCAL_MODEL, repository.repo_id))
     url = api.upload_folder(
         repo_id=repository.repo_id,
         folder_path=run.folder / block,

@@ -75,19 +75,31 @@ def checkpoint_to_resume(resume_from_checkpoint: str | None, folder: Path) -> Pa
 
     A checkpoint whose saving was cut off has no trainer_state.json, which is written last, and is passed over.
     """
-    if not resume_from_checkpoint or resume_from_checkpoint.lower() == "false":
+    if not resume_from_checkpoint:
         return None
-    named = Path(resume_from_checkpoint)
-    if resume_from_checkpoint.lower() != "true" and named.resolve().parent == folder.resolve():
-        return named
+    if _names_checkpoint_of(resume_from_checkpoint, folder):
+        return Path(resume_from_checkpoint)
     complete = [file.parent for file in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")]
     return max(complete, key=lambda checkpoint: int(checkpoint.name.rsplit("-", 1)[1]), default=None)
 
 
+def is_finished(resume_from_checkpoint: str | None, folder: Path) -> bool:
+    """Return whether the model of `folder` is done and is not to be continued from an earlier checkpoint of it."""
+    if not resume_from_checkpoint or _names_checkpoint_of(resume_from_checkpoint, folder):
+        return False
+    return (folder / "result.json").is_file()
+
+
+def _names_checkpoint_of(resume_from_checkpoint: str, folder: Path) -> bool:
+    return (
+        Path(resume_from_checkpoint).resolve().parent == folder.resolve() and resume_from_checkpoint.lower() != "true"
+    )
+
+
 def check_resume_value(training: ClmTrainingArguments) -> None:
-    """Raise UsageError unless `--resume_from_checkpoint` is a truth value or a checkpoint of this run."""
+    """Raise UsageError unless `--resume_from_checkpoint` is absent, True or a checkpoint of this run."""
     value = training.resume_from_checkpoint
-    if value is None or value.lower() in ("true", "false"):
+    if value is None or value.lower() == "true":
         return
     checkpoint = Path(value)
     if not (checkpoint / "trainer_state.json").is_file():
@@ -114,11 +126,11 @@ def resume_words() -> list[str]:
 
 
 def public_words() -> list[str]:
-    """Return the words of the running command for a report: script by name, no output folder, no resuming."""
+    """Return the words of the running command for a report: no output folder, no resuming, no full path."""
     kept, words = ["examples/" + Path(sys.argv[0]).name], iter(resume_words()[1:-1])
     for word in words:
         if word == "--output_dir":
             next(words)
         elif not word.startswith("--output_dir="):
-            kept.append(word)
+            kept.append(Path(word).name if Path(word).is_absolute() else word)
     return kept

@@ -31,7 +31,7 @@ from clm_report import closing_summary, model_card, results_table, write_results
 from clm_run import Run, prepare_run
 from finished_model import check_reload, describe_setup, hub_name, push
 from loss_curves import draw_loss_curves
-from run_folder import checkpoint_to_resume, command_line, public_words, resume_words
+from run_folder import checkpoint_to_resume, command_line, is_finished, public_words, resume_words
 from safetensors.torch import load_model
 from training_callbacks import BitsPerByteTrainer, StopOnInterrupt
 from transformers import PreTrainedModel, Trainer, TrainerState, set_seed
@@ -96,7 +96,7 @@ def _copy_files(source: Path, target: Path) -> None:
 def train_block(run: Run, block: str, learning_rate: float, folder: Path) -> dict[str, Any]:
     """Train one model, keep its best checkpoint in `folder`, check that it reloads, and return the result."""
     result_file = folder / "result.json"
-    if run.training.resume_from_checkpoint and result_file.is_file():
+    if is_finished(run.training.resume_from_checkpoint, folder):
         run.say(f"\n{block} at learning rate {learning_rate:g}: already finished.")
         return json.loads(result_file.read_text())
     trainer, checkpoint = build_trainer(run, block, learning_rate, folder)

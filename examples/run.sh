@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Train a standard and a simplified Transformer side by side on the Python standard library (about five minutes on two
+# cores). Makes a virtual environment (VENV, default .venv) and installs what it needs. Further arguments go to
+# examples/train_clm.py: bash examples/run.sh --blocks pre_ln,sas,sas_p
+set -euo pipefail
+cd "$(dirname "$0")/.."
+VENV=${VENV:-.venv}
+[ -d "$VENV" ] || python3 -m venv "$VENV"
+python=$VENV/bin/python
+"$python" -c "import torch" 2>/dev/null || "$python" -m pip install -q torch==2.13.0
+"$python" -m pip install -q -e ".[train]"
+exec "$python" examples/train_clm.py "$@"
