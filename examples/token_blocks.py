@@ -179,10 +179,10 @@ def _cut(
     rows: Dataset, text_column: str, tokenizer: PreTrainedTokenizerBase, block_size: int, ends_with_row: bool
 ) -> Dataset:
     """Return the rows joined, each followed by the end-of-text token if `ends_with_row`, and cut into blocks."""
-    if not len(rows):
-        return Dataset.from_dict({"input_ids": [], "num_bytes": []})
     cut_batch = _batch_cutter(text_column, tokenizer, block_size, ends_with_row)
-    return rows.map(cut_batch, batched=True, remove_columns=rows.column_names, desc=f"Blocks of {block_size} tokens")
+    blocks = rows.map(cut_batch, batched=True, remove_columns=rows.column_names, desc=f"Blocks of {block_size} tokens")
+    # without a single block, `map` returns the rows as they were
+    return blocks if "num_bytes" in blocks.column_names else Dataset.from_dict({"input_ids": [], "num_bytes": []})
 
 
 def _batch_cutter(
