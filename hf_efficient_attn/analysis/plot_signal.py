@@ -1,7 +1,8 @@
 """Draw signal reports: token cosine and RMS norm by layer for any models; gains and entropy too for a single one.
 
 The picture of the README:
-    hf-efficient-attn analyze signal --model sas_unshaped pre_ln sas --picture docs/signal_propagation.png
+    hf-efficient-attn analyze signal --model sas_unshaped pre_ln sas \
+        --picture model_cards/pictures/signal_propagation.png
 """
 
 import math

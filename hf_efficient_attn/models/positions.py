@@ -18,7 +18,8 @@ class Positions(nn.Module):
     """Tell a model where its tokens are: add to the embedding, or hand something to attention.
 
     Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
-    `none`), `hidden_size`, `num_attention_heads`, `max_position_embeddings`, and for `rope` `rope_parameters`.
+    `none`), `hidden_size`, `num_attention_heads`, `max_position_embeddings`, `initializer_range`, and for `rope`
+    `rope_parameters`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -28,8 +29,10 @@ class Positions(nn.Module):
         self.num_heads = config.num_attention_heads
         self.table: nn.Module | None = None
         self.rotary = LlamaRotaryEmbedding(config) if self.kind == "rope" else None
-        if self.kind in ("sinusoidal", "scaled_sinusoidal"):
-            self.table = SinusoidalPositions(config.hidden_size, train_scale=self.kind == "scaled_sinusoidal")
+        if self.kind == "sinusoidal":
+            self.table = SinusoidalPositions(config.hidden_size, config.initializer_range)
+        elif self.kind == "scaled_sinusoidal":
+            self.table = SinusoidalPositions(config.hidden_size, config.hidden_size**-0.5, train_scale=True)
         elif self.kind == "learned":
             self.table = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
@@ -85,17 +88,18 @@ class Positions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Return sin and cos of the positions, scaled by 1/√hidden_size; no table, so no longest sequence.
+    """Return `scale` times sin and cos of the positions; no table, so no longest sequence.
 
-    Vaswani et al. (arXiv:1706.03762) multiply the embedding by √hidden_size instead; up to that common factor,
-    which the first norm removes, the sum is the same. With `train_scale` the scale is a parameter (crammed BERT).
-    Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
+    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings multiplied up to unit variance. Here
+    embeddings keep their start, so `Positions` gives the sinusoids the amplitude `initializer_range` instead: the same
+    sum up to a common factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at
+    1/√hidden_size (crammed BERT). Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
     """
 
-    def __init__(self, hidden_size: int, train_scale: bool = False) -> None:
+    def __init__(self, hidden_size: int, scale: float = 1.0, train_scale: bool = False) -> None:
         super().__init__()
         self.hidden_size = hidden_size
-        self.initial_scale = hidden_size**-0.5
+        self.initial_scale = scale
         self.scale = nn.Parameter(torch.full((1,), self.initial_scale)) if train_scale else None
 
     def initialize(self) -> None:

@@ -10,8 +10,8 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.models.positions import SinusoidalPositions, alibi_bias
 
 
-def test_sinusoids_are_the_papers_scaled() -> None:
-    table = SinusoidalPositions(8)(torch.arange(50)[None])[0] * math.sqrt(8)
+def test_sinusoids_are_the_papers() -> None:
+    table = SinusoidalPositions(8)(torch.arange(50)[None])[0]
     for position in (0, 1, 17, 49):
         for i in range(4):
             angle = position / 10_000 ** (2 * i / 8)
