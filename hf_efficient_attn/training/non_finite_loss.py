@@ -17,8 +17,8 @@ class StopOnNonFiniteLoss(TrainerCallback):
     Blocks without norms have unbounded activations and can overflow, above all in fp16 (He & Hofmann,
     arXiv:2311.01906, section 5). Trainer itself hides the event (`logging_nan_inf_filter`) and goes on. This callback
     looks at the loss of every forward and at the gradients before every optimizer step (one host synchronisation),
-    drops a bad step on all processes, saves nothing more and says why in `reason`. Gradients that overflow under fp16 loss
-    scaling are left to the scaler, which skips the step by itself.
+    drops a bad step on all processes, saves nothing more and says why in `reason`. Gradients that overflow under fp16
+    loss scaling are left to the scaler, which skips the step by itself.
     """
 
     def __init__(self) -> None:

@@ -81,6 +81,8 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
 
     model_type = "simplified_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]
+    # exact for every block: the MLP is split, attention (which may have no output matrix to reduce over) is replicated
+    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     vocab_size: int = 50_000
     hidden_size: int = 768
@@ -147,15 +149,10 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
                 raise ConfigurationError(_unknown("gain", name, _gain_fields()))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
+        if self.gated_mlp:
+            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
         self.check()
         super().__post_init__(**kwargs)
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """Tensor parallelism that is exact for every block: the MLP is split, attention is replicated (it may have no
-        output matrix to reduce over)."""
-        split = ("up_proj", "gate_proj") if self.gated_mlp else ("up_proj",)
-        return {**{f"layers.*.mlp.{name}": "colwise" for name in split}, "layers.*.mlp.down_proj": "rowwise"}
 
     @property
     def style(self) -> BlockStyle:
