@@ -1,6 +1,5 @@
 """The families under contract, and tiny models of them. A new family joins by its lines in `CASES`."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,11 +91,6 @@ CASES = [
         "sas_p-masked", compiles_flex=True, block="sas_p", is_causal=False, position_embedding_type="scaled_sinusoidal"
     ),
 ]
-
-
-def takes(model: torch.nn.Module, argument: str) -> bool:
-    """Return whether the model's forward names `argument`."""
-    return argument in inspect.signature(model.forward).parameters
 
 
 def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, torch.Tensor]:

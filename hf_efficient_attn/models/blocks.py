@@ -7,17 +7,30 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import repeat_kv
 
 NORMS: dict[str, type[nn.Module]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
 
 
+class InitializedLinear(nn.Linear):
+    """A linear map whose weight starts as N(0, `std`²); None: as every other linear map of the model."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, std: float | None = None) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.initial_std = std
+
+    def initialize(self) -> None:
+        if self.initial_std is not None:
+            init.normal_(self.weight, std=self.initial_std)
+
+
 class MLP(nn.Module):
     """Return W_down·act(W_up·x), or W_down·(act(W_gate·x) * W_up·x) if gated. [B, T, hidden] → same.
 
-    Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `leaky_relu_slope`, `gated_mlp` and
-    `mlp_bias`.
+    Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `leaky_relu_slope`, `gated_mlp`,
+    `mlp_bias` and `mlp_output_init_std`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -25,7 +38,7 @@ class MLP(nn.Module):
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.down_proj = InitializedLinear(inner, hidden, bias, config.mlp_output_init_std)
         is_leaky = config.hidden_act == "leaky_relu"
         self.act_fn = nn.LeakyReLU(config.leaky_relu_slope) if is_leaky else ACT2FN[config.hidden_act]
 
@@ -55,7 +68,9 @@ def eager_attention_forward(
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if position_bias is not None:
         scores = scores + position_bias
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)

@@ -103,9 +103,15 @@ class MaskedLMHead(LanguageModelHead):
 
     @can_return_tuple
     def forward(
-        self, input_ids: torch.LongTensor | None = None, labels: torch.LongTensor | None = None, **kwargs: Any
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
     ) -> MaskedLMOutput:
-        outputs = self.model(input_ids=input_ids, **kwargs)
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
@@ -113,44 +119,60 @@ class MaskedLMHead(LanguageModelHead):
         return self.output(MaskedLMOutput, outputs, loss=loss, logits=logits)
 
 
-class SequenceClassificationHead(Head):
-    """One label, several, or numbers per sequence. Shapes: input_ids [B, T] → logits [B, num_labels]."""
+class ClassificationHead(Head):
+    """Dropout and a linear map, for what is classified by tokens, sequences or choices."""
 
     def build_head(self, config: Any) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_outputs(config))
+
+    def num_outputs(self, config: Any) -> int:
+        return config.num_labels
+
+    def classify_pooled(
+        self, hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the logits of whole sequences. Shapes: hidden [B, T, hidden_size] → [B, num_outputs]."""
+        real = real_tokens(hidden, input_ids, attention_mask, self.config.pad_token_id)
+        pooled = pool(hidden, real, self.config.classifier_pooling, self.config.is_causal)
+        return self.classifier(self.dropout(pooled))
+
+
+class SequenceClassificationHead(ClassificationHead):
+    """One label, several, or numbers per sequence. Shapes: input_ids [B, T] → logits [B, num_labels]."""
 
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
-        real = real_tokens(outputs.last_hidden_state, input_ids, attention_mask, self.config.pad_token_id)
-        pooled = pool(outputs.last_hidden_state, real, self.config.classifier_pooling, self.config.is_causal)
-        logits = self.classifier(self.dropout(pooled))
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
         return self.output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
 
 
-class TokenClassificationHead(Head):
+class TokenClassificationHead(ClassificationHead):
     """One label per token. Shapes: input_ids [B, T] → logits [B, T, num_labels]."""
-
-    def build_head(self, config: Any) -> None:
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     @can_return_tuple
     def forward(
-        self, input_ids: torch.LongTensor | None = None, labels: torch.LongTensor | None = None, **kwargs: Any
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
     ) -> TokenClassifierOutput:
-        outputs = self.model(input_ids=input_ids, **kwargs)
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None if labels is None else self.loss_function(logits, labels, self.config)
         return self.output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
@@ -166,11 +188,14 @@ class QuestionAnsweringHead(Head):
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        outputs = self.model(input_ids=input_ids, **kwargs)
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
         loss = None
@@ -180,34 +205,28 @@ class QuestionAnsweringHead(Head):
         return self.output(QuestionAnsweringModelOutput, outputs, **fields)
 
 
-class MultipleChoiceHead(Head):
+class MultipleChoiceHead(ClassificationHead):
     """One of C candidate sequences. Shapes: input_ids [B, C, T] → logits [B, C]."""
 
-    def build_head(self, config: Any) -> None:
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, 1)
+    def num_outputs(self, config: Any) -> int:
+        return 1
 
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
         choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        inputs = {
-            name: x if x is None else x.flatten(0, 1) for name, x in {**inputs, "inputs_embeds": inputs_embeds}.items()
-        }
-        outputs = self.model(**inputs, **kwargs)
-        real = real_tokens(
-            outputs.last_hidden_state, inputs["input_ids"], inputs["attention_mask"], self.config.pad_token_id
+        input_ids, attention_mask, position_ids, inputs_embeds = (
+            x if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
         )
-        pooled = pool(outputs.last_hidden_state, real, self.config.classifier_pooling, self.config.is_causal)
-        logits = self.classifier(self.dropout(pooled)).view(-1, choices)
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
         return self.output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
 
@@ -231,8 +250,8 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
     """
     how = how or ("last" if is_causal else "mean")
     if how == "mean":
-        weights = real.to(hidden.dtype).unsqueeze(-1)
-        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+        total = torch.where(real.unsqueeze(-1), hidden, 0).float().sum(1)  # fp16 would overflow
+        return (total / real.sum(1, keepdim=True).clamp(min=1)).to(hidden.dtype)
     tokens = torch.arange(hidden.shape[1], device=hidden.device)
     index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)
     return hidden[torch.arange(len(hidden), device=hidden.device), index]

@@ -48,7 +48,8 @@ class Positions(nn.Module):
 
         Args:
             embedded: [B, T, hidden_size].
-            attention_mask: [B, K], 1 = real token; then positions count real tokens only. Other shapes are ignored.
+            attention_mask: [B, K or more], 1 = real token; then positions count real tokens only. A mask that is a
+                matrix says nothing about positions.
             position_ids: [B or 1, T]; by default derived from the two arguments around it.
             past_tokens, num_keys: T new tokens follow `past_tokens` cached ones; attention sees `num_keys`.
 
@@ -62,26 +63,23 @@ class Positions(nn.Module):
             if self.config._attn_implementation == "flex_attention":
                 bias = bias.expand(len(embedded), -1, -1, -1)  # flex looks it up by row and does not broadcast
             return embedded, {"position_bias": bias}
-        if self.kind == "learned" and isinstance(past_tokens, int):
-            self._check_table(tokens + past_tokens, position_ids)
         if position_ids is None:
             position_ids = index.unsqueeze(0)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens:]
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0).index_select(1, index)
+        if self.kind == "learned" and not torch.compiler.is_compiling():
+            self._check_table(position_ids)
         if self.rotary is not None:
             return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
         if self.table is None:
             return embedded, {}
         return embedded + self.table(position_ids).to(embedded.dtype), {}
 
-    def _check_table(self, total_tokens: int, position_ids: torch.Tensor | None) -> None:
-        size = self.table.num_embeddings
-        if total_tokens <= size or torch.compiler.is_compiling():
-            return
-        longest = total_tokens if position_ids is None else int(position_ids.max()) + 1
-        if longest > size:
+    def _check_table(self, position_ids: torch.Tensor) -> None:
+        size, last = self.table.num_embeddings, int(position_ids.max())
+        if last >= size:
             raise InputError(
-                f"The sequence reaches position {longest - 1}, but the learned position table has "
+                f"The sequence reaches position {last}, but the learned position table has "
                 f"max_position_embeddings={size} rows. Truncate to {size} tokens, or train with a larger table or with "
                 "position_embedding_type='sinusoidal', 'alibi' or 'rope', which have no longest sequence."
             )

@@ -30,6 +30,8 @@ class StopOnNonFiniteLoss(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.reason, self._is_bad = None, None
+        if self._hook is not None:  # left by a training that raised
+            self._hook.remove()
         self._hook = kwargs["model"].register_forward_hook(self._watch)
 
     def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -58,7 +60,8 @@ class StopOnNonFiniteLoss(TrainerCallback):
         self.reason = (
             f"The loss or a gradient is not finite at step {state.global_step + 1}. Nothing was updated: training ends "
             f"with the weights of step {state.global_step}, and the last checkpoint is {checkpoint or 'none'}. "
-            "Activations overflowed; use bf16 or fp32 instead of fp16, a lower learning rate, or a block with norms."
+            "As a rule activations have overflowed: use bf16 or fp32 instead of fp16, a lower learning rate, or a "
+            "block with norms."
         )
         logger.error(self.reason)
 

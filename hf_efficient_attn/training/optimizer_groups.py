@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_efficient_attn.errors import InputError
+
 
 def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two optimizer groups: matrices, decayed by `weight_decay`, and the rest, not decayed.
@@ -13,13 +15,13 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`.
 
     Raises:
-        ValueError: the model has no trainable parameter.
+        InputError: the model has no trainable parameter.
 
     Source: He & Hofmann (arXiv:2311.01906), appendix D and the authors' code.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trainable:
-        raise ValueError(f"{type(model).__name__} has no trainable parameter: every requires_grad is False.")
+        raise InputError(f"{type(model).__name__} has no trainable parameter: every requires_grad is False.")
     decayed = [parameter for name, parameter in trainable if _is_decayed(name, parameter)]
     others = [parameter for name, parameter in trainable if not _is_decayed(name, parameter)]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

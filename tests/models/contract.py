@@ -1,5 +1,6 @@
 """What every family satisfies: DESIGN.md section 6, line by line. `test_contract.py` runs it for every case."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -105,28 +106,51 @@ class FamilyContract:
             together = together[:, 5:] if side == "left" else together[:, :7]
         torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
 
-    def test_packed_documents_do_not_see_each_other(self, case: Case) -> None:
+    def test_heads_take_inputs_in_the_usual_order(self, case: Case, auto_class: str) -> None:
+        """Trainer passes on only the columns a forward names, and people pass the first two by position."""
+        parameters = list(inspect.signature(case.heads[auto_class].forward).parameters)
+        assert parameters[1:3] == ["input_ids", "attention_mask"]
+        assert {"position_ids", "inputs_embeds"} <= set(parameters)
+
+    @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+    @pytest.mark.parametrize("mask", ["none", "ones", "padded"])
+    def test_packed_documents_do_not_see_each_other(self, case: Case, kernel: str, mask: str) -> None:
+        """Called as a training loop calls it: nothing said about the cache."""
         model = case.model()
+        model.set_attn_implementation(kernel)
         documents = [random_ids(1, length, seed=length) for length in (5, 1, 9)]
         positions = torch.cat([torch.arange(ids.shape[1]) for ids in documents])[None]
+        ids = torch.cat(documents, 1)
+        inputs = {}
+        if mask != "none":
+            inputs["attention_mask"] = torch.ones_like(ids)
+        if mask == "padded":
+            ids = torch.cat([torch.zeros(1, 2, dtype=torch.long), ids, torch.zeros(1, 3, dtype=torch.long)], 1)
+            positions = torch.nn.functional.pad(positions, (2, 3), value=1)
+            inputs["attention_mask"] = torch.nn.functional.pad(inputs["attention_mask"], (2, 3))
         with torch.no_grad():
-            packed = model(torch.cat(documents, 1), position_ids=positions, use_cache=False).logits
-            alone = torch.cat([model(ids, use_cache=False).logits for ids in documents], 1)
+            packed = model(ids, position_ids=positions, **inputs).logits
+            alone = torch.cat([model(document).logits for document in documents], 1)
+        packed = packed[:, 2:-3] if mask == "padded" else packed
         torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=TOLERANCE)
 
-    def test_four_dimensional_mask_equals_padding_mask(self, case: Case) -> None:
+    @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+    def test_four_dimensional_mask_equals_padding_mask(self, case: Case, kernel: str) -> None:
         model = case.model()
+        model.set_attn_implementation(kernel)
         ids = random_ids(2, 9)
         mask = torch.ones_like(ids)
         mask[0, 6:] = 0
         allowed = mask[:, None, None].bool().expand(2, 1, 9, 9)
         if case.is_causal:
             allowed = allowed & torch.ones(9, 9, dtype=torch.bool).tril()
+        added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
         with torch.no_grad():
             by_padding = model(ids, attention_mask=mask, use_cache=False).logits
-            by_matrix = model(ids, attention_mask=allowed, use_cache=False).logits
-        real = mask.bool()
-        torch.testing.assert_close(by_matrix[real], by_padding[real], atol=TOLERANCE, rtol=TOLERANCE)
+            for matrix in (allowed, added):
+                by_matrix = model(ids, attention_mask=matrix, use_cache=False).logits
+                real = mask.bool()
+                torch.testing.assert_close(by_matrix[real], by_padding[real], atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_eager_agrees_with_sdpa(self, case: Case) -> None:
         self.compare_kernels(case, "eager")
@@ -155,7 +179,9 @@ class FamilyContract:
         for checkpointing in (False, True):
             model = case.model(auto_class).train()
             if checkpointing:
-                model.activation_checkpointing_enable()
+                # an older name of the same
+                enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+                enable()
             output = model(**head_inputs(auto_class))
             (output["loss"] if "loss" in output else first_tensor(output).sum()).backward()
             gradients.append([parameter.grad for parameter in model.parameters()])
@@ -182,6 +208,32 @@ class FamilyContract:
         actual.backward()
         torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
+    def test_lengths_do_not_recompile(self, case: Case) -> None:
+        """One graph for a length of one kind, at most one more when lengths turn out to vary."""
+        model, graphs = case.model(), []
+        torch._dynamo.reset()
+
+        def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(model, backend=count)
+        with torch.no_grad():
+            for tokens in range(9, 60, 7):
+                compiled(input_ids=random_ids(2, tokens), use_cache=False)
+        assert len(graphs) <= 2
+
+    def test_exports_with_any_length(self, case: Case) -> None:
+        model = case.model()
+        tokens = torch.export.Dim("tokens", min=3, max=60)
+        inputs = {"input_ids": random_ids(2, 20), "attention_mask": torch.ones(2, 20, dtype=torch.long)}
+        model.config.use_cache = False
+        shapes = {"input_ids": {1: tokens}, "attention_mask": {1: tokens}}
+        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+        other = {"input_ids": random_ids(2, 31), "attention_mask": torch.ones(2, 31, dtype=torch.long)}
+        actual = program.module()(**other).logits
+        torch.testing.assert_close(actual, model(**other).logits, atol=TOLERANCE, rtol=TOLERANCE)
+
     def test_exports(self, case: Case) -> None:
         model = case.model()
         inputs = {**head_inputs(language_model_name(case)), "use_cache": False}
@@ -200,9 +252,29 @@ class FamilyContract:
         pipe = transformers.pipeline(task, model=str(tmp_path), device="cpu")
         assert pipe("w1 w2 [MASK] w3", **({"max_new_tokens": 4} if case.is_causal else {}))
 
+    def test_offloaded_layers_compute_the_same(self, case: Case, tmp_path: Path) -> None:
+        model = case.model()
+        model.save_pretrained(tmp_path / "model")
+        homes = {name: "cpu" for name, _ in model.named_children()}
+        homes |= {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "layers"}
+        homes |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+        homes.pop("model")
+        auto_class = getattr(transformers, language_model_name(case))
+        again = auto_class.from_pretrained(tmp_path / "model", device_map=homes, offload_folder=tmp_path / "disk")
+        ids = random_ids(2, 9)
+        with torch.no_grad():
+            torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
+
+    def test_loaded_in_one_precision(self, case: Case, tmp_path: Path) -> None:
+        """Sharding (FSDP2) wants parameters of one dtype."""
+        case.model().save_pretrained(tmp_path)
+        auto_class = getattr(transformers, language_model_name(case))
+        again = auto_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+
     def test_serving_engines_are_served_right_or_refused(self, case: Case) -> None:
         config = case.config()
-        if not getattr(config, "is_shaped", True):
+        if not getattr(config, "is_centered", True):
             pytest.skip("plain softmax attention is what those engines compute")
         for engine in ("vllm", "sglang", "paged|eager"):
             model = case.model()
@@ -302,7 +374,7 @@ class GenerationContract:
     def test_cache_holds_no_more_than_the_tokens(self, case: Case) -> None:
         model = case.model()
         cache = model(random_ids(2, 9), use_cache=True).past_key_values
-        groups = model.config.num_key_value_heads
+        groups = model.config.key_value_heads
         size = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
         assert size == model.config.num_hidden_layers * 2 * 2 * groups * 9 * model.config.head_dim
 
@@ -318,7 +390,7 @@ class GenerationContract:
 
     def test_continuous_batching_is_right_or_refused(self, case: Case) -> None:
         model = case.model()
-        if model.config.is_shaped or model.config.position_embedding_type == "alibi":
+        if model.config.is_centered or model.config.position_embedding_type == "alibi":
             with pytest.raises(hea.UnsupportedBackendError):
                 model(random_ids(1, 4), cache=object())
             return

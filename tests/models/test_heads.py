@@ -26,6 +26,11 @@ def test_pool(how: str | None, is_causal: bool, mask: list[int], expected: list[
     assert pool(HIDDEN, real, how, is_causal).tolist() == [expected]
 
 
+def test_mean_of_long_sequences_does_not_overflow_in_fp16() -> None:
+    hidden = torch.full((1, 4100, 1), 20.0, dtype=torch.float16)
+    assert pool(hidden, torch.ones(1, 4100, dtype=torch.bool), "mean", False).tolist() == [[20.0]]
+
+
 def test_padding_is_found_without_a_mask() -> None:
     ids = torch.tensor([[5, 6, 0, 0]])
     assert real_tokens(torch.zeros(1, 4, 2), ids, None, 0).tolist() == [[True, True, False, False]]

@@ -22,7 +22,7 @@ class Centering(NamedTuple):
     """What the mean over allowed values needs, computed once per forward and shared by all layers.
 
     Shapes: B batch, T new tokens, K cached and new tokens.
-        weights [B, T, 1]: 1 for a real token, 0 for padding; None if all are real.
+        weights [B, T, 1]: True for a real token, False for padding; None if all are real.
         counts [B or 1, T or 1, 1]: number of keys each query may attend to, at least 1.
         past_weights [B, K - T, 1]: `weights` of cached tokens; None if all are real or nothing is cached.
         bounds ([B, T, 1], [B, T, 1]): first and last token a query sees of its packed document; None if not packed.
@@ -59,7 +59,7 @@ class Centering(NamedTuple):
 
     def weighted(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values with padding set to zero. Shapes as `values`."""
-        return values if self.weights is None else torch.where(self.weights.bool(), values, 0)
+        return values if self.weights is None else torch.where(self.weights, values, 0)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the float32 sum of the real values. Shape [B, 1, hidden_size]."""
@@ -68,7 +68,7 @@ class Centering(NamedTuple):
     def sum_past(self, cached: torch.Tensor) -> torch.Tensor:
         """Return the float32 sum of the real cached values. Shapes: [B, K - T, hidden_size] → [B, 1, hidden_size]."""
         if self.past_weights is not None:
-            cached = torch.where(self.past_weights.bool(), cached, 0)
+            cached = torch.where(self.past_weights, cached[:, : self.past_weights.shape[1]], 0)
         return cached.float().sum(1, keepdim=True)
 
 
@@ -77,8 +77,9 @@ def prefix_sum(x: torch.Tensor) -> torch.Tensor:
 
     On a CPU, `torch.cumsum` along a strided dimension is slow: there, blocks of `SCAN_TOKENS` are summed by a small
     triangular matrix, and the totals of the blocks before are added, about three times faster forward and backward.
+    Not while compiling, where it would tie the graph to one length.
     """
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return x.cumsum(1)
     with torch.autocast("cpu", enabled=False):  # it would round the sums to its own precision
         return _blocked_prefix_sum(x)
@@ -108,24 +109,26 @@ def build_centering(
 
     Args:
         tokens, past_tokens: lengths of the new and of the cached part.
-        attention_mask: None, [B, K] (1 = real token) or [B, 1, T, K] (True or 0.0 = allowed).
+        attention_mask: None, [B, K or more] (1 = real token) or [B, 1, T, K] (True or 0.0 = allowed).
         documents: [B, T], equal numbers for tokens of one packed document, ascending; None if not packed.
         is_causal, device: as the model's.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return Centering(is_causal, matrix=_matrix(attention_mask))
     if documents is not None:
-        return _packed(documents, is_causal)
+        return _packed(documents, attention_mask, is_causal)
     if attention_mask is None:
         counts = torch.full((1, 1, 1), float(tokens), device=device)
         if is_causal:
             counts = (torch.arange(1, tokens + 1, device=device) + past_tokens).view(1, -1, 1).float()
         return Centering(is_causal, counts)
     mask = attention_mask.to(device).bool().unsqueeze(-1)
-    weights = mask[:, mask.shape[1] - tokens :]
-    past_weights = mask[:, : mask.shape[1] - tokens]
-    counts = mask.float().cumsum(1)[:, -tokens:] if is_causal else mask.float().sum(1, keepdim=True)
-    return Centering(is_causal, counts.clamp(min=1), weights, past_weights if past_weights.shape[1] else None)
+    new = torch.arange(tokens, device=device) + past_tokens
+    seen = mask.float().cumsum(1).index_select(1, new) if is_causal else mask.float().sum(1, keepdim=True)
+    past_weights = mask & (torch.arange(mask.shape[1], device=device) < past_tokens).unsqueeze(-1)
+    if isinstance(past_tokens, int):
+        past_weights = past_weights[:, :past_tokens]
+    return Centering(is_causal, seen.clamp(min=1), mask.index_select(1, new), past_weights)
 
 
 def _matrix(mask: torch.Tensor) -> torch.Tensor:
@@ -138,10 +141,17 @@ def _matrix(mask: torch.Tensor) -> torch.Tensor:
     return allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _packed(documents: torch.Tensor, is_causal: bool) -> Centering:
-    first = torch.searchsorted(documents.contiguous(), documents.contiguous(), right=False)
+def _packed(documents: torch.Tensor, attention_mask: torch.Tensor | None, is_causal: bool) -> Centering:
+    documents = documents.contiguous()
+    first = torch.searchsorted(documents, documents, right=False)
     last = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     if not is_causal:
-        last = torch.searchsorted(documents.contiguous(), documents.contiguous(), right=True) - 1
-    counts = (last - first + 1).unsqueeze(-1).float()
-    return Centering(is_causal, counts, bounds=(first.unsqueeze(-1), last.unsqueeze(-1)))
+        last = torch.searchsorted(documents, documents, right=True) - 1
+    if attention_mask is None:
+        counts, weights = last - first + 1, None
+    else:
+        weights = attention_mask.to(documents.device).bool()
+        real = nn.functional.pad(weights.long().cumsum(1), (1, 0))
+        counts, weights = real.gather(1, last + 1) - real.gather(1, first), weights.unsqueeze(-1)
+    bounds = (first.unsqueeze(-1), last.unsqueeze(-1))
+    return Centering(is_causal, counts.clamp(min=1).unsqueeze(-1).float(), weights, bounds=bounds)

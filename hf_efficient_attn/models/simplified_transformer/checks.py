@@ -14,25 +14,36 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "re
 def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> None:
     """Raise CheckpointError if the checkpoint at `path` was written by another block or another family.
 
-    `kwargs` are those of `from_pretrained`: the wanted block stands in its `config` or `block`.
+    `kwargs` are those of `from_pretrained`: what is wanted stands in its `config` or in single fields.
     """
     if path is None:
         return
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     saved, _ = PreTrainedConfig.get_config_dict(path, **hub)
-    own_type = model_class.config_class.model_type
-    if saved.get("model_type", own_type) != own_type:
+    config_class = model_class.config_class
+    if saved.get("model_type", config_class.model_type) != config_class.model_type:
         raise CheckpointError(
             f"{path} holds a {saved['model_type']!r} model; {model_class.__name__} cannot read it. Simplified blocks "
             "have no counterpart for its skips and projections: train from scratch."
         )
-    config = kwargs.get("config")
-    wanted = getattr(config, "block", None) or kwargs.get("block") or saved.get("block")
-    if wanted != saved.get("block", wanted):
+    wanted = kwargs.get("config")
+    if not hasattr(type(wanted), "structure"):
+        changes = {name: value for name, value in kwargs.items() if name in config_class.__dataclass_fields__}
+        wanted = config_class(**{**_fields(config_class, saved), **changes})
+    wanted.check()
+    before, after = config_class(**_fields(config_class, saved)).structure, wanted.structure
+    changed = [f"{name}={before[name]!r} to {after[name]!r}" for name in before if before[name] != after[name]]
+    if before["block"] != after["block"]:
+        changed = changed[:1]  # the rest follows from it
+    if changed:
         raise CheckpointError(
-            f"{path} was trained with block={saved['block']!r} and cannot be loaded as block={wanted!r}: the blocks "
-            "have different weights. Load it without `block`, or train from scratch."
+            f"{path} cannot be loaded with {', '.join(changed)} changed: the weights would not fit, and what is "
+            "missing would be random. Load it as it was saved, or train from scratch."
         )
+
+
+def _fields(config_class: type, saved: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in saved.items() if name in config_class.__dataclass_fields__}
 
 
 def check_implementation(config: SimplifiedTransformerConfig, implementation: str | None, paged: bool = False) -> None:
@@ -41,7 +52,7 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
     `paged`: the call comes from continuous batching, which hands attention a paged cache of keys and values.
     """
     name = implementation or "eager"
-    if config.is_shaped and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
+    if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(
             f"attn_implementation={name!r} keeps its own paged cache of keys and values, but block={config.block!r} "
             "also needs the running mean of the values. Use generate() with 'sdpa', 'eager' or 'flex_attention'; "

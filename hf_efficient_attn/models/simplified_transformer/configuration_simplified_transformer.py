@@ -5,11 +5,11 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
 
+from .config_checks import check_config, gain_fields, unknown
 from .gains import (
     BLOCK_STYLES,
     GAIN_SYMBOLS,
@@ -19,18 +19,6 @@ from .gains import (
     BlockStyle,
     depth_scaled_mlp_gain,
 )
-
-CHOICES = {
-    "block": tuple(BLOCK_STYLES),
-    "hidden_act": tuple(ACT2FN),
-    "norm_type": ("rmsnorm", "layernorm"),
-    "final_norm_type": (None, "rmsnorm", "layernorm"),
-    "position_embedding_type": ("sinusoidal", "scaled_sinusoidal", "learned", "alibi", "rope", "none"),
-    "attention_bias": ("none", "query_key", "all"),
-    "matrix_init": (None, "normal", "orthogonal", "identity"),
-    "matrix_init_tie": (None, "last_layer", "all_layers"),
-    "classifier_pooling": (None, "first", "last", "mean"),
-}
 
 
 @strict
@@ -52,7 +40,9 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         position_embedding_type: `sinusoidal` (the paper), `scaled_sinusoidal` (its scale is trained; crammed BERT),
             `learned`, `alibi`, `rope`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
         attention_bias: which attention maps have a bias vector: `none`, `query_key` or `all`.
-        query_init_std: standard deviation of W^Q at the start: 0 under shaped attention, else `initializer_range`.
+        query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: standard deviation of W^Q, W^K, plain normal
+            W^V and W^P, and the last map of the MLP at the start. W^Q: 0 under shaped attention; else and for the
+            others `initializer_range`.
         identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head.
         per_head_gains: False shares one α, β, γ among the heads of a layer.
         attention_skip_gain, attention_gain, mlp_skip_gain, mlp_gain: α_SA, β_SA, α_FF, β_FF of sequential blocks.
@@ -94,11 +84,11 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
     is_causal: bool = True
 
     hidden_act: str = "relu"
-    leaky_relu_slope: float = 0.01
+    leaky_relu_slope: float | int = 0.01
     gated_mlp: bool = False
     mlp_bias: bool = False
     norm_type: str = "rmsnorm"
-    norm_eps: float = 1e-5
+    norm_eps: float | int = 1e-5
     final_norm_type: str | None = None
 
     position_embedding_type: str = "sinusoidal"
@@ -106,35 +96,38 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
     rope_parameters: RopeParameters | dict | None = None
 
     attention_bias: str = "query_key"
-    initializer_range: float = 0.02
-    query_init_std: float | None = None
+    initializer_range: float | int = 0.02
+    query_init_std: float | int | None = None
+    key_init_std: float | int | None = None
+    matrix_init_std: float | int | None = None
+    mlp_output_init_std: float | int | None = None
 
-    identity_gain: float | None = None
-    softmax_gain: float | None = None
-    centering_gain: float | None = None
+    identity_gain: float | int | None = None
+    softmax_gain: float | int | None = None
+    centering_gain: float | int | None = None
     per_head_gains: bool = True
-    attention_skip_gain: float | None = None
-    attention_gain: float | None = None
-    mlp_skip_gain: float | None = None
-    mlp_gain: float | None = None
-    combined_skip_gain: float | None = None
-    trainable_gains: list[str] | None = None
+    attention_skip_gain: float | int | None = None
+    attention_gain: float | int | None = None
+    mlp_skip_gain: float | int | None = None
+    mlp_gain: float | int | None = None
+    combined_skip_gain: float | int | None = None
+    trainable_gains: list[str] | tuple[str, ...] | None = None
 
     reparameterized: bool | None = None
-    value_skip_gain: float | None = None
-    value_gain: float | None = None
-    first_value_gain: float | None = None
-    projection_skip_gain: float | None = None
-    projection_gain: float | None = None
-    last_projection_gain: float | None = None
+    value_skip_gain: float | int | None = None
+    value_gain: float | int | None = None
+    first_value_gain: float | int | None = None
+    projection_skip_gain: float | int | None = None
+    projection_gain: float | int | None = None
+    last_projection_gain: float | int | None = None
     matrix_init: str | None = None
     matrix_init_tie: str | None = None
     matrix_seed: int = 0
 
-    embedding_dropout: float = 0.0
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    classifier_dropout: float = 0.0
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None
 
     use_cache: bool = True
@@ -145,10 +138,8 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
-            if "gain" in name or difflib.get_close_matches(name, _gain_fields(), cutoff=0.8):
-                raise ConfigurationError(_unknown("gain", name, _gain_fields()))
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
+            if "gain" in name or difflib.get_close_matches(name, gain_fields(), cutoff=0.8):
+                raise ConfigurationError(unknown("gain", name, gain_fields()))
         if self.gated_mlp:
             self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
         self.check()
@@ -165,6 +156,11 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def key_value_heads(self) -> int:
+        """Number of heads with keys and values of their own."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
     def is_reparameterized(self) -> bool:
         """Whether W^V and W^P are written a·W_init + b·ΔW."""
         return self.style.reparameterized if self.reparameterized is None else self.reparameterized
@@ -177,7 +173,20 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
     @property
     def is_shaped(self) -> bool:
         """Whether attention has an identity or a centring term beside the softmax."""
-        return any(self.gain(name) != 0 or self.is_trainable(name) for name in ("identity_gain", "centering_gain"))
+        return self.is_centered or self._is_active("identity_gain", 0.0)
+
+    @property
+    def is_centered(self) -> bool:
+        """Whether attention subtracts the mean over the allowed keys."""
+        return self._is_active("centering_gain", 0.0)
+
+    @property
+    def has_head_gains(self) -> bool:
+        """Whether attention is anything but the plain softmax."""
+        return self.is_shaped or self._is_active("softmax_gain", 1.0)
+
+    def _is_active(self, name: str, neutral: float) -> bool:
+        return self.gain(name) != neutral or self.is_trainable(name)
 
     @property
     def resolved_query_init_std(self) -> float:
@@ -193,7 +202,7 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
             ConfigurationError: no gain of this name, or `block` does not have it.
         """
         if name not in GAIN_SYMBOLS:
-            raise ConfigurationError(_unknown("gain", name, GAIN_SYMBOLS))
+            raise ConfigurationError(unknown("gain", name, GAIN_SYMBOLS))
         if name in REPARAMETERIZATION_GAINS:
             return self._matrix_gain(name, layer_idx)
         if name in (SEQUENTIAL_GAINS if self.style.parallel else PARALLEL_GAINS):
@@ -225,90 +234,21 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         return name in (self.style.trainable if self.trainable_gains is None else self.trainable_gains)
 
     @property
-    def has_trainable_gains(self) -> bool:
-        """Whether any gain is a parameter."""
-        return any(self.is_trainable(name) for name in GAIN_SYMBOLS)
+    def structure(self) -> dict[str, Any]:
+        """What decides which weights a model has, resolved: configs that differ here cannot share a checkpoint."""
+        names = ("block", "norm_type", "final_norm_type", "gated_mlp", "attention_bias", "mlp_bias", "per_head_gains")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "position_embedding_type": self.position_embedding_type,
+            "num_key_value_heads": self.key_value_heads,
+            "reparameterized": self.is_reparameterized,
+            "matrix_init": self.resolved_matrix_init if self.is_reparameterized else None,
+            "trainable_gains": sorted(name for name in GAIN_SYMBOLS if self.is_trainable(name)),
+        }
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields."""
-        self._check_choices()
-        if self.num_hidden_layers < 1 or self.hidden_size < 1 or self.num_attention_heads < 1:
-            raise ConfigurationError(
-                f"num_hidden_layers={self.num_hidden_layers}, hidden_size={self.hidden_size} and "
-                f"num_attention_heads={self.num_attention_heads} must all be at least 1."
-            )
-        if self.hidden_size % self.num_attention_heads:
-            divisors = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
-            nearest = sorted(divisors, key=lambda n: abs(n - self.num_attention_heads))[:3]
-            raise ConfigurationError(
-                f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}: each "
-                f"head owns an equal slice of the width. Nearest counts that do: {sorted(nearest)}."
-            )
-        if self.position_embedding_type == "rope" and self.head_dim % 2:
-            raise ConfigurationError(f"Rotary positions need an even head size, but head_dim={self.head_dim}.")
-        if self.position_embedding_type.endswith("sinusoidal") and self.hidden_size % 2:
-            raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, got {self.hidden_size}.")
-        self._check_key_value_heads()
-        self._check_gains()
-        self._check_matrices()
-
-    def _check_choices(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(_unknown(name, getattr(self, name), allowed))
-
-    def _check_key_value_heads(self) -> None:
-        groups = self.num_key_value_heads
-        if groups == self.num_attention_heads:
-            return
-        if groups < 1 or self.num_attention_heads % groups:
-            raise ConfigurationError(
-                f"num_key_value_heads={groups} does not divide num_attention_heads={self.num_attention_heads}."
-            )
-        if self.is_shaped or self.is_reparameterized:
-            raise ConfigurationError(
-                f"num_key_value_heads={groups} shares values among heads, but block={self.block!r} gives each of the "
-                f"{self.num_attention_heads} heads its own slice of the input as value. Leave num_key_value_heads "
-                "unset, or use block='pre_ln' or 'parallel'."
-            )
-
-    def _check_gains(self) -> None:
-        foreign = SEQUENTIAL_GAINS if self.style.parallel else PARALLEL_GAINS
-        for name in foreign:
-            if getattr(self, name) is not None or name in (self.trainable_gains or ()):
-                own = PARALLEL_GAINS if self.style.parallel else SEQUENTIAL_GAINS
-                raise ConfigurationError(
-                    f"{name} ({GAIN_SYMBOLS[name]}) does not exist in block={self.block!r}; its skip is set by "
-                    f"{' and '.join(own)}."
-                )
-        for name in self.trainable_gains or ():
-            if name not in GAIN_SYMBOLS:
-                raise ConfigurationError(_unknown("gain in trainable_gains", name, GAIN_SYMBOLS))
-        for name in ("attention_gain", "mlp_gain", "softmax_gain"):
-            if self.gain(name) == 0 and not self.is_trainable(name):
-                raise ConfigurationError(
-                    f"{name}=0 as a constant cuts off the parameters behind it, which would never get a gradient. "
-                    f"Add {name!r} to trainable_gains, or choose another value."
-                )
-
-    def _check_matrices(self) -> None:
-        if not self.is_reparameterized:
-            given = [name for name in REPARAMETERIZATION_GAINS if getattr(self, name) is not None]
-            given += [name for name in ("first_value_gain", "last_projection_gain") if getattr(self, name) is not None]
-            if given:
-                raise ConfigurationError(
-                    f"{', '.join(given)} need W = a·W_init + b·ΔW, but reparameterized={self.is_reparameterized} for "
-                    f"block={self.block!r}. Set reparameterized=True."
-                )
-        if self.matrix_init_tie is not None and self.resolved_matrix_init != "orthogonal":
-            raise ConfigurationError(
-                f"matrix_init_tie={self.matrix_init_tie!r} ties orthogonal matrices, but they start as "
-                f"{self.resolved_matrix_init!r}. Set matrix_init='orthogonal'."
-            )
-        if self.is_reparameterized and self.resolved_matrix_init == "normal":
-            raise ConfigurationError(
-                "W_init of a reparameterized matrix is 'identity' or 'orthogonal', got matrix_init='normal'."
-            )
+        check_config(self)
 
     @classmethod
     def codeparrot_gpt(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
@@ -356,17 +296,6 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
             "max_position_embeddings": 512,
         }
         return cls(**{**defaults, "block": block, **kwargs})
-
-
-def _gain_fields() -> list[str]:
-    return [*GAIN_SYMBOLS, "first_value_gain", "last_projection_gain", "per_head_gains", "trainable_gains"]
-
-
-def _unknown(what: str, value: object, allowed: Any) -> str:
-    names = [str(name) for name in allowed]
-    close = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {what}: {value!r}. Allowed: {', '.join(names)}.{hint}"
 
 
 __all__ = ["SimplifiedTransformerConfig"]

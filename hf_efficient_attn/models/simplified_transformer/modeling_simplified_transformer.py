@@ -18,12 +18,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    create_causal_mask,
-    find_packed_sequence_indices,
-    packed_sequence_mask_function,
-)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -32,7 +26,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.blocks import MLP, NORMS, eager_attention_forward
+from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, eager_attention_forward
 from hf_efficient_attn.models.heads import (
     CausalLMHead,
     MaskedLMHead,
@@ -46,8 +40,9 @@ from hf_efficient_attn.models.positions import Positions
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .projections import Gain, QueryLinear, build_projection
-from .running_sum_cache import advance, attach_running_sums, merge_heads
+from .masks import attention_allowed, check_mask_length, find_documents
+from .projections import Gain, build_projection
+from .running_sum_cache import attach_running_sums, merge_heads, sum_before
 
 
 class SimplifiedTransformerAttention(nn.Module):
@@ -57,15 +52,17 @@ class SimplifiedTransformerAttention(nn.Module):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.head_dim = config.head_dim
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.num_key_value_groups = config.num_attention_heads // config.key_value_heads
         self.scaling = self.head_dim**-0.5
         self.is_causal = config.is_causal
         bias = config.attention_bias != "none"
-        self.q_proj = QueryLinear(config, bias)
-        self.k_proj = nn.Linear(config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
+        key_width = config.key_value_heads * self.head_dim
+        self.q_proj = InitializedLinear(config.hidden_size, config.hidden_size, bias, config.resolved_query_init_std)
+        self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, config.key_init_std)
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
-        if config.is_shaped:
+        self.has_head_gains = config.has_head_gains
+        if self.has_head_gains:
             num_gains = config.num_attention_heads if config.per_head_gains else 1
             self.identity_gain = Gain(config, "identity_gain", layer_idx, num_gains)
             self.softmax_gain = Gain(config, "softmax_gain", layer_idx, num_gains)
@@ -90,8 +87,9 @@ class SimplifiedTransformerAttention(nn.Module):
 
         past_sum: torch.Tensor | float | None = 0.0
         if past_key_values is not None:
-            past_sum = advance(past_key_values, self.layer_idx, centering, values)
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            past_sum = sum_before(past_key_values, self.layer_idx, centering, values)
+            # under autocast the input, which is the value, is wider than the keys
+            key, value = past_key_values.update(key, value.to(key.dtype), self.layer_idx)
             if past_sum is None:
                 past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
 
@@ -100,16 +98,13 @@ class SimplifiedTransformerAttention(nn.Module):
         out, weights = attention(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
+        if self.has_head_gains:
+            out = self.identity_gain(values.view(heads), onto=self.softmax_gain(out))
         if centering is not None:
             mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
-            out = self.shape(values.view(heads), out, mean.unflatten(-1, (-1, self.head_dim)))
+            out = self.centering_gain(mean.unflatten(-1, (-1, self.head_dim)), onto=out, sign=-1)
         out = out.reshape(hidden_states.shape)
         return out if self.o_proj is None else self.o_proj(out), weights
-
-    def shape(self, values: torch.Tensor, attended: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-        """Return α·V + β·A·V − γ·C·V. Shapes: all [B, T, H, D]."""
-        out = self.identity_gain.add_to(self.softmax_gain(attended), values)
-        return self.centering_gain.add_to(out, mean, sign=-1)
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
@@ -117,11 +112,8 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
-        self.is_parallel = config.style.parallel
-        norm = NORMS[config.norm_type]
-        is_normalized = config.style.normalized
-        has_input_norm = is_normalized or layer_idx == 0
-        self.input_layernorm = norm(config.hidden_size, eps=config.norm_eps) if has_input_norm else nn.Identity()
+        self.is_parallel, is_normalized = config.style.parallel, config.style.normalized
+        self.input_layernorm = build_norm(config, is_normalized or layer_idx == 0)
         self.self_attn = SimplifiedTransformerAttention(config, layer_idx)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -132,21 +124,23 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         else:
             self.attention_skip_gain = Gain(config, "attention_skip_gain", layer_idx)
             self.mlp_skip_gain = Gain(config, "mlp_skip_gain", layer_idx)
-            has_mlp_norm = is_normalized
-            self.post_attention_layernorm = (
-                norm(config.hidden_size, eps=config.norm_eps) if has_mlp_norm else nn.Identity()
-            )
+            self.post_attention_layernorm = build_norm(config, is_normalized)
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         normed = self.input_layernorm(hidden_states)
         attended, _ = self.self_attn(normed, **kwargs)
         attended = self.attention_gain(self.dropout(attended))
         if self.is_parallel:
-            out = self.mlp_gain.add_to(attended, self.dropout(self.mlp(normed)))
-            return self.combined_skip_gain.add_to(out, hidden_states)
-        hidden_states = self.attention_skip_gain.add_to(attended, hidden_states)
+            out = self.mlp_gain(self.dropout(self.mlp(normed)), onto=attended)
+            return self.combined_skip_gain(hidden_states, onto=out)
+        hidden_states = self.attention_skip_gain(hidden_states, onto=attended)
         out = self.mlp_gain(self.dropout(self.mlp(self.post_attention_layernorm(hidden_states))))
-        return self.mlp_skip_gain.add_to(out, hidden_states)
+        return self.mlp_skip_gain(hidden_states, onto=out)
+
+
+def build_norm(config: SimplifiedTransformerConfig, is_there: bool = True, kind: str | None = None) -> nn.Module:
+    """Return a norm of the config's kind and epsilon, or the identity where the block has none."""
+    return NORMS[kind or config.norm_type](config.hidden_size, eps=config.norm_eps) if is_there else nn.Identity()
 
 
 class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
@@ -170,8 +164,6 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
         super().__init__(config, *args, **kwargs)
-        if config.has_trainable_gains:
-            self._keep_in_fp32_modules_strict = ["gain"]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -199,7 +191,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         self.positions = Positions(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(SimplifiedTransformerLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = NORMS[config.final_norm_type or config.norm_type](config.hidden_size, eps=config.norm_eps)
+        self.norm = build_norm(config, kind=config.final_norm_type)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -220,25 +212,27 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
                 with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Without a mask and a cache, positions that
-                restart mark packed documents, which do not see each other.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
+                a packed document begins; documents do not see each other.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Pass exactly one of input_ids and inputs_embeds.")
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        use_cache = use_cache and self.config.is_causal
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None and self.config.is_shaped:
-            attach_running_sums(past_key_values, self.config.num_hidden_layers)
-
-        mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
         past_tokens, num_keys = 0, inputs_embeds.shape[1]
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(num_keys, 0)[0]
+        check_mask_length(attention_mask, inputs_embeds.shape[1], past_tokens)
+        mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
         hidden_states, where = self.positions(inputs_embeds, attention_mask, position_ids, past_tokens, num_keys)
+        if use_cache and self.config.is_causal and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and self.config.is_centered:
+            attach_running_sums(past_key_values, self.config.num_hidden_layers)
+        if position_ids is not None:
+            where["position_ids"] = position_ids  # by which flash attention finds packed documents
+
         hidden_states = self.dropout(hidden_states)
         kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": past_key_values}
         for layer in self.layers:
@@ -254,32 +248,14 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
     ) -> tuple[Any, Centering | None]:
         if isinstance(attention_mask, dict):
             return attention_mask["attention"], Centering(True, attention_mask["counts"], attention_mask["weights"])
-        documents = None
-        if position_ids is not None and attention_mask is None and cache is None:
-            documents = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
-        mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, position_ids, documents)
-        if not self.config.is_shaped:
-            return mask, None
-        tokens = inputs_embeds.shape[1]
+        batch_size, tokens = inputs_embeds.shape[:2]
         past_tokens = 0 if cache is None else cache.get_seq_length()
-        return mask, build_centering(
-            tokens, past_tokens, attention_mask, documents, self.config.is_causal, inputs_embeds.device
-        )
-
-
-def attention_allowed(
-    config: SimplifiedTransformerConfig,
-    inputs_embeds: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    cache: Cache | None,
-    position_ids: torch.Tensor | None,
-    documents: torch.Tensor | None,
-) -> Any:
-    """Return the mask in the form the chosen attention implementation wants, or None if it needs none."""
-    if config.is_causal:
-        return create_causal_mask(config, inputs_embeds, attention_mask, cache, position_ids)
-    overlay = None if documents is None else packed_sequence_mask_function(documents)
-    return create_bidirectional_mask(config, inputs_embeds, attention_mask, and_mask_function=overlay)
+        documents = find_documents(position_ids, attention_mask, batch_size, past_tokens)
+        mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, documents)
+        if not self.config.is_centered:
+            return mask, None
+        device = inputs_embeds.device
+        return mask, build_centering(tokens, past_tokens, attention_mask, documents, self.config.is_causal, device)
 
 
 class SimplifiedTransformerForCausalLM(CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin):
@@ -295,8 +271,8 @@ class SimplifiedTransformerForCausalLM(CausalLMHead, SimplifiedTransformerPreTra
         **kwargs: Any,
     ) -> Any:
         """Return the masks of one step under a static cache, all of shapes that do not grow, as compilation needs."""
-        mask = create_causal_mask(config, inputs_embeds, attention_mask, past_key_values, position_ids)
-        if not config.is_shaped:
+        mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
+        if not config.is_centered:
             return mask
         past_tokens = past_key_values.get_seq_length()
         tokens, device = inputs_embeds.shape[1], inputs_embeds.device

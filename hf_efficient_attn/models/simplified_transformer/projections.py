@@ -1,4 +1,4 @@
-"""Gains, and the matrices with starts of their own: W^Q, and W^V and W^P (plain, reparameterised, or not there).
+"""Gains, and the value and projection matrices W^V and W^P: plain, reparameterised, or not there at all.
 
 Source: He & Hofmann (arXiv:2311.01906), equation 6 and appendix C. The authors keep W_init outside the state dict, so
 that their orthogonal runs cannot be reloaded; here it is a persistent buffer.
@@ -7,6 +7,8 @@ that their orthogonal runs cannot be reloaded; here it is a persistent buffer.
 import torch
 from torch import nn
 from transformers import initialization as init
+
+from hf_efficient_attn.models.blocks import InitializedLinear
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 
@@ -31,22 +33,15 @@ class Gain(nn.Module):
         if self.gain is not None:
             init.constant_(self.gain, self.value)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, onto: torch.Tensor | None = None, sign: int = 1) -> torch.Tensor:
+        """Return gain·x, or onto + sign·gain·x in one pass (`onto` itself where the gain is the constant 0)."""
         if self.gain is None:
+            if onto is not None:
+                return onto if self.value == 0 else torch.add(onto, x, alpha=sign * self.value)
             return x if self.value == 1 else x * self.value
-        return x * self._as(x.dtype)
-
-    def add_to(self, out: torch.Tensor, x: torch.Tensor, sign: int = 1) -> torch.Tensor:
-        """Return out + sign·gain·x in one pass; `out` itself where the gain is the constant 0."""
-        if self.is_zero:
-            return out
-        if self.gain is None:
-            return torch.add(out, x, alpha=sign * self.value)
-        return torch.addcmul(out, x, self._as(x.dtype), value=sign)
-
-    def _as(self, dtype: torch.dtype) -> torch.Tensor:
-        gain = self.gain.to(dtype)
-        return gain if len(gain) == 1 else gain.unsqueeze(-1)
+        gain = self.gain.to(x.dtype)
+        gain = gain if len(gain) == 1 else gain.unsqueeze(-1)
+        return x * gain if onto is None else torch.addcmul(onto, x, gain, value=sign)
 
     def extra_repr(self) -> str:
         return f"{self.value}, trainable={self.gain is not None}"
@@ -102,17 +97,6 @@ class ReparameterizedLinear(nn.Module):
         return weight if self.weight is None else weight + self.update_gain(self.weight)
 
 
-class QueryLinear(nn.Linear):
-    """W^Q, which starts at 0 under shaped attention, so that A = C."""
-
-    def __init__(self, config: SimplifiedTransformerConfig, bias: bool) -> None:
-        super().__init__(config.hidden_size, config.hidden_size, bias=bias)
-        self.initial_std = config.resolved_query_init_std
-
-    def initialize(self) -> None:
-        init.normal_(self.weight, std=self.initial_std)
-
-
 class SquareLinear(nn.Linear):
     """A plain W^V or W^P of `hidden_size`² that starts orthogonal or as the identity."""
 
@@ -134,11 +118,10 @@ def build_projection(config: SimplifiedTransformerConfig, layer_idx: int, matrix
         return ReparameterizedLinear(config, layer_idx, matrix)
     if config.resolved_matrix_init != "normal":
         return SquareLinear(config, layer_idx, matrix)
-    inner = config.head_dim * (config.num_key_value_heads if matrix == "value" else config.num_attention_heads)
-    bias = config.attention_bias == "all"
+    sizes = (config.hidden_size, config.hidden_size)
     if matrix == "value":
-        return nn.Linear(config.hidden_size, inner, bias=bias)
-    return nn.Linear(inner, config.hidden_size, bias=bias)
+        sizes = (config.hidden_size, config.head_dim * config.key_value_heads)
+    return InitializedLinear(*sizes, bias=config.attention_bias == "all", std=config.matrix_init_std)
 
 
 def initial_matrix(config: SimplifiedTransformerConfig, layer_idx: int, matrix: str) -> torch.Tensor:

@@ -24,14 +24,18 @@ class RunningSumDynamicLayer(DynamicLayer):
         self.value_sum = past_sum + centering.sum(values)
         return past_sum
 
+    def forget_sum(self) -> None:
+        """Have the next `advance` rebuild the sum from the cached values."""
+        self.value_sum = None
+
     def reset(self) -> None:
         super().reset()
-        self.value_sum = None
+        self.forget_sum()
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
         if tokens_to_remove != 0:
-            self.value_sum = None
+            self.forget_sum()
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         super().reorder_cache(beam_idx)
@@ -53,19 +57,29 @@ class RunningSumStaticLayer(StaticLayer):
     """A `StaticLayer` with `value_sum`, [B, 1, hidden_size] in float32, held at a fixed address."""
 
     value_sum: torch.Tensor | None = None
+    is_stale = False
 
     def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor:
         """As `RunningSumDynamicLayer.advance`, in place."""
         if self.value_sum is None:
             self.value_sum = torch.zeros_like(values[:, :1], dtype=torch.float32)
+            self.is_stale = self.is_initialized
             if not torch.compiler.is_compiling():
                 torch._dynamo.mark_static_address(self.value_sum)
+        if self.is_stale:
+            self.value_sum.copy_(centering.sum_past(merge_heads(self.values)))  # slots not yet used hold zeros
+            self.is_stale = False
         past_sum = self.value_sum.clone()
         self.value_sum.add_(centering.sum(values))
         return past_sum
 
+    def forget_sum(self) -> None:
+        """Have the next `advance` rebuild the sum from the cached values."""
+        self.is_stale = True
+
     def reset(self) -> None:
         super().reset()
+        self.is_stale = False
         if self.value_sum is not None:
             self.value_sum.zero_()
 
@@ -91,18 +105,23 @@ def attach_running_sums(cache: Cache, num_layers: int) -> None:
             cache.layers[index] = adopted
 
 
-def advance(
+def sum_before(
     cache: Cache, layer_idx: int, centering: Centering | None, values: torch.Tensor
 ) -> torch.Tensor | float | None:
-    """Return the sum of the cached values of a layer and add the new ones to it, before `cache.update`.
+    """Return the sum of a layer's cached values and have the layer add the new ones, before `cache.update`.
 
     0.0 where no sum is needed; None where the layer keeps none, so that the caller must add up what it gets back from
     `update`. Shape: [B, 1, hidden_size].
     """
-    if centering is None or centering.matrix is not None:
+    if centering is None:
         return 0.0
     layer = cache.layers[layer_idx]
-    return layer.advance(centering, values) if hasattr(layer, "advance") else None
+    keeps_sum = hasattr(layer, "advance")
+    if centering.matrix is not None:
+        if keeps_sum:
+            layer.forget_sum()
+        return 0.0
+    return layer.advance(centering, values) if keeps_sum else None
 
 
 def merge_heads(values: torch.Tensor) -> torch.Tensor:

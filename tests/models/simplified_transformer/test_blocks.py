@@ -153,6 +153,31 @@ def test_start_values_are_the_papers(block: str) -> None:
             assert gain.gain.tolist() == [1.0] * TINY["num_attention_heads"]
 
 
+@pytest.mark.parametrize("block", ["pre_ln", "parallel"])
+def test_softmax_gain_of_plain_blocks(block: str) -> None:
+    """β scales attention in every block, as a constant or trained."""
+    torch.manual_seed(0)
+    halved = hea.SimplifiedTransformerModel(hea.SimplifiedTransformerConfig(block=block, softmax_gain=0.5, **TINY))
+    torch.manual_seed(0)
+    trained = hea.SimplifiedTransformerModel(
+        hea.SimplifiedTransformerConfig(block=block, softmax_gain=0.5, trainable_gains=["softmax_gain"], **TINY)
+    )
+    plain = backbone(block)
+    ids = torch.arange(3, 13)[None]
+    assert not torch.allclose(halved(ids).last_hidden_state, plain(ids).last_hidden_state, atol=1e-4)
+    torch.testing.assert_close(halved(ids).last_hidden_state, trained(ids).last_hidden_state)
+    assert trained.layers[0].self_attn.softmax_gain.gain.tolist() == [0.5] * TINY["num_attention_heads"]
+
+
+def test_start_deviations_are_fields() -> None:
+    fields = {"query_init_std": 0.1, "key_init_std": 0.2, "matrix_init_std": 0.3, "mlp_output_init_std": 0.4}
+    layer = backbone("pre_ln", hidden_size=128, intermediate_size=512, **fields).layers[0]
+    attention = layer.self_attn
+    matrices = [attention.q_proj, attention.k_proj, attention.v_proj, layer.mlp.down_proj, layer.mlp.up_proj]
+    for matrix, std in zip(matrices, [0.1, 0.2, 0.3, 0.4, 0.02], strict=True):
+        assert matrix.weight.std().item() == pytest.approx(std, rel=0.05)
+
+
 def test_dropout_acts_in_training_only() -> None:
     fields = {"embedding_dropout": 0.5, "hidden_dropout": 0.5, "attention_dropout": 0.5, "query_init_std": 1.0}
     model = backbone("sas", **fields)

@@ -84,8 +84,14 @@ def test_json_round_trip(block: str, tmp_path: Path) -> None:
         ({"block": "sas", "combined_skip_gain": 0.5}, "does not exist in block='sas'"),
         ({"mlp_gain": 0.0, "trainable_gains": []}, "mlp_gain=0 as a constant cuts off"),
         ({"hidden_size": 100, "num_attention_heads": 12}, r"num_attention_heads=12 does not divide.*\[4, 5, 10\]"),
-        ({"num_attention_heads": 0}, "must all be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
         ({"num_key_value_heads": 4}, "gives each of the 12 heads its own slice"),
+        ({"block": "pre_ln", "num_key_value_heads": 4, "matrix_init": "orthogonal"}, "square value matrix"),
+        ({"block": "pre_ln", "trainable_gains": ["value_gain"]}, "Set reparameterized=True"),
+        ({"intermediate_size": 0}, "intermediate_size=0 must be at least 1"),
+        ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
+        ({"pad_token_id": 50_000}, "pad_token_id=50000 is not among"),
+        ({"hidden_dropout": 1.5}, "hidden_dropout=1.5 is a probability"),
         ({"block": "pre_ln", "num_key_value_heads": 5}, "does not divide num_attention_heads=12"),
         ({"block": "pre_ln", "value_gain": 0.5}, "Set reparameterized=True"),
         ({"matrix_init_tie": "all_layers"}, "Set matrix_init='orthogonal'"),
@@ -101,6 +107,18 @@ def test_json_round_trip(block: str, tmp_path: Path) -> None:
 def test_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(hea.ConfigurationError, match=message):
         Config(**fields)
+
+
+def test_whole_numbers_are_numbers() -> None:
+    config = Config(mlp_gain=1, attention_dropout=0, query_init_std=0, trainable_gains=("mlp_gain",))
+    assert config.gain("mlp_gain") == 1
+
+
+def test_heads_can_be_overridden_after_construction() -> None:
+    config = Config()
+    config.update_from_string("num_attention_heads=8")
+    config.check()
+    assert config.key_value_heads == 8
 
 
 def test_wrong_types_are_refused() -> None:

@@ -21,12 +21,39 @@ def test_heads_need_their_direction() -> None:
 
 def test_checkpoint_of_another_block(tmp_path: Path) -> None:
     hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
-    message = "was trained with block='sas' and cannot be loaded as block='pre_ln'"
+    message = "cannot be loaded with block='sas' to 'pre_ln' changed: the weights would not fit"
     with pytest.raises(hea.CheckpointError, match=message):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path, block="pre_ln")
     with pytest.raises(hea.CheckpointError, match=message):
         hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, config=Config(block="pre_ln", **TINY))
     assert hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, block="sas").config.block == "sas"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reparameterized": False, "matrix_init": "normal"}, "reparameterized=True to False"),
+        ({"matrix_init": "orthogonal"}, "matrix_init='identity' to 'orthogonal'"),
+        ({"attention_bias": "all"}, "attention_bias='query_key' to 'all'"),
+        ({"gated_mlp": True}, "gated_mlp=False to True"),
+        ({"trainable_gains": ["mlp_gain"]}, "trainable_gains="),
+        ({"block": "sasp"}, "Unknown block: 'sasp'.*Did you mean 'sas_p'"),
+    ],
+    ids=str,
+)
+def test_checkpoint_of_another_structure(changes: dict, message: str, tmp_path: Path) -> None:
+    """Where weights would be missing, and so random, loading is refused and names the field."""
+    hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
+    with pytest.raises(hea.EfficientAttentionError, match=message):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **changes)
+
+
+def test_mask_of_the_new_tokens_alone() -> None:
+    model = hea.SimplifiedTransformerForCausalLM(Config(**TINY)).eval()
+    ids = torch.ones(1, 4, dtype=torch.long)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(hea.InputError, match="covers 4 tokens, but 4 are cached and 4 are new. Pass a mask of 8"):
+        model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
 
 
 def test_checkpoint_of_another_family(tmp_path: Path) -> None:
@@ -44,6 +71,10 @@ def test_sequence_past_the_learned_table() -> None:
         model(ids[:, :1], past_key_values=cache)
     with pytest.raises(hea.InputError, match="Truncate to 64 tokens"):
         model(torch.ones(1, 65, dtype=torch.long))
+    with pytest.raises(hea.InputError, match="reaches position 64"):
+        model(ids[:, :4], position_ids=torch.arange(61, 65)[None])
+    with pytest.raises(hea.InputError, match="reaches position 64"):
+        model.generate(ids, max_new_tokens=4, min_new_tokens=4, cache_implementation="static")
     # packed documents may be longer together than the table
     positions = torch.arange(100)[None] % 50
     assert model(torch.ones(1, 100, dtype=torch.long), position_ids=positions).logits.shape[1] == 100

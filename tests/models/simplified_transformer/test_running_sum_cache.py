@@ -114,6 +114,49 @@ def test_cache_layers_without_a_sum_still_give_the_right_mean(model: torch.nn.Mo
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [transformers.DynamicCache, transformers.StaticCache])
+def test_a_step_with_a_matrix_mask_leaves_the_sum_right(model: torch.nn.Module, kind: type) -> None:
+    """The matrix says nothing about real tokens, so the sum is rebuilt afterwards."""
+    static = {"max_cache_len": 12} if kind is transformers.StaticCache else {}
+    cache = kind(config=model.config, **static)
+    ids = torch.arange(3, 27).view(3, 8)
+    keys = 12 if static else 6
+    matrix = (torch.arange(keys) <= torch.arange(3, 6)[:, None]).expand(3, 1, 3, keys)
+    with torch.no_grad():
+        model(ids[:, :3], past_key_values=cache)
+        model(ids[:, 3:6], attention_mask=matrix, past_key_values=cache)
+        last = model(ids[:, 6:], past_key_values=cache).logits
+        full = model(ids, use_cache=False).logits
+    torch.testing.assert_close(last, full[:, 6:], atol=1e-5, rtol=1e-5)
+
+
+def test_mask_made_for_the_whole_static_cache(model: torch.nn.Module) -> None:
+    """A padding mask of max_cache_len columns, zeros where nothing is cached yet."""
+    ids = torch.arange(3, 27).view(3, 8)
+    mask = torch.zeros(3, 12, dtype=torch.long)
+    mask[:, :8] = 1
+    mask[0, :2] = 0
+    cache = transformers.StaticCache(config=model.config, max_cache_len=12)
+    with torch.no_grad():
+        full = model(ids, attention_mask=mask[:, :8], use_cache=False).logits
+        first = model(ids[:, :5], attention_mask=mask, past_key_values=cache).logits
+        last = model(ids[:, 5:], attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(torch.cat([first, last], 1)[:, 2:], full[:, 2:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [transformers.DynamicCache, transformers.StaticCache])
+def test_autocast(model: torch.nn.Module, kind: type) -> None:
+    static = {"max_cache_len": 12} if kind is transformers.StaticCache else {}
+    cache = kind(config=model.config, **static)
+    ids = torch.arange(3, 27).view(3, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(ids[:, :7], past_key_values=cache)
+        last = model(ids[:, 7:], past_key_values=cache).logits
+        full = model(ids, use_cache=False).logits
+    assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
+    torch.testing.assert_close(last.float(), full[:, 7:].float(), atol=0.1, rtol=0.1)
+
+
 def test_blocks_without_centring_keep_plain_caches() -> None:
     model = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(block="pre_ln", **TINY)).eval()
     assert {type(layer) for layer in filled(model).layers} == {transformers.cache_utils.DynamicLayer}

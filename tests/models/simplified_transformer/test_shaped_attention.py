@@ -15,10 +15,10 @@ from torch import nn
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.simplified_transformer.centering import build_centering
+from hf_efficient_attn.models.simplified_transformer.masks import attention_allowed
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerAttention,
     SimplifiedTransformerModel,
-    attention_allowed,
 )
 
 TOKENS = 21
@@ -46,11 +46,7 @@ def run(
 ) -> torch.Tensor:
     """Run the module as its model would, under one of `MASKS`."""
     padding, documents = mask.get("padding"), mask.get("documents")
-    positions = None
-    if documents is not None:
-        starts = torch.searchsorted(documents, documents)
-        positions = torch.arange(x.shape[1]) - starts
-    allowed = attention_allowed(attention.config, x, padding, None, positions, documents)
+    allowed = attention_allowed(attention.config, x, padding, None, documents)
     centering = build_centering(x.shape[1], 0, padding, documents, is_causal, x.device)
     return attention(x, attention_mask=allowed, centering=centering)[0]
 

@@ -1,0 +1,135 @@
+"""Which configs of the simplified Transformer family no model can be built from, and what to say about them."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from transformers.activations import ACT2FN
+
+from hf_efficient_attn.errors import ConfigurationError
+
+from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
+
+CHOICES = {
+    "block": tuple(BLOCK_STYLES),
+    "hidden_act": tuple(ACT2FN),
+    "norm_type": ("rmsnorm", "layernorm"),
+    "final_norm_type": (None, "rmsnorm", "layernorm"),
+    "position_embedding_type": ("sinusoidal", "scaled_sinusoidal", "learned", "alibi", "rope", "none"),
+    "attention_bias": ("none", "query_key", "all"),
+    "matrix_init": (None, "normal", "orthogonal", "identity"),
+    "matrix_init_tie": (None, "last_layer", "all_layers"),
+    "classifier_pooling": (None, "first", "last", "mean"),
+}
+
+
+def check_config(config: Any) -> None:
+    """Raise ConfigurationError if no model can be built from the fields of a `SimplifiedTransformerConfig`."""
+    _check_choices(config)
+    _check_ranges(config)
+    if config.hidden_size % config.num_attention_heads:
+        divisors = [n for n in range(1, config.hidden_size + 1) if config.hidden_size % n == 0]
+        nearest = sorted(divisors, key=lambda n: abs(n - config.num_attention_heads))[:3]
+        raise ConfigurationError(
+            f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}: each "
+            f"head owns an equal slice of the width. Nearest counts that do: {sorted(nearest)}."
+        )
+    if config.position_embedding_type == "rope" and config.head_dim % 2:
+        raise ConfigurationError(f"Rotary positions need an even head size, but head_dim={config.head_dim}.")
+    if config.position_embedding_type.endswith("sinusoidal") and config.hidden_size % 2:
+        raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, got {config.hidden_size}.")
+    _check_key_value_heads(config)
+    _check_gains(config)
+    _check_matrices(config)
+
+
+def _check_choices(config: Any) -> None:
+    for name, allowed in CHOICES.items():
+        if getattr(config, name) not in allowed:
+            raise ConfigurationError(unknown(name, getattr(config, name), allowed))
+
+
+def _check_ranges(config: Any) -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    for name in (*sizes, "max_position_embeddings"):
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
+    for name in ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ConfigurationError(f"{name}={getattr(config, name)} is a probability: 0 to 1.")
+    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+        raise ConfigurationError(
+            f"pad_token_id={config.pad_token_id} is not among the vocab_size={config.vocab_size} tokens, 0 to "
+            f"{config.vocab_size - 1}."
+        )
+
+
+def _check_key_value_heads(config: Any) -> None:
+    groups = config.key_value_heads
+    if groups == config.num_attention_heads:
+        return
+    if groups < 1 or config.num_attention_heads % groups:
+        raise ConfigurationError(
+            f"num_key_value_heads={groups} does not divide num_attention_heads={config.num_attention_heads}."
+        )
+    if config.is_shaped or config.is_reparameterized or config.resolved_matrix_init != "normal":
+        raise ConfigurationError(
+            f"num_key_value_heads={groups} shares values among heads, but block={config.block!r} with "
+            f"matrix_init={config.resolved_matrix_init!r} gives each of the {config.num_attention_heads} heads its own "
+            "slice of a square value matrix. Leave num_key_value_heads "
+            "unset, or use block='pre_ln' or 'parallel' with plain matrices."
+        )
+
+
+def _check_gains(config: Any) -> None:
+    foreign = SEQUENTIAL_GAINS if config.style.parallel else PARALLEL_GAINS
+    for name in foreign:
+        if getattr(config, name) is not None or name in (config.trainable_gains or ()):
+            own = PARALLEL_GAINS if config.style.parallel else SEQUENTIAL_GAINS
+            raise ConfigurationError(
+                f"{name} ({GAIN_SYMBOLS[name]}) does not exist in block={config.block!r}; its skip is set by "
+                f"{' and '.join(own)}."
+            )
+    for name in config.trainable_gains or ():
+        if name not in GAIN_SYMBOLS:
+            raise ConfigurationError(unknown("gain in trainable_gains", name, GAIN_SYMBOLS))
+    for name in ("attention_gain", "mlp_gain", "softmax_gain"):
+        if config.gain(name) == 0 and not config.is_trainable(name):
+            raise ConfigurationError(
+                f"{name}=0 as a constant cuts off the parameters behind it, which would never get a gradient. "
+                f"Add {name!r} to trainable_gains, or choose another value."
+            )
+
+
+def _check_matrices(config: Any) -> None:
+    if not config.is_reparameterized:
+        given = [name for name in REPARAMETERIZATION_GAINS if getattr(config, name) is not None]
+        given += [name for name in ("first_value_gain", "last_projection_gain") if getattr(config, name) is not None]
+        given += [name for name in config.trainable_gains or () if name in REPARAMETERIZATION_GAINS]
+        if given:
+            raise ConfigurationError(
+                f"{', '.join(given)} need W = a·W_init + b·ΔW, but reparameterized={config.is_reparameterized} for "
+                f"block={config.block!r}. Set reparameterized=True."
+            )
+    if config.matrix_init_tie is not None and config.resolved_matrix_init != "orthogonal":
+        raise ConfigurationError(
+            f"matrix_init_tie={config.matrix_init_tie!r} ties orthogonal matrices, but they start as "
+            f"{config.resolved_matrix_init!r}. Set matrix_init='orthogonal'."
+        )
+    if config.is_reparameterized and config.resolved_matrix_init == "normal":
+        raise ConfigurationError(
+            "W_init of a reparameterized matrix is 'identity' or 'orthogonal', got matrix_init='normal'."
+        )
+
+
+def gain_fields() -> list[str]:
+    """Return every field of the config that is about gains."""
+    return [*GAIN_SYMBOLS, "first_value_gain", "last_projection_gain", "per_head_gains", "trainable_gains"]
+
+
+def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
+    """Return the message for a value that is not among those allowed, with the nearest one that is."""
+    names = [str(name) for name in allowed]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"Unknown {what}: {value!r}. Allowed: {', '.join(names)}.{hint}"
