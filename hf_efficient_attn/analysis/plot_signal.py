@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from hf_efficient_attn.pictures import new_figure
+
 if TYPE_CHECKING:
     from hf_efficient_attn.analysis.signal_report import SignalReport
 
@@ -36,7 +38,7 @@ def plot_signal(reports: "Sequence[SignalReport]", path: str | PathLike[str]) ->
         panels += [_draw_gains] if reports[0].gain_symbols else []
     columns = min(len(panels), 2) if len(panels) != 3 else 3
     num_rows = -(-len(panels) // columns)
-    figure = _new_figure(width=4.4 * columns, height=3.3 * num_rows + 0.25 * (1 + len(reports) // 2))
+    figure = new_figure(4.4 * columns, 3.3 * num_rows + 0.25 * (1 + len(reports) // 2))
     axes = figure.subplots(num_rows, columns, squeeze=False).flat
     for draw, axis in zip(panels, axes, strict=True):
         draw(axis, reports)
@@ -48,16 +50,6 @@ def plot_signal(reports: "Sequence[SignalReport]", path: str | PathLike[str]) ->
         figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(labels) > 3 else 1, frameon=False)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=PIXELS_PER_INCH)
-
-
-def _new_figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Drawing needs matplotlib, which is not installed: pip install 'hf-efficient-attn[plot]'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _style(index: int, num_lines: int) -> dict[str, Any]:

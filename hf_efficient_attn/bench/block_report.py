@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.report import machine_line, markdown_table, new_figure
+from hf_efficient_attn.bench.report import machine_line, markdown_table
+from hf_efficient_attn.pictures import new_figure
 
 # measure -> its title; in the results, its speed against the reference block has the same key
 MEASURES = {

@@ -33,12 +33,12 @@ from hf_efficient_attn.bench.report import (
     DEVICES,
     check_at_least_one,
     describe_machine,
-    new_figure,
     resolve_device,
     write_report,
 )
 from hf_efficient_attn.bench.timing import Case, Timing, time_interleaved
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
+from hf_efficient_attn.pictures import new_figure
 
 REFERENCE = "pre_ln"
 # the models share their code: torch.compile counts one compilation of it per model, mode and length

@@ -92,21 +92,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def new_figure(width_inches: float, height_inches: float) -> Any:
-    """Return an empty matplotlib `Figure` that arranges its panels itself and needs no display.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "The picture needs matplotlib, which is not installed. Run: pip install 'hf-efficient-attn[plot]'"
-        ) from error
-    return Figure(figsize=(width_inches, height_inches), layout="constrained")
-
-
 def write_report(directory: Path, name: str, results: dict[str, Any], markdown: str, figure: Any) -> list[Path]:
     """Write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and return the three paths."""
     directory.mkdir(parents=True, exist_ok=True)

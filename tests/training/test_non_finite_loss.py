@@ -1,6 +1,5 @@
 """StopOnNonFiniteLoss in real Trainer runs: training stops, and what is kept is the last good step."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,6 @@ import hf_efficient_attn as hea
 
 STEPS, BAD_STEP = 6, 4
 BATCH, EPOCH_STEPS = 2, 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are slowed down many times by threads that wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Snapshots(transformers.TrainerCallback):

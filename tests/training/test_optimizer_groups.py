@@ -1,6 +1,5 @@
 """optimizer_groups decays matrices and nothing else, for every block and every kind of norm and bias."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,6 @@ import hf_efficient_attn as hea
 
 BLOCKS = ("pre_ln", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm")
 WEIGHT_DECAY, LR = 0.1, 0.01
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are slowed down many times by threads that wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build_model(block: str = "sas") -> hea.SimplifiedTransformerForCausalLM:
