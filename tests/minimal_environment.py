@@ -20,10 +20,14 @@ for block in ("pre_ln", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm
     optimizer.step()
     model.eval()
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(ids, use_cache=False, **options)
-    for cache in ({}, {"cache_implementation": "static"}, {"num_beams": 2}):
-        got = model.generate(ids, **options, **cache)
-        assert "num_beams" in cache or torch.equal(got, expected), (block, cache)
+    for beams in (1, 2):
+        expected = model.generate(ids, use_cache=False, num_beams=beams, **options)
+        for cache in ({}, {"cache_implementation": "static"}):
+            assert torch.equal(model.generate(ids, num_beams=beams, **cache, **options), expected), (
+                block,
+                beams,
+                cache,
+            )
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         again = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

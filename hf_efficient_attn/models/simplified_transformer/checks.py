@@ -19,7 +19,10 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
     if path is None:
         return
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-    saved, _ = PreTrainedConfig.get_config_dict(path, **hub)
+    try:
+        saved, _ = PreTrainedConfig.get_config_dict(path, **hub)
+    except OSError:
+        return  # no config here: an adapter, or nothing at all, which from_pretrained reports in its own words
     config_class = model_class.config_class
     if saved.get("model_type", config_class.model_type) != config_class.model_type:
         raise CheckpointError(
