@@ -52,7 +52,7 @@ class Centering(NamedTuple):
             first, last = (bound.expand_as(values) for bound in self.bounds)
             mean = (total.gather(1, last + 1) - total.gather(1, first)) / self.counts
         elif self.is_causal:
-            mean = (prefix_sum(weighted.float()) + past_sum) / self.counts
+            mean = prefix_mean(weighted.float(), self.counts, past_sum)
         else:
             mean = weighted.float().sum(1, keepdim=True) / self.counts
         return mean.to(values.dtype)
@@ -73,28 +73,38 @@ class Centering(NamedTuple):
 
 
 def prefix_sum(x: torch.Tensor) -> torch.Tensor:
-    """Return the inclusive cumulative sum along dimension 1, in the precision of `x`. Shapes: [B, T, D] → the same.
+    """Return the inclusive cumulative sum along dimension 1, in the precision of `x`. Shapes: [B, T, D] → the same."""
+    return x.cumsum(1) if _scans_natively(x) else prefix_mean(x, torch.ones_like(x[:1, :, :1]), 0.0)
 
-    On a CPU, `torch.cumsum` along a strided dimension is slow: there, blocks of `SCAN_TOKENS` are summed by a small
-    triangular matrix, and the totals of the blocks before are added, about three times faster forward and backward.
-    Not while compiling, where it would tie the graph to one length.
+
+def prefix_mean(x: torch.Tensor, counts: torch.Tensor, past_sum: torch.Tensor | float) -> torch.Tensor:
+    """Return (cumulative sum along dimension 1 + past_sum) / counts, in the precision of `x`.
+
+    On a CPU, `torch.cumsum` along a strided dimension is slow: there, blocks of `SCAN_TOKENS` are averaged by a small
+    triangular matrix with the counts folded in, and the totals of the blocks before are added.
+    Shapes: x [B, T, D], counts [B or 1, T, 1], past_sum [B, 1, D] → [B, T, D].
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return x.cumsum(1)
-    with torch.autocast("cpu", enabled=False):  # it would round the sums to its own precision
-        return _blocked_prefix_sum(x)
-
-
-def _blocked_prefix_sum(x: torch.Tensor) -> torch.Tensor:
     batch, tokens, width = x.shape
     if tokens == 1:
-        return x
-    x = nn.functional.pad(x, (0, 0, 0, -tokens % SCAN_TOKENS)).view(batch, -1, SCAN_TOKENS, width)
-    within = torch.matmul(torch.ones(SCAN_TOKENS, SCAN_TOKENS, dtype=x.dtype, device=x.device).tril(), x)
-    if tokens > SCAN_TOKENS:
-        totals = within[:, :, -1]
-        within = within + (_blocked_prefix_sum(totals) - totals).unsqueeze(2)
-    return within.view(batch, -1, width)[:, :tokens]
+        return (x + past_sum) / counts
+    if _scans_natively(x):
+        return (x.cumsum(1) + past_sum) / counts
+    padding = -tokens % SCAN_TOKENS
+    x = nn.functional.pad(x, (0, 0, 0, padding)).view(batch, -1, SCAN_TOKENS, width)
+    inverse = nn.functional.pad(counts, (0, 0, 0, padding), value=1.0).reciprocal().to(x.dtype)
+    inverse = inverse.view(len(counts), -1, SCAN_TOKENS, 1)
+    with torch.autocast("cpu", enabled=False):  # it would round the sums to its own precision
+        mean = torch.matmul(inverse * torch.ones(SCAN_TOKENS, SCAN_TOKENS, dtype=x.dtype).tril(), x)
+        if tokens > SCAN_TOKENS or torch.is_tensor(past_sum):
+            totals = x.sum(2)
+            before = prefix_sum(totals) - totals + past_sum
+            mean = torch.addcmul(mean, before.unsqueeze(2), inverse)
+    return mean.view(batch, -1, width)[:, :tokens]
+
+
+def _scans_natively(x: torch.Tensor) -> bool:
+    # while compiling, blocks would tie the graph to one length
+    return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 def build_centering(
