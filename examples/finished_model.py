@@ -24,7 +24,7 @@ def describe_setup(run: Run, trainer: BitsPerByteTrainer) -> dict[str, Any]:
     """Return what the model card says about how the model was trained."""
     training, accelerator = trainer.args, trainer.args.device.type
     batch = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
-    device = f"{torch.get_num_threads()} CPU threads" if accelerator == "cpu" else torch.cuda.get_device_name()
+    device = f"the CPU, {torch.get_num_threads()} thread(s)" if accelerator == "cpu" else torch.cuda.get_device_name()
     return {
         "command": command_line(public_words(), training.world_size),
         "tokens_per_step": batch * run.blocks.block_size,

@@ -31,10 +31,9 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
         )
     wanted = kwargs.get("config")
     if not hasattr(type(wanted), "structure"):
-        changes = {name: value for name, value in kwargs.items() if name in config_class.__dataclass_fields__}
-        wanted = config_class(**{**_fields(config_class, saved), **changes})
+        wanted = config_class(**{**_own_fields(config_class, saved), **_own_fields(config_class, kwargs)})
     wanted.check()
-    before, after = config_class(**_fields(config_class, saved)).structure, wanted.structure
+    before, after = config_class(**_own_fields(config_class, saved)).structure, wanted.structure
     changed = [f"{name}={before[name]!r} to {after[name]!r}" for name in before if before[name] != after[name]]
     if before["block"] != after["block"]:
         changed = changed[:1]  # the rest follows from it
@@ -45,8 +44,8 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
         )
 
 
-def _fields(config_class: type, saved: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in saved.items() if name in config_class.__dataclass_fields__}
+def _own_fields(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in config_class.__annotations__}
 
 
 def check_implementation(config: SimplifiedTransformerConfig, implementation: str | None, paged: bool = False) -> None:

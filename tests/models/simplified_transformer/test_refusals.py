@@ -48,6 +48,12 @@ def test_checkpoint_of_another_structure(changes: dict, message: str, tmp_path: 
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **changes)
 
 
+def test_options_of_loading_are_no_fields(tmp_path: Path) -> None:
+    hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
+    for options in ({"dtype": "auto"}, {"torch_dtype": "auto"}, {"dtype": torch.bfloat16}, {"low_cpu_mem_usage": True}):
+        assert hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, **options)
+
+
 def test_mask_of_the_new_tokens_alone() -> None:
     model = hea.SimplifiedTransformerForCausalLM(Config(**TINY)).eval()
     ids = torch.ones(1, 4, dtype=torch.long)
