@@ -22,7 +22,7 @@ class Gain(nn.Module):
     def __init__(self, config: SimplifiedTransformerConfig, name: str, layer_idx: int, num_heads: int = 1) -> None:
         super().__init__()
         self.value = config.gain(name, layer_idx)
-        self.gain = nn.Parameter(torch.full((num_heads,), self.value)) if config.is_trainable(name) else None
+        self.gain = nn.Parameter(torch.full((num_heads,), float(self.value))) if config.is_trainable(name) else None
 
     @property
     def is_zero(self) -> bool:
@@ -37,7 +37,7 @@ class Gain(nn.Module):
         """Return gain·x, or onto + sign·gain·x in one pass (`onto` itself where the gain is the constant 0)."""
         if self.gain is None:
             if onto is not None:
-                return onto if self.value == 0 else torch.add(onto, x, alpha=sign * self.value)
+                return onto if self.is_zero else torch.add(onto, x, alpha=sign * self.value)
             return x if self.value == 1 else x * self.value
         gain = self.gain.to(x.dtype)
         gain = gain if len(gain) == 1 else gain.unsqueeze(-1)
@@ -83,10 +83,7 @@ class ReparameterizedLinear(nn.Module):
             if self.weight is None:
                 return out
             return out + nn.functional.linear(x, self.update_gain(self.weight), self.bias)
-        weight = self.skip_gain(self.initial_weight)
-        if self.weight is not None:
-            weight = weight + self.update_gain(self.weight)
-        return nn.functional.linear(x, weight, self.bias)
+        return nn.functional.linear(x, self.effective_weight(), self.bias)
 
     def effective_weight(self) -> torch.Tensor:
         """Return a·W_init + b·ΔW as `nn.Linear` would hold it. Shape [hidden_size, hidden_size]."""

@@ -112,6 +112,8 @@ def test_refused(fields: dict[str, Any], message: str) -> None:
 def test_whole_numbers_are_numbers() -> None:
     config = Config(mlp_gain=1, attention_dropout=0, query_init_std=0, trainable_gains=("mlp_gain",))
     assert config.gain("mlp_gain") == 1
+    model = hea.SimplifiedTransformerModel(Config(mlp_gain=1, softmax_gain=1, **TINY))
+    assert model.layers[0].mlp_gain.gain.tolist() == [1.0]
 
 
 def test_heads_can_be_overridden_after_construction() -> None:
