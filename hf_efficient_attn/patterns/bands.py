@@ -1,0 +1,191 @@
+"""Patterns of distances: full, causal, band, dilated and strided attention.
+
+Lin et al., A Survey of Transformers (2022), section 4.1.1; Beltagy et al., Longformer (2020), section 3.1.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.checks import check_integer, is_integer
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.spans import Spans, clip, normalize
+
+
+class Distances(Pattern):
+    """Query q reads the keys q + step·i that lie at most `left` tokens before and `right` tokens after it.
+
+    None: no limit on that side; -1: not even the query itself.
+    """
+
+    left: int | None
+    right: int | None
+    step: int
+
+    def __post_init__(self) -> None:
+        for field, limit in (("left", self.left), ("right", self.right)):
+            if limit is not None and (not is_integer(limit) or limit < -1):
+                raise ConfigurationError(
+                    f"{self.kind}: {field} is {limit!r}; it counts tokens that a query reads on that side, an integer "
+                    "of at least 0, -1 to leave the query itself out, or None for no limit."
+                )
+        check_integer(self.kind, "step", self.step, at_least=1)
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        distance = key - query
+        inside = distance % self.step == 0
+        if self.left is not None:
+            inside = inside & (distance >= -self.left)
+        if self.right is not None:
+            inside = inside & (distance <= self.right)
+        return inside
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        if last_query - first_query + 1 < self.step:
+            distances = self._distances(first_query, last_query, num_keys)
+            return normalize(
+                clip(((first_query + distance, last_query + distance + 1) for distance in distances), num_keys)
+            )
+        # neighbouring classes touch: one span, from the first query's first key to the last query's last one
+        distances = self._distances(first_query, last_query, num_keys)
+        return clip([(first_query + distances.start, last_query + distances.stop)], num_keys) if distances else ()
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        if self.step > 1 or first_query == last_query:
+            return super().full_key_spans(first_query, last_query, num_keys)
+        distances = self._distances(first_query, last_query, num_keys)
+        return clip([(last_query + distances.start, first_query + distances.stop)], num_keys)
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        stop = query_offset + num_queries
+        return sum(
+            max(0, min(stop, num_keys - distance) - max(query_offset, -distance))
+            for distance in self._distances(query_offset, stop - 1, num_keys)
+        )
+
+    @property
+    def period(self) -> int:
+        return 1
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        return self.right
+
+    def causal(self) -> Pattern:
+        return distances_pattern(self.left, 0 if self.right is None else min(self.right, 0), self.step)
+
+    def subsample(self, step: int) -> Pattern:
+        left, right = (None if limit is None else limit // step for limit in (self.left, self.right))
+        return distances_pattern(left, right, self.step // gcd(self.step, step))
+
+    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+        """Return one piece per residue class that has both queries and keys; within it the pattern is a band."""
+        if self.step == 1:
+            return super().pieces(num_queries, num_keys, query_offset)
+        firsts = range(query_offset, query_offset + min(self.step, num_queries))
+        return tuple(
+            Piece(
+                queries=range(first, query_offset + num_queries, self.step),
+                keys=range(first % self.step, num_keys, self.step),
+                local=self.subsample(self.step),
+                local_query_offset=first // self.step,
+            )
+            for first in sorted(firsts, key=lambda first: first % self.step)
+            if first % self.step < num_keys
+        )
+
+    def _distances(self, first_query: int, last_query: int, num_keys: int) -> range:
+        """Return all distances from a query of the range to a key, cut where every key is out of range."""
+        left = last_query if self.left is None else min(self.left, last_query)
+        right = num_keys - 1 - first_query if self.right is None else min(self.right, num_keys - 1 - first_query)
+        lowest, highest = -(left // self.step), right // self.step
+        if highest < lowest:
+            return range(0)
+        # the stop lies one past the last distance, so that it is also the stop of a span
+        return range(lowest * self.step, highest * self.step + 1, self.step)
+
+
+@dataclass(frozen=True)
+class Full(Distances, kind="full"):
+    """Every query reads every key."""
+
+    left = None
+    right = None
+    step = 1
+
+
+@dataclass(frozen=True)
+class Causal(Distances, kind="causal"):
+    """Every query reads itself and all keys before it."""
+
+    left = None
+    right = 0
+    step = 1
+
+
+@dataclass(frozen=True)
+class Band(Distances, kind="band"):
+    """Every query reads the keys around it.
+
+    left, right: tokens before and after the query, inclusive, the query itself not counted; None: no limit; -1: the
+        query itself is left out too.
+
+    >>> print(Band(left=1, right=0).draw(4))
+    ■⬚⬚⬚
+    ■■⬚⬚
+    ⬚■■⬚
+    ⬚⬚■■
+
+    Raises:
+        ConfigurationError: a limit below -1.
+    """
+
+    left: int | None
+    right: int | None
+    step = 1
+
+
+@dataclass(frozen=True)
+class Dilated(Distances, kind="dilated"):
+    """Every query reads every `step`-th key around it (Longformer, section 3.1).
+
+    left, right: in tokens, as for `Band`. step: 1 is a band; the paper counts the gaps between keys, step - 1.
+
+    >>> print(Dilated(left=4, right=0, step=2).draw(5))
+    ■⬚⬚⬚⬚
+    ⬚■⬚⬚⬚
+    ■⬚■⬚⬚
+    ⬚■⬚■⬚
+    ■⬚■⬚■
+
+    Raises:
+        ConfigurationError: a limit below -1, or a step below 1.
+    """
+
+    left: int | None
+    right: int | None
+    step: int
+
+
+@dataclass(frozen=True)
+class Strided(Distances, kind="strided"):
+    """Every query reads every `step`-th key, counted from itself, without limit.
+
+    Raises:
+        ConfigurationError: a step below 1.
+    """
+
+    step: int
+    left = None
+    right = None
+
+
+def distances_pattern(left: int | None, right: int | None, step: int) -> Pattern:
+    """Return the plainest pattern with these limits."""
+    if step > 1:
+        return Strided(step) if left is None and right is None else Dilated(left, right, step)
+    if left is None and right in (None, 0):
+        return Full() if right is None else Causal()
+    return Band(left, right)

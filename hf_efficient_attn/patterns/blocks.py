@@ -1,0 +1,142 @@
+"""Patterns of blocks of tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.checks import check_integer
+from hf_efficient_attn.patterns.pattern import Pattern, check_pattern
+from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.spans import Spans, clip
+
+
+class OfBlocks(Pattern):
+    """A query reads all keys of the blocks that its own block reads by `pattern`, whose positions count blocks."""
+
+    pattern: Pattern
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        check_pattern(self.kind, self.pattern)
+        check_integer(self.kind, "block_tokens", self.block_tokens, at_least=1)
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return (self.pattern,)
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return Blocks(parts[0], self.block_tokens)
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return self.pattern.allowed(query // self.block_tokens, key // self.block_tokens)
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return self._clip(self.pattern.key_spans(*self._blocks(first_query, last_query, num_keys)), num_keys)
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return self._clip(self.pattern.full_key_spans(*self._blocks(first_query, last_query, num_keys)), num_keys)
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        # all queries of a block read the same keys
+        stop = query_offset + num_queries
+        second_block = (query_offset // self.block_tokens + 1) * self.block_tokens
+        edges = [query_offset, *range(second_block, stop, self.block_tokens), stop]
+        return sum((after - first) * self.num_keys_of(first, num_keys) for first, after in pairwise(edges))
+
+    @property
+    def period(self) -> int | None:
+        return None if self.pattern.period is None else self.pattern.period * self.block_tokens
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        limit = self.pattern.max_tokens_ahead
+        return None if limit is None else (limit + 1) * self.block_tokens - 1
+
+    @property
+    def granularity(self) -> int:
+        return self.pattern.granularity * self.block_tokens
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        return super().resolve(self._num_blocks(num_keys), layer, head, num_heads)
+
+    def members(self) -> tuple[Pattern, ...]:
+        return tuple(self._with_changed((member,)) for member in self.pattern.members())
+
+    def subsample(self, step: int) -> Pattern | None:
+        if self.block_tokens % step:
+            return None
+        return replace(self, block_tokens=self.block_tokens // step)  # type: ignore[type-var]
+
+    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+        """Return the pieces of the blocks' pattern, each block replaced by its tokens."""
+        first, last, num_blocks = self._blocks(query_offset, query_offset + num_queries - 1, num_keys)
+        return tuple(
+            self._expand(piece, range(query_offset, query_offset + num_queries), range(num_keys))
+            for piece in self.pattern.pieces(last - first + 1, num_blocks, first)
+        )
+
+    def _expand(self, piece: Piece, queries: range, keys: range) -> Piece:
+        # only the first block of all can have lost tokens at its start, and it is the first of its piece
+        lost = max(0, queries.start - piece.queries[0] * self.block_tokens)
+        return Piece(
+            queries=self._tokens_of(piece.queries, queries),
+            keys=self._tokens_of(piece.keys, keys),
+            local=None if piece.local is None else self._with_changed((piece.local,)),
+            local_query_offset=piece.local_query_offset * self.block_tokens + lost,
+        )
+
+    def _tokens_of(self, blocks: Sequence[int], tokens: range) -> Sequence[int]:
+        size = self.block_tokens
+        if isinstance(blocks, range) and blocks.step == 1:
+            return range(max(blocks.start * size, tokens.start), min(blocks.stop * size, tokens.stop))
+        return tuple(
+            token
+            for block in blocks
+            for token in range(max(block * size, tokens.start), min((block + 1) * size, tokens.stop))
+        )
+
+    def _clip(self, spans: Spans, num_keys: int) -> Spans:
+        return clip(((start * self.block_tokens, stop * self.block_tokens) for start, stop in spans), num_keys)
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def _blocks(self, first_query: int, last_query: int, num_keys: int) -> tuple[int, int, int]:
+        return first_query // self.block_tokens, last_query // self.block_tokens, self._num_blocks(num_keys)
+
+
+@dataclass(frozen=True)
+class Blocks(OfBlocks, kind="blocks"):
+    """A pattern of blocks: a query reads all keys of the blocks that its own block reads by `pattern`.
+
+    pattern: its positions count blocks. block_tokens: tokens per block; the last block may be shorter.
+
+    Raises:
+        ConfigurationError: no pattern, or blocks of less than one token.
+    """
+
+    pattern: Pattern
+    block_tokens: int
+
+
+@dataclass(frozen=True)
+class BlockLocal(OfBlocks, kind="block_local"):
+    """Every query reads the keys of its own block (Lin et al., A Survey of Transformers, section 4.1.1).
+
+    block_tokens: tokens per block; the last block may be shorter.
+
+    >>> print(BlockLocal(2).draw(5))
+    ■■⬚⬚⬚
+    ■■⬚⬚⬚
+    ⬚⬚■■⬚
+    ⬚⬚■■⬚
+    ⬚⬚⬚⬚■
+
+    Raises:
+        ConfigurationError: blocks of less than one token.
+    """
+
+    block_tokens: int
+    pattern = Band(left=0, right=0)

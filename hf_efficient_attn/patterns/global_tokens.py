@@ -1,0 +1,102 @@
+"""Global tokens: they read everything, and everything reads them."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.checks import check_bool, integers
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.spans import Spans, clip, normalize, size
+
+
+@dataclass(frozen=True)
+class GlobalTokens(Pattern, kind="global_tokens"):
+    """The tokens at `positions` read all keys and are read by all queries (Longformer, section 3.1).
+
+    Other tokens read only these, not even themselves: join with a band. Positions beyond the end are left out.
+
+    positions: any integers; negative ones count from the end. reads_all, read_by_all: either half can be left away.
+
+    >>> print(GlobalTokens([0]).draw(3))
+    ■■■
+    ■⬚⬚
+    ■⬚⬚
+
+    Raises:
+        ConfigurationError: positions that are no integers, or neither half wanted.
+    """
+
+    positions: Sequence[int]
+    reads_all: bool = True
+    read_by_all: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positions", integers(self.kind, "positions", self.positions))
+        check_bool(self.kind, "reads_all", self.reads_all)
+        check_bool(self.kind, "read_by_all", self.read_by_all)
+        if not (self.reads_all or self.read_by_all):
+            raise ConfigurationError(f"{self.kind}: reads_all and read_by_all are both false; set at least one.")
+
+    @property
+    def depends_on_length(self) -> bool:
+        return any(position < 0 for position in self.positions)
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        counted = (position + num_keys if position < 0 else position for position in self.positions)
+        kept = tuple(sorted({position for position in counted if 0 <= position < num_keys}))
+        return self if kept == self.positions else replace(self, positions=kept)
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        reading = _inside(self._spans if self.reads_all else (), query)
+        return reading | _inside(self._spans if self.read_by_all else (), key)
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        if self.reads_all and self._num_positions(first_query, last_query):
+            return ((0, num_keys),)
+        return self._read_spans(num_keys)
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        if self.reads_all and self._num_positions(first_query, last_query) == last_query - first_query + 1:
+            return ((0, num_keys),)
+        return self._read_spans(num_keys)
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        num_rows = self._num_positions(query_offset, query_offset + num_queries - 1) if self.reads_all else 0
+        return num_rows * num_keys + (num_queries - num_rows) * size(self._read_spans(num_keys))
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        if self.reads_all or self.depends_on_length:
+            return None
+        return max(self.positions, default=-1)
+
+    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+        """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty."""
+        queries = range(query_offset, query_offset + num_queries)
+        rows = tuple(position for position in self.positions if self.reads_all and position in queries)
+        columns = tuple(position for position in self.positions if self.read_by_all and position < num_keys)
+        pieces = (Piece(queries, columns, None), Piece(rows, range(num_keys), None))
+        return tuple(piece for piece in pieces if piece.queries and piece.keys)
+
+    @cached_property
+    def _spans(self) -> Spans:
+        if self.depends_on_length:
+            self._needs_length()
+        return normalize((position, position + 1) for position in self.positions)
+
+    def _read_spans(self, num_keys: int) -> Spans:
+        return clip(self._spans, num_keys) if self.read_by_all else ()
+
+    def _num_positions(self, first: int, last: int) -> int:
+        return bisect_left(self.positions, last + 1) - bisect_left(self.positions, first)
+
+
+def _inside(spans: Spans, position: Any) -> Any:
+    inside = position < 0
+    for start, stop in spans:
+        inside = inside | ((position >= start) & (position < stop))
+    return inside

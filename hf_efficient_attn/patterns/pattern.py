@@ -1,0 +1,382 @@
+"""What every pattern can do, and the algebra `|`, `&`, `~` that makes patterns of patterns.
+
+A pattern is a relation between absolute positions: query q may read key k. Spans of keys come in two kinds, the outer
+one (keys that some query of a range reads) and the inner one (keys that all of them read); the algebra is interval
+arithmetic on these bounds, so that no method ever looks at all pairs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from math import lcm
+from operator import and_, or_
+from typing import Any, ClassVar, NoReturn
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.serialization import from_json, to_json
+from hf_efficient_attn.patterns.spans import Spans, complement, intersect, size, union
+
+
+class Pattern:
+    """Who may read whom: a value, hashable and equal by content, that can be written as JSON and drawn.
+
+    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")` that defines `allowed` and `key_spans`, or
+    `resolve`; everything else has a default. One that holds other patterns defines `parts` and `with_parts`.
+    """
+
+    kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type["Pattern"]]] = {}
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        super().__init_subclass__()
+        if kind:
+            cls.kind = kind
+            Pattern.kinds[kind] = cls
+
+    @property
+    def parts(self) -> tuple["Pattern", ...]:
+        """The patterns this one is made of; empty for an atom."""
+        return ()
+
+    def with_parts(self, parts: tuple["Pattern", ...]) -> "Pattern":
+        """Return the same pattern made of other parts."""
+        return self
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        """Return whether `query` may read `key`: a bool for integers, a bool tensor for integer tensors (broadcast).
+
+        Positions are absolute. Uses operators only, so the same line runs inside a kernel's mask function.
+
+        Raises:
+            ConfigurationError: the pattern needs a length first.
+        """
+        self._needs_length()
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        """Return spans that contain every key which some query of first_query..last_query (inclusive) may read.
+
+        Exact for one query, for atoms and for unions; an upper bound for other compositions.
+
+        Raises:
+            ConfigurationError: the pattern needs a length first.
+        """
+        self._needs_length()
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        """Return spans of keys that every query of first_query..last_query (inclusive) may read.
+
+        Exact for one query; a lower bound otherwise.
+        """
+        spans = self.key_spans(first_query, last_query, num_keys)
+        return spans if first_query == last_query else ()
+
+    def num_keys_of(self, query: int, num_keys: int) -> int:
+        """Return how many keys `query` reads."""
+        return size(self.key_spans(query, query, num_keys))
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ..."""
+        return sum(self.num_keys_of(query, num_keys) for query in range(query_offset, query_offset + num_queries))
+
+    @property
+    def period(self) -> int | None:
+        """Moving query and key by a multiple of it changes nothing; None: no such number is known."""
+        return None
+
+    @property
+    def granularity(self) -> int:
+        """The length in tokens of the blocks it is made of, a common multiple if there are several; 1: of no blocks."""
+        return lcm(*(part.granularity for part in self.parts))
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        """How far after its query a key can lie: -1 only before it, 0 up to the query itself, None no known limit."""
+        return None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the structure proves that no key lies after its query."""
+        return self.max_tokens_ahead is not None and self.max_tokens_ahead <= 0
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether `resolve` gives another relation for another number of keys."""
+        return any(part.depends_on_length for part in self.parts)
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> "Pattern":
+        """Return the pattern for this length, layer and head: random blocks drawn, positions counted from the start.
+
+        Raises:
+            InputError: a length the pattern cannot have.
+            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
+        """
+        return self._with_changed(part.resolve(num_keys, layer, head, num_heads) for part in self.parts)
+
+    def heads(self, num_heads: int) -> tuple["Pattern", ...]:
+        """Return one pattern per head; none of them holds a `PerHead`.
+
+        Raises:
+            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
+        """
+        if not self.parts:
+            return (self,) * num_heads
+        return tuple(map(self._with_changed, zip(*(part.heads(num_heads) for part in self.parts), strict=True)))
+
+    @property
+    def num_head_patterns(self) -> int:
+        """The smallest number of heads that `heads` accepts."""
+        return lcm(*(part.num_head_patterns for part in self.parts))
+
+    def causal(self) -> "Pattern":
+        """Return the causal form: no key after its query."""
+        # the class of causal patterns is a subclass of this one
+        from hf_efficient_attn.patterns.bands import Causal
+
+        return self if self.is_causal else self & Causal()
+
+    def members(self) -> tuple["Pattern", ...]:
+        """Return patterns, none of them a union, whose union this one is."""
+        return (self,)
+
+    def subsample(self, step: int) -> "Pattern | None":
+        """Return the pattern among the positions c, c + step, c + 2·step, ... in local coordinates 0, 1, 2, ...
+
+        None: it has no form that is the same for every residue class c.
+        """
+        return None
+
+    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+        """Return token orders in which the pattern is easy to compute; every allowed pair lies in one of them.
+
+        Pieces may hold pairs that are not allowed, and two pieces may share pairs.
+        """
+        queries = range(query_offset, query_offset + num_queries)
+        return (Piece(queries, range(num_keys), self, query_offset),)
+
+    def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> "Pattern":
+        """Return the pattern with each lookup column replaced by `convert(column)`, say a tensor on some device."""
+        return self._with_changed(part.with_tables(convert) for part in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pattern in JSON types; `Pattern.from_dict` is the way back."""
+        return to_json(self)  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Pattern":
+        """Return the pattern that `to_dict` wrote.
+
+        Raises:
+            ConfigurationError: an unknown kind, unknown or missing fields, or values the pattern refuses.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {data!r}.')
+        return from_json(data, cls.kinds)  # type: ignore[no-any-return]
+
+    def draw(
+        self, num_queries: int, num_keys: int | None = None, layer: int = 0, head: int = 0, query_offset: int = 0
+    ) -> str:
+        """Return one line of ■ (reads) and ⬚ (does not) per query, for one layer and head.
+
+        num_keys: query_offset + num_queries by default.
+
+        Raises:
+            InputError: a length below 1, or one the pattern cannot have.
+        """
+        num_keys = query_offset + num_queries if num_keys is None else num_keys
+        check_length("num_queries", num_queries)
+        check_length("num_keys", num_keys)
+        # the least number of heads that the pattern accepts and that has this head
+        num_heads = self.num_head_patterns * (1 + head // self.num_head_patterns)
+        pattern = self.resolve(num_keys, layer, head, num_heads)
+        queries = range(query_offset, query_offset + num_queries)
+        return "\n".join(
+            "".join("■" if pattern.allowed(query, key) else "⬚" for key in range(num_keys)) for query in queries
+        )
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return self if self == other else Union((self, other))
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        return self if self == other else Intersection((self, other))
+
+    def __invert__(self) -> "Pattern":
+        return Complement(self)
+
+    def _needs_length(self) -> NoReturn:
+        raise ConfigurationError(
+            f"{self.kind} says who reads whom only for a known length. Call resolve(num_keys) and use its result."
+        )
+
+    def _with_changed(self, parts: Iterable["Pattern"]) -> "Pattern":
+        changed = tuple(parts)
+        return self if changed == self.parts else self.with_parts(changed)
+
+
+def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
+    """Return `patterns`, one or more patterns, as a tuple.
+
+    Raises:
+        ConfigurationError: there is none, or one is no pattern.
+    """
+    listed = tuple(patterns) if isinstance(patterns, Iterable) else ()
+    if not listed:
+        raise ConfigurationError(f"{kind}: patterns is {patterns!r}; give a list of one or more patterns.")
+    for pattern in listed:
+        check_pattern(kind, pattern)
+    return listed
+
+
+def check_pattern(kind: str, pattern: Any) -> None:
+    """Refuse what is no pattern.
+
+    Raises:
+        ConfigurationError: names the kind of the pattern that should hold it.
+    """
+    if not isinstance(pattern, Pattern):
+        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {pattern!r} is none.")
+
+
+def common_period(patterns: Iterable[Pattern]) -> int | None:
+    """Return the least common multiple of the periods; None if a pattern has none."""
+    periods = [pattern.period for pattern in patterns]
+    return None if None in periods else lcm(*(period for period in periods if period))
+
+
+class Algebra(Pattern):
+    """What unions and intersections share: the patterns, flattened and each once."""
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        listed = check_patterns(self.kind, self.patterns)
+        nested = (pattern.parts if pattern.kind == self.kind else (pattern,) for pattern in listed)
+        object.__setattr__(self, "patterns", tuple(dict.fromkeys(part for parts in nested for part in parts)))
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return self.patterns
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        unique = tuple(dict.fromkeys(parts))
+        return unique[0] if len(unique) == 1 else type(self)(unique)  # type: ignore[call-arg]
+
+    @property
+    def period(self) -> int | None:
+        return common_period(self.patterns)
+
+    def causal(self) -> Pattern:
+        return self._with_changed(part.causal() for part in self.patterns)
+
+    def subsample(self, step: int) -> Pattern | None:
+        parts = tuple(part.subsample(step) for part in self.patterns)
+        return None if None in parts else self.with_parts(tuple(part for part in parts if part))
+
+
+@dataclass(frozen=True)
+class Union(Algebra, kind="union"):
+    """`a | b`: a query reads what any of the patterns lets it read, each key once."""
+
+    patterns: tuple[Pattern, ...]
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return reduce(or_, (part.allowed(query, key) for part in self.patterns))
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return union(*(part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return union(*(part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        limits = [part.max_tokens_ahead for part in self.patterns]
+        return None if None in limits else max(limit for limit in limits if limit is not None)
+
+    def members(self) -> tuple[Pattern, ...]:
+        return tuple(member for part in self.patterns for member in part.members())
+
+
+@dataclass(frozen=True)
+class Intersection(Algebra, kind="intersection"):
+    """`a & b`: a query reads what all of the patterns let it read."""
+
+    patterns: tuple[Pattern, ...]
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return reduce(and_, (part.allowed(query, key) for part in self.patterns))
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return reduce(intersect, (part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return reduce(intersect, (part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        return min((limit for part in self.patterns if (limit := part.max_tokens_ahead) is not None), default=None)
+
+    def members(self) -> tuple[Pattern, ...]:
+        return tuple(self._with_changed(parts) for parts in product(*(part.members() for part in self.patterns)))
+
+    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+        """Return the pieces of the first part that has an order of its own, narrowed by the others where they can."""
+        place = (num_queries, num_keys, query_offset)
+        for part in self.patterns:
+            pieces = part.pieces(*place)
+            if pieces != Pattern.pieces(part, *place):
+                others = tuple(other for other in self.patterns if other is not part)
+                return tuple(_narrow(piece, others) for piece in pieces)
+        return super().pieces(*place)
+
+
+def _narrow(piece: Piece, others: tuple[Pattern, ...]) -> Piece:
+    limits = [other.subsample(piece.step) for other in others] if piece.step > 1 else [None]
+    if piece.local is None or None in limits:
+        return piece
+    local = reduce(and_, (limit for limit in limits if limit), piece.local)
+    return Piece(piece.queries, piece.keys, local, piece.local_query_offset)
+
+
+@dataclass(frozen=True)
+class Complement(Pattern, kind="complement"):
+    """`~a`: a query reads exactly what the pattern does not let it read."""
+
+    pattern: Pattern
+
+    def __post_init__(self) -> None:
+        check_pattern(self.kind, self.pattern)
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return (self.pattern,)
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return Complement(*parts)
+
+    def __invert__(self) -> Pattern:
+        return self.pattern
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        # `~` would turn the bool True into -2
+        return self.pattern.allowed(query, key) ^ True
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return complement(self.pattern.full_key_spans(first_query, last_query, num_keys), num_keys)
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return complement(self.pattern.key_spans(first_query, last_query, num_keys), num_keys)
+
+    @property
+    def period(self) -> int | None:
+        return self.pattern.period
+
+    def subsample(self, step: int) -> Pattern | None:
+        part = self.pattern.subsample(step)
+        return None if part is None else ~part

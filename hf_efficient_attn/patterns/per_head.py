@@ -1,0 +1,66 @@
+"""Different patterns for different heads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, NoReturn
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.pattern import Pattern, check_patterns, common_period
+
+
+@dataclass(frozen=True)
+class PerHead(Pattern, kind="per_head"):
+    """The heads share the patterns in equal runs: with two patterns and 8 heads, heads 0-3 follow the first.
+
+    Raises:
+        ConfigurationError: no patterns.
+    """
+
+    patterns: Sequence[Pattern]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", check_patterns(self.kind, self.patterns))
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return tuple(self.patterns)
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return PerHead(parts)
+
+    def heads(self, num_heads: int) -> tuple[Pattern, ...]:
+        run, left_over = divmod(num_heads, len(self.patterns))
+        if left_over or not run:
+            raise ConfigurationError(
+                f"{len(self.patterns)} patterns of {self.kind} cannot share {num_heads} heads evenly; give a number of "
+                "patterns that divides the number of heads."
+            )
+        shares = (pattern.heads(num_heads)[i * run : (i + 1) * run] for i, pattern in enumerate(self.patterns))
+        return tuple(pattern for share in shares for pattern in share)
+
+    @property
+    def num_head_patterns(self) -> int:
+        return lcm(len(self.patterns), super().num_head_patterns)
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        """Return the resolved pattern of this head."""
+        return self.heads(num_heads)[head].resolve(num_keys, layer, head, num_heads)
+
+    @property
+    def period(self) -> int | None:
+        return common_period(self.patterns)
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        limits = [pattern.max_tokens_ahead for pattern in self.patterns]
+        return None if None in limits else max(limit for limit in limits if limit is not None)
+
+    def causal(self) -> Pattern:
+        return PerHead(tuple(pattern.causal() for pattern in self.patterns))
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        self._needs_length()
+
+    def _needs_length(self) -> NoReturn:
+        raise ConfigurationError(f"{self.kind} differs from head to head. Call heads(num_heads) and use its entries.")

@@ -1,0 +1,31 @@
+"""Token orders in which a pattern is easy to compute."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hf_efficient_attn.patterns.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An order of some tokens in which a pattern is easy to compute, most often a band.
+
+    queries, keys: absolute positions, in this order.
+    local: the pattern on places in this order; None: every query of the piece reads every key of it. It may allow
+        more than the pattern itself.
+    local_query_offset: the a-th query stands at the local position a + local_query_offset, the b-th key at b.
+    """
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    local: "Pattern | None"
+    local_query_offset: int = 0
+
+    @property
+    def step(self) -> int:
+        """The distance between neighbours, where queries and keys are one residue class; 0 otherwise."""
+        if isinstance(self.queries, range) and isinstance(self.keys, range) and self.queries.step == self.keys.step:
+            return self.keys.step
+        return 0

@@ -1,0 +1,110 @@
+"""Random attention between blocks (Zaheer et al., BigBird, 2020, section 2)."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.checks import check_bool, check_integer
+from hf_efficient_attn.patterns.pattern import Pattern, check_pattern
+from hf_efficient_attn.patterns.spans import Spans, complement, size
+from hf_efficient_attn.patterns.tables import KeyTable
+
+
+@dataclass(frozen=True)
+class RandomBlocks(Pattern, kind="random_blocks"):
+    """Every block of queries reads `num_blocks` distinct blocks of keys, drawn at random for each layer and head.
+
+    A draw is a pure function of seed, layer, head, row of blocks and number of blocks: the same in training and
+    evaluation, on every device, at every batch size; no global generator is touched.
+
+    num_blocks: fewer where there are fewer candidates. block_tokens: tokens per block; the last may be shorter.
+    exclude: a pattern of tokens; the blocks it touches in a row are no candidates there.
+    is_causal: candidates lie strictly before the row, and a draw does not depend on the length, so that decoding
+        with a cache reads the same blocks as the whole sequence at once.
+
+    Raises:
+        ConfigurationError: numbers below 1, a seed that is no integer, or a causal pattern that excludes one that
+            depends on the length.
+    """
+
+    num_blocks: int
+    block_tokens: int
+    seed: int = 0
+    exclude: Pattern | None = None
+    is_causal: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "num_blocks", self.num_blocks, at_least=1)
+        check_integer(self.kind, "block_tokens", self.block_tokens, at_least=1)
+        check_integer(self.kind, "seed", self.seed, at_least=0)
+        check_bool(self.kind, "is_causal", self.is_causal)
+        if self.exclude is None:
+            return
+        check_pattern(self.kind, self.exclude)
+        if self.is_causal and self.exclude.depends_on_length:
+            raise ConfigurationError(
+                f"{self.kind}: a causal draw cannot depend on the length, but exclude does: {self.exclude!r}. Exclude "
+                "a pattern without negative positions and without bidirectional random blocks."
+            )
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return () if self.exclude is None else (self.exclude,)
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return replace(self, exclude=parts[0] if parts else None)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return not self.is_causal
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        return -1 if self.is_causal else None
+
+    def causal(self) -> Pattern:
+        return replace(self, is_causal=True)
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        num_blocks = -(-num_keys // self.block_tokens)
+        return Blocks(_draw(self, num_blocks, layer, head, num_heads), self.block_tokens)
+
+
+# a model asks again in every forward; the entries are small: num_blocks integers per row of blocks
+@lru_cache(maxsize=512)
+def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
+    block, num_tokens = pattern.block_tokens, num_rows * pattern.block_tokens
+    exclude = pattern.exclude and pattern.exclude.resolve(num_tokens, layer, head, num_heads)
+    rows = []
+    for row in range(num_rows):
+        num_candidates = row if pattern.is_causal else num_rows
+        touched = exclude.key_spans(row * block, (row + 1) * block - 1, num_tokens) if exclude else ()
+        touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
+        length = "any" if pattern.is_causal else num_rows
+        generator = Random(f"seed {pattern.seed} layer {layer} head {head} row {row} of {length}")
+        rows.append(_sample(generator, complement(touched_blocks, num_candidates), pattern.num_blocks))
+    return KeyTable(tuple(rows))
+
+
+def _sample(generator: Random, candidates: Spans, num_blocks: int) -> tuple[int, ...]:
+    """Draw `num_blocks` distinct candidates, or all if there are fewer.
+
+    The first steps of a Fisher-Yates shuffle by `random()`, whose numbers Python promises never to change.
+    """
+    num_left, moved, drawn = size(candidates), dict[int, int](), []
+    for _ in range(min(num_blocks, num_left)):
+        place = int(generator.random() * num_left)
+        num_left -= 1
+        drawn.append(_nth(candidates, moved.get(place, place)))
+        moved[place] = moved.get(num_left, num_left)
+    return tuple(sorted(drawn))
+
+
+def _nth(spans: Spans, index: int) -> int:
+    for start, stop in spans:
+        if index < stop - start:
+            break
+        index -= stop - start
+    return start + index

@@ -1,0 +1,69 @@
+"""Sets of key positions as half-open intervals: what patterns say instead of listing keys."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+# sorted, disjoint, not touching: (start, stop) holds start, start + 1, ..., stop - 1
+Spans = tuple[tuple[int, int], ...]
+
+
+def normalize(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Return the same positions sorted, without empty intervals, and with overlapping or touching ones joined.
+
+    >>> normalize([(5, 7), (0, 2), (2, 3), (9, 9)])
+    ((0, 3), (5, 7))
+    """
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if start >= stop:
+            continue
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def union(*many: Spans) -> Spans:
+    """Return the positions that lie in any of `many`."""
+    return normalize(span for spans in many for span in spans)
+
+
+def intersect(first: Spans, second: Spans) -> Spans:
+    """Return the positions that lie in both.
+
+    >>> intersect(((0, 4), (6, 9)), ((3, 7),))
+    ((3, 4), (6, 7))
+    """
+    common: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, stop = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if start < stop:
+            common.append((start, stop))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(common)
+
+
+def complement(spans: Spans, num_keys: int) -> Spans:
+    """Return the positions 0 to num_keys - 1 that do not lie in `spans`.
+
+    >>> complement(((2, 4),), 6)
+    ((0, 2), (4, 6))
+    """
+    edges = [(0, 0), *clip(spans, num_keys), (num_keys, num_keys)]
+    return tuple((before[1], after[0]) for before, after in pairwise(edges) if before[1] < after[0])
+
+
+def clip(spans: Iterable[tuple[int, int]], num_keys: int) -> Spans:
+    """Return the positions of the sorted `spans` that are keys: 0 to num_keys - 1."""
+    cut = ((max(start, 0), min(stop, num_keys)) for start, stop in spans)
+    return tuple((start, stop) for start, stop in cut if start < stop)
+
+
+def size(spans: Spans) -> int:
+    """Return the number of positions."""
+    return sum(stop - start for start, stop in spans)
