@@ -74,6 +74,12 @@ class GlobalTokens(Pattern, kind="global_tokens"):
             return None
         return max(self.positions, default=-1)
 
+    def members(self) -> tuple[Pattern, ...]:
+        """Return the columns and the rows, which are computed apart."""
+        if not (self.reads_all and self.read_by_all):
+            return (self,)
+        return replace(self, reads_all=False), replace(self, read_by_all=False)
+
     def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
         """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty."""
         queries = range(query_offset, query_offset + num_queries)
