@@ -1,0 +1,118 @@
+"""Attention of one run: blocks of queries [heads, blocks, queries, head_dim] with keys of their own.
+
+Two kernels of one contract. `FusedCPU` is the operator behind torch's SDPA on CPUs, which takes overlapping blocks of keys
+as strided views, so that nothing is copied. `Explicit` is matmul, softmax, matmul: on any device, with dropout and
+learned terms, and with every intermediate of one run in memory.
+
+Backward passes get the output and the log-sum-exp of the whole row, not those of the run: the probabilities they rebuild
+are then those of the whole softmax, and the gradients of the runs add up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class FusedCPU:
+    """The fused operator of torch on CPUs. Takes no dropout and no learned terms; values as wide as keys."""
+
+    scale: float
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the output [h, n, q, d] and the log-sum-exp [h, n, q] of each row over the keys of its block.
+
+        A row whose bias is all -inf has output 0 and log-sum-exp 0.
+        """
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, attn_mask=mask_of(bias, q.dtype), scale=self.scale
+        )
+        return out, lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k and v; `out` and `lse` are those of the whole rows, `lse` finite."""
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, False, attn_mask=mask_of(bias, q.dtype), scale=self.scale
+        )
+        return dq, dk, dv
+
+
+def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a bias as the mask of the fused operator, which reads masks of float64 inputs as float64 unasked."""
+    return None if bias is None else bias[None].to(wide_dtype(dtype))
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """Matmul, softmax, matmul.
+
+    Attributes:
+        term: the learned part of the scores of this run, [h, n, q, k]; None: there is none.
+        keep: draws which of the given weights are kept, a bool tensor; None: all.
+        dropout: probability with which `keep` drops.
+    """
+
+    scale: float
+    term: Tensor | None = None
+    keep: Callable[[Tensor], Tensor] | None = None
+    dropout: float = 0.0
+
+    def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the scores [h, n, q, k], in float32 or float64."""
+        scores = torch.matmul(wide(q), wide(k).transpose(-1, -2)) * self.scale
+        if self.term is not None:
+            scores += self.term
+        return scores if bias is None else scores.add_(bias)
+
+    def dropped(self, weights: Tensor) -> Tensor:
+        """Return the weights with some of them dropped and the others scaled up."""
+        if self.keep is None:
+            return weights
+        return weights * self.keep(weights) / (1 - self.dropout)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the output [h, n, q, d] and the log-sum-exp [h, n, q] of each row over the keys of its block.
+
+        A row whose bias is all -inf has output 0 and log-sum-exp -inf.
+        """
+        scores = self.scores(q, k, bias)
+        lse = torch.logsumexp(scores, -1)
+        weights = scores.sub_(finite(lse)[..., None]).exp_()
+        return torch.matmul(self.dropped(weights), wide(v)), lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k, v and the scores; `out` and `lse` are those of the whole rows, `lse` finite."""
+        weights = self.scores(q, k, bias).sub_(lse[..., None]).exp_()
+        grad = wide(grad)
+        # the same draw serves the weights and their gradient
+        dropped = self.dropped(torch.ones_like(weights))
+        dv = torch.matmul((weights * dropped).transpose(-1, -2), grad)
+        d_weights = torch.matmul(grad, wide(v).transpose(-1, -2)) * dropped
+        delta = (grad * wide(out)).sum(-1, keepdim=True)
+        d_scores = d_weights.sub_(delta).mul_(weights)
+        dq = torch.matmul(d_scores, wide(k)) * self.scale
+        dk = torch.matmul(d_scores.transpose(-1, -2), wide(q)) * self.scale
+        return dq, dk, dv, d_scores
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32, or as it is in float64."""
+    return tensor.to(wide_dtype(tensor.dtype))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which softmax and log-sum-exp are computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def finite(lse: Tensor) -> Tensor:
+    """Return the log-sum-exp with 0 for the rows that have no key, so that their weights come out as 0 and not NaN."""
+    return lse.masked_fill(lse == float("-inf"), 0.0)

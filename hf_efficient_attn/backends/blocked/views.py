@@ -1,0 +1,70 @@
+"""The tensors of one run as blocks, and the way back: views wherever a run is regular, copies only where it is not."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.block_layout import Run
+
+
+def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """Return the tokens (dimension 1) of [heads, tokens, ...] at the places of `order`: a view of a regular order."""
+    if isinstance(order, range):
+        return tensor[:, order.start : order.stop : order.step]
+    return tensor.index_select(1, torch.tensor(order, device=tensor.device))
+
+
+def put_back(tensor: Tensor, order: Sequence[int], part: Tensor) -> None:
+    """Write `part`, which `in_order` took out of `tensor`, back to its place. A view needs none."""
+    if not isinstance(order, range):
+        tensor.index_copy_(1, torch.tensor(order, device=tensor.device), part)
+
+
+def query_blocks(tensor: Tensor, run: Run) -> Tensor:
+    """Return [heads, tokens, ...] as the run's blocks of queries, a view [heads, blocks, queries, ...]."""
+    rows = tensor.narrow(1, run.first_query, run.num_blocks * run.block_tokens)
+    return rows.unflatten(1, (run.num_blocks, run.block_tokens))
+
+
+def key_blocks(tensor: Tensor, run: Run) -> Tensor:
+    """Return [heads, tokens, width] as the run's blocks of keys, [heads, blocks, keys, width]: overlapping views.
+
+    Gathered blocks are copies.
+    """
+    if run.gathered is not None:
+        blocks = granules(tensor, run).index_select(1, run.gathered.flatten())
+        return blocks.reshape(tensor.shape[0], run.num_blocks, run.key_tokens, tensor.shape[2])
+    return shifted_blocks(tensor, run.first_key, run.key_tokens, run)
+
+
+def shifted_blocks(tensor: Tensor, first: int, tokens: int, run: Run) -> Tensor:
+    """Return a view [heads, blocks, tokens, width] whose block b starts `b * run.key_step` tokens after `first`."""
+    heads, _, width = tensor.shape
+    head_stride, token_stride, stride = tensor.stride()
+    return tensor.as_strided(
+        (heads, run.num_blocks, tokens, width),
+        (head_stride, run.key_step * token_stride, token_stride, stride),
+        tensor.storage_offset() + first * token_stride,
+    )
+
+
+def granules(tensor: Tensor, run: Run) -> Tensor:
+    """Return [heads, tokens, width] as a view [heads, granules, tokens, width] of whole granules."""
+    count = tensor.shape[1] // run.granule
+    return tensor.narrow(1, 0, count * run.granule).unflatten(1, (count, run.granule))
+
+
+def add_key_blocks(total: Tensor, blocks: Tensor, run: Run) -> None:
+    """Add blocks of keys [heads, blocks, keys, width] to the tokens of `total` that `key_blocks` took them from."""
+    heads, _, width = total.shape
+    if run.gathered is not None:
+        index = run.gathered.flatten()
+        granules(total, run).index_add_(1, index, blocks.reshape(heads, len(index), run.granule, width).to(total.dtype))
+    elif run.key_step == 0:
+        total.narrow(1, run.first_key, run.key_tokens).add_(blocks[:, 0] if run.num_blocks == 1 else blocks.sum(1))
+    else:
+        # pieces of one step do not overlap each other
+        for start in range(0, run.key_tokens, run.key_step):
+            piece = blocks[:, :, start : start + run.key_step]
+            shifted_blocks(total, run.first_key + start, piece.shape[2], run).add_(piece)

@@ -1,0 +1,100 @@
+"""BlockLayout: which blocks of keys each block of queries reads, compressed into runs of alike blocks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Neighbouring blocks of queries, equally long, that read equally many keys each.
+
+    Block b holds the queries from place `first_query + b * block_tokens`. Its keys are the `key_tokens` keys from place
+    `first_key + b * key_step`, or, with `gathered`, those of the listed granules of `granule` neighbouring keys.
+
+    Attributes:
+        bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None: every query reads every key.
+        empty_rows: bool [num_blocks or 1, block_tokens], queries without any key; None: there are none.
+        gathered: int64 [num_blocks, key_tokens // granule].
+    """
+
+    first_query: int
+    num_blocks: int
+    block_tokens: int
+    first_key: int
+    key_tokens: int
+    key_step: int = 0
+    bias: Tensor | None = None
+    empty_rows: Tensor | None = None
+    gathered: Tensor | None = None
+    granule: int = 1
+
+    @property
+    def num_pairs(self) -> int:
+        """How many scores the run computes, allowed or not."""
+        return self.num_blocks * self.block_tokens * self.key_tokens
+
+    def cut(self, max_queries: int) -> Iterator["Run"]:
+        """Yield the same run in pieces of about `max_queries` queries; only a single block is cut within."""
+        if self.num_blocks == 1:
+            yield from self._cut_block(max_queries)
+            return
+        max_blocks = max(1, max_queries // self.block_tokens)
+        for first in range(0, self.num_blocks, max_blocks):
+            blocks = slice(first, min(first + max_blocks, self.num_blocks))
+            yield replace(
+                self,
+                first_query=self.first_query + first * self.block_tokens,
+                num_blocks=blocks.stop - first,
+                first_key=self.first_key + first * self.key_step,
+                bias=_of_blocks(self.bias, blocks),
+                empty_rows=_of_blocks(self.empty_rows, blocks),
+                gathered=None if self.gathered is None else self.gathered[blocks],
+            )
+
+    def _cut_block(self, max_queries: int) -> Iterator["Run"]:
+        for first in range(0, self.block_tokens, max_queries):
+            rows = slice(first, min(first + max_queries, self.block_tokens))
+            yield replace(
+                self,
+                first_query=self.first_query + first,
+                block_tokens=rows.stop - first,
+                bias=None if self.bias is None else self.bias[:, rows],
+                empty_rows=None if self.empty_rows is None else self.empty_rows[:, rows],
+            )
+
+
+def _of_blocks(tensor: Tensor | None, blocks: slice) -> Tensor | None:
+    return tensor if tensor is None or tensor.shape[0] == 1 else tensor[blocks]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Runs over one order of the tokens.
+
+    Attributes:
+        queries: rows of the queries in this order, counted from the first query of the call.
+        keys: positions of the keys in this order.
+    """
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLayout:
+    """A pattern compiled for one pair of lengths: every allowed pair lies in exactly one run, and is not masked there."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def num_pairs(self) -> int:
+        """How many scores are computed, allowed or not."""
+        return sum(run.num_pairs for part in self.parts for run in part.runs)
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs there are; each costs a fixed time."""
+        return sum(len(part.runs) for part in self.parts)

@@ -1,0 +1,258 @@
+"""From a pattern to its BlockLayout, without looking at all pairs.
+
+A union is taken apart into members. Those that keep the order of the tokens are compiled together; each of the others
+(dilation, scattered globals) in the order it asks for, without the pairs that came before. In every order, rows of blocks
+that read alike become one run: for a pattern that does not change along the sequence, one row is looked at, and the
+others are its copies.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from math import gcd, lcm
+from operator import or_
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
+from hf_efficient_attn.patterns.pattern import Pattern, Piece
+from hf_efficient_attn.patterns.spans import Spans, intersect, size
+
+# a pattern whose period or granule is longer is not given blocks of that length
+MAX_BLOCK_TOKENS = 512
+# rows that read the same keys are computed as one block as long as its mask has at most so many entries
+MAX_MERGED_PAIRS = 1 << 22
+# reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
+DENSE_HULL = 0.8
+# copying single keys costs more than reading them from longer granules
+MIN_GRANULE = 8
+MAX_GRANULE = 128
+
+
+@dataclass(frozen=True)
+class Row:
+    """A block of queries at places `first` … `first + tokens - 1` and the places of the keys it reads."""
+
+    first: int
+    tokens: int
+    spans: Spans
+    is_full: bool = False
+
+
+@lru_cache(maxsize=64)
+def compile_layout(
+    pattern: Pattern, num_queries: int, num_keys: int, query_offset: int, block_tokens: int, device: torch.device
+) -> BlockLayout:
+    """Return the block layout of a drawn pattern; cached by value.
+
+    Args:
+        pattern: the pattern of one head, as `Layout.head_groups` returns it.
+        num_queries, num_keys, query_offset: in tokens, as in `Layout`.
+        block_tokens: wished length of a block of queries; patterns made of longer blocks get theirs.
+        device: where the masks will be needed.
+    """
+    place = (num_queries, num_keys, query_offset)
+    natural, others = [], []
+    for member in pattern.members():
+        pieces = member.pieces(*place)
+        is_natural = len(pieces) == 1 and pieces[0] == Pattern.pieces(member, *place)[0]
+        (natural if is_natural else others).append((member, pieces))
+    jobs = []
+    if natural:
+        base = reduce(or_, (member for member, _ in natural))
+        jobs.append((base, Pattern.pieces(base, *place)))
+    seen: Pattern | None = None
+    parts = []
+    for member, pieces in jobs + others:
+        target = member if seen is None else member & ~seen
+        seen = member if seen is None else seen | member
+        compilers = (PartCompiler(target, piece, query_offset, block_tokens, device) for piece in pieces)
+        parts += [part for compiler in compilers if (part := compiler.compile()).runs]
+    return BlockLayout(tuple(parts))
+
+
+class PartCompiler:
+    """Compiles one piece.
+
+    Args:
+        target: the pairs to be computed here.
+        piece: the order of the tokens; its local pattern bounds `target`.
+    """
+
+    def __init__(
+        self, target: Pattern, piece: Piece, query_offset: int, block_tokens: int, device: torch.device
+    ) -> None:
+        self.target, self.piece, self.device = target, piece, device
+        self.query_offset, self.local_offset = query_offset, piece.local_query_offset
+        self.num_queries, self.num_keys = len(piece.queries), len(piece.keys)
+        self.step = max(piece.step, 1)
+        self.block_tokens = self.choose_block_tokens(block_tokens)
+
+    def choose_block_tokens(self, wished: int) -> int:
+        """Return the wished length, or the next multiple of the pattern's own blocks."""
+        local = self.piece.local
+        unit = 1 if local is None else max(local.period or 1, granularity(local))
+        return unit * -(-wished // unit) if unit <= MAX_BLOCK_TOKENS else wished
+
+    def compile(self) -> Part:
+        """Return the part with all its runs."""
+        first, last = self.inner_rows()
+        runs = [*self.runs_of(self.rows(0, first))]
+        if last > first:
+            runs += self.inner_runs(first, last)
+        runs += self.runs_of(self.rows(last, -(-self.num_queries // self.block_tokens)))
+        offset = self.query_offset
+        queries = self.piece.queries
+        if isinstance(queries, range):
+            queries = range(queries.start - offset, queries.stop - offset, queries.step)
+        else:
+            queries = tuple(query - offset for query in queries)
+        return Part(queries, self.piece.keys, tuple(runs))
+
+    def row(self, index: int) -> Row:
+        """Return the row of a block, by looking at the pattern."""
+        first = index * self.block_tokens
+        tokens = min(self.block_tokens, self.num_queries - first)
+        if self.piece.local is None:
+            return Row(first, tokens, ((0, self.num_keys),))
+        bounds = (first + self.local_offset, first + tokens - 1 + self.local_offset, self.num_keys)
+        spans = self.piece.local.key_spans(*bounds)
+        if len(spans) > 1 and size(spans) >= DENSE_HULL * (spans[-1][1] - spans[0][0]):
+            spans = ((spans[0][0], spans[-1][1]),)
+        return Row(first, tokens, spans, self.is_full(bounds, spans))
+
+    def is_full(self, bounds: tuple[int, int, int], spans: Spans) -> bool:
+        """Return whether the bounds alone prove that every query of a row reads every key of `spans`."""
+        if self.step > 1:
+            # the bounds are places in another order than the target's; its mask is looked at instead
+            return False
+        return intersect(self.target.full_key_spans(*bounds), spans) == spans
+
+    def rows(self, first: int, last: int) -> Iterator[Row]:
+        """Yield the rows of the blocks `first` … `last - 1`; neighbours that read the same keys as one row."""
+        held: Row | None = None
+        for index in range(first, last):
+            row = self.row(index)
+            if held is not None and can_merge(held, row):
+                held = Row(held.first, held.tokens + row.tokens, held.spans, held.is_full and row.is_full)
+            else:
+                if held is not None and held.spans:
+                    yield held
+                held = row
+        if held is not None and held.spans:
+            yield held
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether moving on by one block of queries and as many keys changes nothing."""
+        period = self.target.period
+        return period is not None and self.piece.local is not None and self.block_tokens * self.step % period == 0
+
+    def inner_rows(self) -> tuple[int, int]:
+        """Return the range of blocks that are copies of each other, since the ends of the sequence are far from them."""
+        num_blocks = self.num_queries // self.block_tokens
+        if not self.is_invariant or num_blocks < 3:
+            return 0, 0
+        middle = num_blocks // 2
+        spans = self.row(middle).spans
+        if not spans or spans[0][0] == 0 or spans[-1][1] == self.num_keys:
+            return 0, 0
+        before = spans[0][0] // self.block_tokens
+        after = (self.num_keys - spans[-1][1]) // self.block_tokens
+        return max(0, middle - before), min(num_blocks, middle + after + 1)
+
+    def inner_runs(self, first: int, last: int) -> Iterator[Run]:
+        """Yield the run of the blocks `first` … `last - 1`, whose masks are all alike."""
+        yield self.run([self.row(first)], last - first, self.block_tokens)
+
+    def runs_of(self, rows: Iterator[Row]) -> Iterator[Run]:
+        """Yield runs of as many neighbouring rows as read alike."""
+        group: list[Row] = []
+        for row in rows:
+            if group and not can_join(group, row):
+                yield self.run(group, len(group), row_step(group))
+                group = []
+            group.append(row)
+        if group:
+            yield self.run(group, len(group), row_step(group))
+
+    def run(self, rows: list[Row], num_blocks: int, step: int) -> Run:
+        """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the one before."""
+        row = rows[0]
+        gathered, granule = None, 1
+        if len(row.spans) > 1:
+            gathered, granule = self.gather(rows, num_blocks, step)
+        bias, empty_rows = self.bias(rows)
+        return Run(
+            first_query=row.first,
+            num_blocks=num_blocks,
+            block_tokens=row.tokens,
+            first_key=row.spans[0][0],
+            key_tokens=size(row.spans),
+            key_step=step,
+            bias=bias,
+            empty_rows=empty_rows,
+            gathered=gathered,
+            granule=granule,
+        )
+
+    def gather(self, rows: list[Row], num_blocks: int, step: int) -> tuple[Tensor, int]:
+        """Return the granules that each block of a run reads, and their length in tokens."""
+        granule = step if len(rows) == 1 and num_blocks > 1 else 0
+        for row in rows:
+            granule = reduce(gcd, (edge for span in row.spans for edge in span), granule)
+        granule = max(divisor for divisor in range(1, MAX_GRANULE + 1) if granule % divisor == 0)
+        granule = granule if granule >= MIN_GRANULE else 1
+        listed = [[g for start, stop in row.spans for g in range(start // granule, stop // granule)] for row in rows]
+        index = torch.tensor(listed, dtype=torch.int64)
+        if len(rows) == 1:
+            index = index + torch.arange(num_blocks)[:, None] * (step // granule)
+        return index.to(self.device), granule
+
+    def bias(self, rows: list[Row]) -> tuple[Tensor | None, Tensor | None]:
+        """Return the masks of `rows` as an additive bias, and the rows without keys; None where there are none."""
+        if all(row.is_full for row in rows):
+            return None, None
+        queries = positions(self.piece.queries, [((row.first, row.first + row.tokens),) for row in rows])
+        keys = positions(self.piece.keys, [row.spans for row in rows])
+        allowed = self.target.allowed(queries[:, :, None], keys[:, None, :])
+        if allowed.all():
+            return None, None
+        bias = torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
+        empty_rows = ~allowed.any(-1)
+        return bias.to(self.device), empty_rows.to(self.device) if empty_rows.any() else None
+
+
+def granularity(pattern: Pattern) -> int:
+    """Return the length of the blocks that a pattern is made of, in tokens."""
+    return lcm(getattr(pattern, "block_tokens", 1), *(granularity(part) for part in pattern.parts))
+
+
+def positions(order: Sequence[int], places: list[Spans]) -> Tensor:
+    """Return the positions at the given places of an order, [rows, places]; every row has equally many places."""
+    index = torch.stack([torch.cat([torch.arange(*span) for span in spans]) for spans in places])
+    return index * order.step + order.start if isinstance(order, range) else torch.tensor(list(order))[index]
+
+
+def can_merge(row: Row, after: Row) -> bool:
+    """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
+    if row.spans != after.spans:
+        return False
+    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.spans) <= MAX_MERGED_PAIRS
+
+
+def row_step(group: list[Row]) -> int:
+    """Return how many keys later each row of a group starts to read than the one before."""
+    return group[1].spans[0][0] - group[0].spans[0][0] if len(group) > 1 else 0
+
+
+def can_join(group: list[Row], row: Row) -> bool:
+    """Return whether `row` continues the run of `group`."""
+    last = group[-1]
+    if row.tokens != last.tokens or row.is_full != last.is_full or size(row.spans) != size(last.spans):
+        return False
+    if len(row.spans) > 1 or len(last.spans) > 1:
+        return len(row.spans) > 1 and len(last.spans) > 1
+    step = row.spans[0][0] - last.spans[0][0]
+    return step >= 0 and (len(group) == 1 or step == row_step(group))

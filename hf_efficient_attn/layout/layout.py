@@ -1,0 +1,85 @@
+"""Layout: a pattern laid over the positions of a sequence. Everything about a call that is no tensor, as one value."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which keys the queries of one call may read; hashable, so that whatever is compiled from it can be cached.
+
+    Queries and keys share one axis of positions: the keys stand at 0 … `num_keys - 1`, the queries at `query_offset` …
+    `query_offset + num_queries - 1`. In cached decoding the queries are the last positions.
+
+    Attributes:
+        pattern: as the user gave it; `head_patterns` draws its random parts.
+        num_heads: query heads.
+        num_queries, num_keys, query_offset: in tokens.
+        layer: index of the layer; random patterns differ by it.
+    """
+
+    pattern: Pattern
+    num_heads: int
+    num_queries: int
+    num_keys: int
+    query_offset: int = 0
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        last = self.query_offset + self.num_queries
+        if self.query_offset < 0 or last > self.num_keys:
+            raise InputError(
+                f"{self.num_queries} queries from position {self.query_offset} end at {last}, but there are keys for "
+                f"{self.num_keys} positions. Give query_offset between 0 and {self.num_keys - self.num_queries}, and at "
+                "least as many keys as queries."
+            )
+
+    def head_patterns(self) -> tuple[Pattern, ...]:
+        """Return the pattern of each query head, every random part drawn for these lengths."""
+        return _head_patterns(self.pattern, self.num_heads, self.num_keys, self.layer)
+
+    def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
+        """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns."""
+        return _head_groups(self.head_patterns())
+
+    def of_document(self, start: int, stop: int, global_positions: tuple[int, ...] = ()) -> "Layout":
+        """Return the layout of the document at positions `start` … `stop - 1`, which counts from zero again.
+
+        Args:
+            global_positions: within the document; these tokens read and are read by all others, as far as a causal
+                pattern lets them.
+        """
+        first = max(self.query_offset, start)
+        last = max(first, min(self.query_offset + self.num_queries, stop))
+        pattern = _with_globals(self.pattern, global_positions) if global_positions else self.pattern
+        return replace(
+            self, pattern=pattern, num_queries=last - first, num_keys=stop - start, query_offset=min(first, stop) - start
+        )
+
+
+@lru_cache(maxsize=256)
+def _head_patterns(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[Pattern, ...]:
+    heads = pattern.heads(num_heads)
+    return tuple(one.resolve(num_keys, layer, head, num_heads) for head, one in enumerate(heads))
+
+
+@lru_cache(maxsize=256)
+def _head_groups(patterns: tuple[Pattern, ...]) -> tuple[tuple[int, int, Pattern], ...]:
+    groups: list[tuple[int, int, Pattern]] = []
+    for head, pattern in enumerate(patterns):
+        if groups and groups[-1][2] == pattern:
+            first, count, _ = groups[-1]
+            groups[-1] = (first, count + 1, pattern)
+        else:
+            groups.append((head, 1, pattern))
+    return tuple(groups)
+
+
+@lru_cache(maxsize=256)
+def _with_globals(pattern: Pattern, positions: tuple[int, ...]) -> Pattern:
+    chosen = GlobalTokens(positions)
+    return pattern | (chosen.causal() if pattern.is_causal else chosen)

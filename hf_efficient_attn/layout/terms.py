@@ -1,0 +1,95 @@
+"""Terms: the learned part of a score, looked up for every pair of query and key by a label."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from hf_efficient_attn.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Label:
+    """A number for every pair of positions; hashable, and JSON through `to_dict` and `from_dict`."""
+
+    kind: ClassVar[str] = ""
+    # whether moving query and key by the same number of tokens changes no label
+    is_invariant: ClassVar[bool] = False
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels there are; they count from 0."""
+        raise NotImplementedError
+
+    def of(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the label of each pair of positions (int tensors that broadcast), between 0 and `num_labels - 1`."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the label in JSON types."""
+        return {"kind": self.kind, **asdict(self)}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "Label":
+        """Return the label that `to_dict` wrote."""
+        fields = dict(data)
+        kind = fields.pop("kind", None)
+        if kind not in LABELS:
+            raise ConfigurationError(f"Label of unknown kind {kind!r}. Known kinds: {', '.join(sorted(LABELS))}.")
+        return LABELS[kind](**fields)
+
+
+@dataclass(frozen=True)
+class Distance(Label):
+    """query - key, clipped to `first` … `last` tokens; label 0 is the distance `first`.
+
+    >>> import torch
+    >>> Distance(0, 3).of(torch.tensor(10), torch.tensor([11, 10, 9, 2])).tolist()
+    [0, 0, 1, 3]
+    """
+
+    first: int
+    last: int
+    kind: ClassVar[str] = "distance"
+    is_invariant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.last < self.first:
+            raise ConfigurationError(f"Distance(first={self.first}, last={self.last}): last must be at least first.")
+
+    @property
+    def num_labels(self) -> int:
+        """One label a distance."""
+        return self.last - self.first + 1
+
+    def of(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return query - key, clipped and counted from `first`."""
+        return (query - key).clamp(self.first, self.last) - self.first
+
+
+LABELS: dict[str, type[Label]] = {Distance.kind: Distance}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A bias added to the scaled scores: score[b, h, i, j] += values[b, h, i, label(i, j)].
+
+    Attributes:
+        values: [batch or 1, heads or 1, queries or 1, labels], differentiable. A table per head is [1, H, 1, L]; relative
+            position vectors are queries @ table.T, [B, H, N, L].
+        label: which value a pair of positions looks up.
+    """
+
+    values: Tensor
+    label: Label
+
+
+def labels_to_json(terms: tuple[Term, ...]) -> str:
+    """Return the labels of the terms as JSON text."""
+    return json.dumps([term.label.to_dict() for term in terms])
+
+
+def labels_from_json(text: str) -> tuple[Label, ...]:
+    """Return the labels that `labels_to_json` wrote."""
+    return tuple(Label.from_dict(data) for data in json.loads(text))

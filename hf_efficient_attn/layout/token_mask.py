@@ -1,0 +1,99 @@
+"""Per-example token masks: padding, packed documents, chosen global tokens; and the documents they cut a row into."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import InputError
+
+
+@dataclass(frozen=True)
+class Document:
+    """Neighbouring positions of one example that form a sequence of their own.
+
+    Attributes:
+        start, stop: positions on the axis of the keys; the first and the last token in it are not masked.
+        global_positions: chosen global tokens, counted from `start`.
+        has_holes: some token between the first and the last is masked.
+    """
+
+    start: int
+    stop: int
+    global_positions: tuple[int, ...] = ()
+    has_holes: bool = False
+
+
+@dataclass(frozen=True)
+class TokenMask:
+    """What differs between the examples of a batch. All tensors have shape [batch, keys].
+
+    Attributes:
+        key_mask: bool, True = a token; a masked one is not read, and its own row of the output is zero.
+        segment_ids: int; neighbouring tokens of equal id form a document, which reads nothing outside itself and
+            over which the pattern is laid as if it stood alone.
+        global_mask: bool, True = reads and is read by its whole document (as far as a causal pattern lets it).
+    """
+
+    key_mask: Tensor | None = None
+    segment_ids: Tensor | None = None
+    global_mask: Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all examples are one whole document."""
+        return self.key_mask is None and self.segment_ids is None and self.global_mask is None
+
+    def check(self, batch_size: int, num_keys: int) -> None:
+        """Raise InputError if a mask has the wrong shape, or holds floats where True and False are meant."""
+        for name in ("key_mask", "segment_ids", "global_mask"):
+            mask = getattr(self, name)
+            if mask is None:
+                continue
+            if tuple(mask.shape) != (batch_size, num_keys):
+                raise InputError(
+                    f"{name} has shape {tuple(mask.shape)}; it must be [batch, keys] = [{batch_size}, {num_keys}]."
+                )
+            if name == "segment_ids":
+                if mask.is_floating_point() or mask.dtype == torch.bool:
+                    raise InputError(f"segment_ids has dtype {mask.dtype}; it must hold integers, one id a document.")
+            elif mask.dtype != torch.bool:
+                raise InputError(
+                    f"{name} has dtype {mask.dtype}; it must be torch.bool, True = "
+                    f"{'a token' if name == 'key_mask' else 'a global token'}. Use {name}.bool() on a mask of 0 and 1."
+                )
+
+    def documents(self, batch_size: int, num_keys: int) -> list[tuple[Document, ...]]:
+        """Return the documents of each example, in order. An example whose tokens are all masked has none."""
+        if self.is_empty:
+            return [(Document(0, num_keys),)] * batch_size
+        keys, segments, chosen = (
+            mask if mask is None else mask.cpu() for mask in (self.key_mask, self.segment_ids, self.global_mask)
+        )
+        return [
+            tuple(_documents_of(num_keys, *(None if mask is None else mask[row] for mask in (keys, segments, chosen))))
+            for row in range(batch_size)
+        ]
+
+
+def _documents_of(
+    num_keys: int, key_mask: Tensor | None, segment_ids: Tensor | None, global_mask: Tensor | None
+) -> Iterator[Document]:
+    bounds = [0, num_keys]
+    if segment_ids is not None:
+        changes = torch.nonzero(segment_ids[1:] != segment_ids[:-1])[:, 0] + 1
+        bounds[1:1] = changes.tolist()
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        has_holes = False
+        if key_mask is not None:
+            tokens = torch.nonzero(key_mask[start:stop])[:, 0]
+            if tokens.numel() == 0:
+                continue
+            start, stop = start + int(tokens[0]), start + int(tokens[-1]) + 1
+            has_holes = tokens.numel() < stop - start
+        chosen: tuple[int, ...] = ()
+        if global_mask is not None:
+            is_global = global_mask[start:stop] if key_mask is None else global_mask[start:stop] & key_mask[start:stop]
+            chosen = tuple(torch.nonzero(is_global)[:, 0].tolist())
+        yield Document(start, stop, chosen, has_holes)
