@@ -1,0 +1,101 @@
+"""Attention by torch's scaled_dot_product_attention over all pairs: the fastest for full, causal and short patterns."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hf_efficient_attn.layout.dense import additive_mask, is_idle, row_lse, term_bias
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+NAME = "sdpa"
+
+
+def why_not(request: Request) -> str | None:
+    """Return one sentence that says why this backend cannot compute the call; None: it can."""
+    if request.is_compiling and request.has_token_mask and request.layout.pattern.depends_on_length:
+        return (
+            f"sdpa draws a {request.layout.pattern.kind} pattern for the length of every document, and a compiled "
+            "program does not know these lengths: call attention outside torch.compile, or without token masks."
+        )
+    return None
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    tokens: TokenMask,
+    terms: Sequence[Term],
+    scale: float,
+    dropout: float,
+    need_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [batch, heads, queries, value_dim] and each row's lse [batch, heads, queries].
+
+    Arguments as for the reference backend.
+    """
+    plain = None if terms or not is_idle(tokens) else maskless(layout)
+    mask: Tensor | None = None
+    keyless: Tensor | None = None
+    is_causal = False
+    keys, values = k, v
+    if plain is not None:
+        start, stop, is_causal = plain
+        keys, values = k[:, :, start:stop], v[:, :, start:stop]
+    else:
+        mask, keyless = additive_mask(layout, tokens, len(q), q.device, q.dtype)
+        bias = term_bias(terms, layout, tokens, q.device)
+        if bias is not None:
+            mask = (bias if mask is None else bias + mask).to(q.dtype)
+    out, lse = _fused(q, keys, values, mask, is_causal, scale, dropout, need_lse)
+    if need_lse and lse is None:
+        lse = row_lse(q, k, layout, tokens, terms, scale)
+    if keyless is not None:
+        out = out.masked_fill(keyless, 0)
+        lse = None if lse is None else lse.masked_fill(keyless[..., 0], -torch.inf)
+    return out, lse
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, dropout: float, need_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output, and lse where it is needed and the kernel gives it."""
+    # without a mask every kernel shares key heads by itself; with one, some fall back to the slow form
+    if mask is not None or need_lse:
+        heads_per_key_head = q.shape[1] // k.shape[1]
+        k, v = (each.repeat_interleave(heads_per_key_head, 1) if heads_per_key_head > 1 else each for each in (k, v))
+    gives_lse = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
+    if need_lse and gives_lse and not (mask is not None and mask.requires_grad):
+        # the kernel behind scaled_dot_product_attention on CPU
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+    out = scaled_dot_product_attention(
+        q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return out, None
+
+
+@lru_cache(maxsize=1024)
+def maskless(layout: Layout) -> tuple[int, int, bool] | None:
+    """Return (start, stop, is_causal) if no mask is needed over the keys start … stop - 1; None if one is.
+
+    Either every query of every head reads all of these keys, or query i reads them up to the i-th.
+    """
+    groups = layout.head_groups()
+    if len(groups) > 1:
+        return None
+    pattern, num_keys = groups[0][2], layout.num_keys
+    first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
+    read_by_any = pattern.key_spans(first, last, num_keys)
+    if len(read_by_any) == 1 and read_by_any == pattern.full_key_spans(first, last, num_keys):
+        return *read_by_any[0], False
+    if first == 0 and all(pattern.key_spans(row, row, num_keys) == ((0, row + 1),) for row in range(last + 1)):
+        return 0, layout.num_queries, True
+    return None

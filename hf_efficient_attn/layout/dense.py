@@ -1,0 +1,219 @@
+"""The dense view of a layout: one number for every pair of query and key. Takes memory for all pairs."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
+from hf_efficient_attn.patterns.pattern import Pattern
+
+CACHE_BYTES = 512 * 2**20
+CACHE_MASKS = 64
+CHUNK_QUERIES = 256
+
+Groups = tuple[tuple[int, int, Pattern], ...]
+AdditiveMask = tuple[Tensor | None, Tensor | None]
+
+
+class MaskCache:
+    """The masks used last: at most `max_masks`, and as many as fit into `max_bytes`."""
+
+    def __init__(self, max_bytes: int, max_masks: int = CACHE_MASKS) -> None:
+        self.max_bytes = max_bytes
+        self.max_masks = max_masks
+        self._entries: OrderedDict[object, tuple[Tensor | None, ...]] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all masks in the cache."""
+        return sum(_num_bytes(entry) for entry in self._entries.values())
+
+    def get(self, key: object, build: Callable[[], tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
+        """Return what `build()` returned when it was first asked for under `key`."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            # a mask made under inference mode could not be used in training later
+            with torch.inference_mode(False):
+                entry = build()
+        if _num_bytes(entry) <= self.max_bytes:
+            self._entries[key] = entry
+        while self.num_bytes > self.max_bytes or len(self._entries) > self.max_masks:
+            self._entries.popitem(last=False)
+        return entry
+
+
+def _num_bytes(entry: tuple[Tensor | None, ...]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in entry if tensor is not None)
+
+
+_cache = MaskCache(CACHE_BYTES)
+
+
+def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
+    """Return which query may read which key: bool [batch or 1, heads or 1, queries, keys]. None: all may read all."""
+    if is_idle(tokens):
+        if reads_everything(layout):
+            return None
+        if torch.compiler.is_compiling():
+            return _of_pattern(layout, device)
+        return _cache.get((layout, device), lambda: (_of_pattern(layout, device),))[0]
+    if layout.pattern.depends_on_length:
+        return _of_documents(layout, tokens, batch_size, device)
+    return _of_tables(layout, token_tables(tokens, layout.num_keys, device))
+
+
+def additive_mask(
+    layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, dtype: torch.dtype
+) -> AdditiveMask:
+    """Return (0 where a query may read a key and -inf elsewhere, which queries may read none), both None if all may.
+
+    The first is [batch or 1, heads or 1, queries, keys]; a query without keys has 0 in it throughout, so that no
+    kernel ever takes the softmax of nothing. The second is bool [batch or 1, heads or 1, queries, 1], or None if each
+    query has keys.
+    """
+
+    def build() -> AdditiveMask:
+        allowed = allowed_pairs(layout, tokens, batch_size, device)
+        return (None, None) if allowed is None else _additive(allowed, dtype)
+
+    if torch.compiler.is_compiling() or not is_idle(tokens):
+        return build()
+    mask, keyless = _cache.get((layout, device, dtype), build)
+    return mask, keyless
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
+    keyless = ~allowed.any(-1, keepdim=True)
+    closed = ~(allowed | keyless)
+    mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
+    # whether there are such queries is a question to the device, which a traced program cannot ask
+    has_keyless = torch.compiler.is_compiling() or bool(keyless.any())
+    return mask, keyless if has_keyless else None
+
+
+def is_idle(tokens: TokenMask) -> bool:
+    """Return whether the mask changes nothing; True is certain, False may only mean that asking would cost too much."""
+    if tokens.is_empty:
+        return True
+    key_mask = tokens.key_mask
+    if key_mask is None or tokens.segment_ids is not None or tokens.global_mask is not None:
+        return False
+    return key_mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(key_mask.all())
+
+
+def reads_everything(layout: Layout) -> bool:
+    """Return whether every query of every head may read every key."""
+    first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
+    everything = ((0, layout.num_keys),)
+    return all(
+        pattern.full_key_spans(first, last, layout.num_keys) == everything for _, _, pattern in layout.head_groups()
+    )
+
+
+def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
+    keys = torch.arange(layout.num_keys, device=device)
+    queries = torch.arange(layout.num_queries, device=device) + layout.query_offset
+    return _of_heads(layout.head_groups(), queries[None], keys[None])
+
+
+def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return [batch, heads or 1, queries, keys] for positions [batch, queries] and [batch, keys]."""
+    parts = [pattern.allowed(queries[:, :, None], keys[:, None, :])[:, None] for _, _, pattern in groups]
+    if len(parts) == 1:
+        return parts[0]
+    counts = torch.tensor([count for _, count, _ in groups], device=keys.device)
+    return torch.cat(parts, 1).repeat_interleave(counts, 1, output_size=sum(count for _, count, _ in groups))
+
+
+def _of_tables(layout: Layout, tables: TokenTables) -> Tensor:
+    """Documents are laid under the pattern all at once; right for patterns that are the same at every length."""
+    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
+    queries, keys = tables.positions[:, rows], tables.positions
+    allowed = _of_heads(layout.head_groups(), queries, keys)
+    if tables.is_global is not None:
+        chosen = tables.is_global[:, rows, None] | tables.is_global[:, None, :]
+        if layout.pattern.is_causal:
+            chosen = chosen & (keys[:, None, :] <= queries[:, :, None])
+        allowed = allowed | chosen[:, None]
+    return allowed & _same_document(tables, rows)
+
+
+def _same_document(tables: TokenTables, rows: slice) -> Tensor:
+    queries, keys = tables.documents[:, None, rows, None], tables.documents[:, None, None, :]
+    return (queries == keys) & (keys != NO_DOCUMENT)
+
+
+def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+    """Documents one by one, each with the pattern drawn for its own length."""
+    allowed = torch.zeros(
+        batch_size, layout.num_heads, layout.num_queries, layout.num_keys, dtype=torch.bool, device=device
+    )
+    for row, documents in enumerate(tokens.documents(batch_size, layout.num_keys)):
+        for document in documents:
+            own = layout.of_document(document.start, document.stop, document.global_positions)
+            first = document.start + own.query_offset - layout.query_offset
+            if own.num_queries:
+                allowed[row, :, first : first + own.num_queries, document.start : document.stop] = _of_pattern(
+                    own, device
+                )[0]
+    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
+    return allowed & _same_document(token_tables(tokens, layout.num_keys, device), rows)
+
+
+def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor | None:
+    """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
+    if not terms:
+        return None
+    positions = token_tables(tokens, layout.num_keys, device).positions
+    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
+    queries, keys = positions[:, rows, None], positions[:, None, :]
+    return torch.stack(torch.broadcast_tensors(*(_looked_up(term, queries, keys) for term in terms))).sum(0)
+
+
+def _looked_up(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
+    # a label need not exist where a pair is not allowed
+    labels = term.label.of(queries, keys).clamp(0, term.label.num_labels - 1)[:, None]
+    batch_size, num_heads = max(len(labels), len(term.values)), term.values.shape[1]
+    pairs = labels.shape[-2:]
+    values = term.values.expand(batch_size, num_heads, pairs[0], -1)
+    return values.gather(-1, labels.expand(batch_size, num_heads, *pairs))
+
+
+@torch.no_grad()
+def row_lse(q: Tensor, k: Tensor, layout: Layout, tokens: TokenMask, terms: Sequence[Term], scale: float) -> Tensor:
+    """Return the log of the sum of exponentials of each query's scores, [batch, heads, queries].
+
+    For kernels that do not give it. Takes memory for CHUNK_QUERIES queries at a time; -inf for a query without keys.
+    """
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
+    chunks = []
+    for start in range(0, layout.num_queries, CHUNK_QUERIES):
+        count = min(CHUNK_QUERIES, layout.num_queries - start)
+        part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
+        scores = q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * scale
+        bias = term_bias([_rows(term, start, count) for term in terms], part, tokens, q.device)
+        if bias is not None:
+            scores += bias
+        allowed = _uncached_pairs(part, tokens, len(q), q.device)
+        chunks.append(torch.logsumexp(scores.masked_fill(~allowed, -torch.inf), -1))
+    return torch.cat(chunks, -1)
+
+
+def _uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+    allowed = _of_pattern(layout, device) if is_idle(tokens) else allowed_pairs(layout, tokens, batch_size, device)
+    return torch.ones((), dtype=torch.bool, device=device) if allowed is None else allowed
+
+
+def _rows(term: Term, start: int, count: int) -> Term:
+    return term if term.values.shape[2] == 1 else replace(term, values=term.values[:, :, start : start + count])
+
+
+def lse_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype in which scores are summed: float64 for float64 inputs, else float32."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -1,0 +1,49 @@
+"""Where every token of a batch stands: the documents of a token mask as tensors, found without leaving the device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+# the document of a masked token
+NO_DOCUMENT = -1
+
+
+@dataclass(frozen=True)
+class TokenTables:
+    """Tensors of shape [batch, keys], or [1, keys] where all examples are alike.
+
+    Attributes:
+        documents: which document of its example a token belongs to; NO_DOCUMENT: the token is masked.
+        positions: counted from the first token of the document.
+        is_global: True = a chosen global token; None: there are none.
+    """
+
+    documents: Tensor
+    positions: Tensor
+    is_global: Tensor | None = None
+
+
+def token_tables(tokens: TokenMask, num_keys: int, device: torch.device) -> TokenTables:
+    """Return the document and the position of every token.
+
+    >>> padded = TokenMask(key_mask=torch.tensor([[False, True, True, False]]))
+    >>> tables = token_tables(padded, 4, torch.device("cpu"))
+    >>> tables.documents.tolist(), tables.positions.tolist()
+    ([[-1, 0, 0, -1]], [[0, 0, 1, 2]])
+    """
+    index = torch.arange(num_keys, device=device)
+    masks = [mask for mask in (tokens.key_mask, tokens.segment_ids, tokens.global_mask) if mask is not None]
+    batch_size = len(masks[0]) if masks else 1
+    segments = torch.zeros(batch_size, num_keys, dtype=torch.long, device=device)
+    if tokens.segment_ids is not None:
+        segments[:, 1:] = (tokens.segment_ids[:, 1:] != tokens.segment_ids[:, :-1]).to(device).cumsum(1)
+    key_mask = torch.ones_like(segments, dtype=torch.bool) if tokens.key_mask is None else tokens.key_mask.to(device)
+    candidates = torch.where(key_mask, index, num_keys)
+    starts = torch.full_like(segments, num_keys).scatter_reduce(1, segments, candidates, "amin")
+    # a masked token before the first of its document has no position; it is never looked at
+    positions = (index - starts.gather(1, segments)).clamp(min=0)
+    is_global = None if tokens.global_mask is None else tokens.global_mask.to(device) & key_mask
+    return TokenTables(segments.masked_fill(~key_mask, NO_DOCUMENT), positions, is_global)

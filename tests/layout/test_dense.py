@@ -1,0 +1,126 @@
+"""The dense view against `Pattern.allowed` on integers, document by document; its cache; lse and terms of all pairs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout import dense
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.random_blocks import RandomBlocks
+
+CPU = torch.device("cpu")
+NUM_KEYS = 12
+PATTERNS = {
+    "full": Full(),
+    "causal": Causal(),
+    "band with globals": Band(2, 1) | GlobalTokens([0, -1]),
+    "per head": PerHead([Band(1, 1), Causal()]),
+    "random": Band(0, 0) | RandomBlocks(1, 2, seed=3),
+    "causal random": Band(1, 0) | RandomBlocks(1, 2, is_causal=True),
+}
+
+
+def bits(*rows: str) -> Tensor:
+    return torch.tensor([[char == "x" for char in row] for row in rows])
+
+
+MASKS = {
+    "none": TokenMask(),
+    "padding": TokenMask(key_mask=bits("...xxxxxxxxx", "xxxxxxx.....")),
+    "holes": TokenMask(key_mask=bits(".xx.xxx.xxx.", "............")),
+    "documents": TokenMask(
+        segment_ids=torch.tensor([[0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0], [5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6]])
+    ),
+    "all": TokenMask(
+        key_mask=bits("..xxxxx.xx..", "xxxxxxxxx.x."),
+        segment_ids=torch.tensor([[0] * 6 + [1] * 6, [0] * 3 + [1] * 8 + [2]]),
+        global_mask=bits("..x.......x.", "......x....x"),
+    ),
+}
+
+
+def by_hand(layout: Layout, tokens: TokenMask, batch_size: int) -> Tensor:
+    """One pair of integers after the other."""
+    allowed = torch.zeros(batch_size, layout.num_heads, layout.num_keys, layout.num_keys, dtype=torch.bool)
+    for row, documents in enumerate(tokens.documents(batch_size, layout.num_keys)):
+        for document in documents:
+            whole = Layout(layout.pattern, layout.num_heads, layout.num_keys, layout.num_keys, layer=layout.layer)
+            own = whole.of_document(document.start, document.stop, document.global_positions)
+            for head, pattern in enumerate(own.head_patterns()):
+                for query in range(own.num_keys):
+                    for key in range(own.num_keys):
+                        here = (row, head, document.start + query, document.start + key)
+                        allowed[here] = pattern.allowed(query, key)
+    if tokens.key_mask is not None:
+        allowed &= tokens.key_mask[:, None, None, :] & tokens.key_mask[:, None, :, None]
+    return allowed[:, :, layout.query_offset : layout.query_offset + layout.num_queries]
+
+
+@pytest.mark.parametrize("num_queries", [NUM_KEYS, 5], ids=["all queries", "last queries"])
+@pytest.mark.parametrize("tokens", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_allowed_pairs(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
+    layout = Layout(pattern, 4, num_queries, NUM_KEYS, NUM_KEYS - num_queries, layer=2)
+    expected = by_hand(layout, tokens, 2)
+    allowed = dense.allowed_pairs(layout, tokens, 2, CPU)
+    found = torch.ones_like(expected) if allowed is None else allowed.expand_as(expected)
+    assert torch.equal(found, expected)
+
+    mask, keyless = dense.additive_mask(layout, tokens, 2, CPU, torch.float32)
+    if mask is None:
+        assert expected.all()
+    else:
+        empty = torch.zeros(()).bool() if keyless is None else keyless
+        assert torch.equal((mask == 0).expand_as(expected), expected | empty)
+        assert torch.equal(empty.expand(*expected.shape[:3], 1)[..., 0], ~expected.any(-1))
+
+
+def test_no_mask_where_everything_is_allowed() -> None:
+    layout = Layout(Full(), 2, 3, 5, 1)
+    assert dense.allowed_pairs(layout, TokenMask(), 2, CPU) is None
+    assert dense.allowed_pairs(layout, TokenMask(key_mask=torch.ones(2, 5).bool()), 2, CPU) is None
+    assert dense.allowed_pairs(Layout(Band(4, 4), 2, 5, 5), TokenMask(), 2, CPU) is None
+    assert dense.allowed_pairs(Layout(Band(3, 4), 2, 5, 5), TokenMask(), 2, CPU) is not None
+
+
+def test_masks_are_cached_by_value() -> None:
+    first = dense.allowed_pairs(Layout(Band(1, 2), 2, 9, 9), TokenMask(), 2, CPU)
+    assert dense.allowed_pairs(Layout(Band(1, 2), 2, 9, 9), TokenMask(), 4, CPU) is first
+    with torch.inference_mode():
+        mask, _ = dense.additive_mask(Layout(Band(1, 3), 2, 9, 9), TokenMask(), 1, CPU, torch.float32)
+    assert mask is not None
+    assert not mask.is_inference()
+
+
+def test_cache_is_bounded() -> None:
+    cache = dense.MaskCache(max_bytes=100, max_masks=5)
+    for number in range(4):
+        cache.get(number, lambda: (torch.zeros(40, dtype=torch.uint8),))
+    assert cache.num_bytes == 80
+    kept = cache.get(3, lambda: (None,))
+    assert kept[0] is not None
+    cache.get("large", lambda: (torch.zeros(101, dtype=torch.uint8),))
+    assert cache.num_bytes == 80
+    for number in range(10):
+        cache.get(number, lambda: (None,))
+    assert cache.num_bytes == 0
+
+
+def test_row_lse_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "CHUNK_QUERIES", 5)
+    q, k = torch.randn(2, 4, 9, 3), torch.randn(2, 2, NUM_KEYS, 3)
+    values = torch.randn(2, 1, 9, 4)
+    layout, tokens = Layout(PATTERNS["per head"], 4, 9, NUM_KEYS, 3), MASKS["all"]
+    distances = (torch.arange(3, 12)[:, None] - torch.arange(NUM_KEYS)).clamp(-1, 2) + 1
+    bias = torch.stack([values[:, :, row, label] for row, label in enumerate(distances)], 2)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(2, 1)) * 0.5 + bias
+    allowed = dense.allowed_pairs(layout, tokens, 2, CPU)
+    assert allowed is not None
+    expected = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(dense.row_lse(q, k, layout, tokens, [Term(values, Distance(-1, 2))], 0.5), expected)
