@@ -4,6 +4,7 @@ Importing the package registers its model families, so that `AutoConfig`, `AutoM
 know them. Registration is per process: a script started on several processes imports the package on each.
 """
 
+from hf_efficient_attn import patterns
 from hf_efficient_attn.errors import (
     CheckpointError,
     ConfigurationError,
@@ -45,4 +46,5 @@ __all__ = [
     "StopOnNonFiniteLoss",
     "UnsupportedBackendError",
     "optimizer_groups",
+    "patterns",
 ]

@@ -1,18 +1,20 @@
 """Command line `hf-efficient-attn`: parse, call one function, print.
 
-Every subcommand lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`.
+Every command lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`.
 """
 
 import argparse
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from hf_efficient_attn.errors import EfficientAttentionError
 
-# command and subject -> the module that answers
-COMMANDS = {
+# the words of a command (one, or a verb and its subject) -> the module that answers
+COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks",
+    ("draw",): "hf_efficient_attn.analysis.draw",
 }
 
 
@@ -20,13 +22,15 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="hf-efficient-attn", description="Efficient Transformers for Hugging Face.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    groups = {}
-    for (command, subject), path in COMMANDS.items():
+    # where the last word of a command belongs, by the words before it
+    groups: dict[tuple[str, ...], Any] = {(): commands}
+    for (*verbs, name), path in COMMANDS.items():
         module = importlib.import_module(path)
-        if command not in groups:
-            groups[command] = commands.add_parser(command).add_subparsers(required=True, metavar="SUBJECT")
+        group = tuple(verbs)
+        if group not in groups:
+            groups[group] = commands.add_parser(*verbs).add_subparsers(required=True, metavar="SUBJECT")
         summary = (module.__doc__ or "").partition("\n")[0]
-        subparser = groups[command].add_parser(subject, help=summary, description=summary)
+        subparser = groups[group].add_parser(name, help=summary, description=summary)
         module.add_arguments(subparser)
         subparser.set_defaults(main=module.main)
     return parser

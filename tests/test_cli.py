@@ -5,12 +5,12 @@ import pytest
 from hf_efficient_attn.cli import COMMANDS, main
 
 
-@pytest.mark.parametrize(("command", "subject"), COMMANDS)
-def test_help(command: str, subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([command, subject, "--help"])
+        main([*command, "--help"])
     assert stop.value.code == 0
-    assert "--output" in capsys.readouterr().out
+    assert f"hf-efficient-attn {' '.join(command)} [-h]" in capsys.readouterr().out
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +18,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["benchmark"])
     assert stop.value.code == 2
     message = capsys.readouterr().err
-    assert all(command in message for command, _ in COMMANDS)
+    assert all(command in message for command, *_ in COMMANDS)
 
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

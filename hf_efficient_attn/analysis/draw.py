@@ -1,0 +1,107 @@
+"""Draw who may read whom under a pattern, as text and as a picture.
+
+The pattern is an expression, JSON, or a file with JSON, also the config.json of a model:
+    hf-efficient-attn draw "band(4, 4) | global(0)" --tokens 24
+    hf-efficient-attn draw path/to/config.json --layer 3 --png pattern.png
+"""
+
+import argparse
+import json
+from os import PathLike
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.layers import patterns_per_layer
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.pictures import new_figure
+
+PIXELS_PER_INCH = 130
+COLOR = "#0072B2"
+TITLE_LETTERS = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.add_argument("pattern", help="an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON")
+    parser.add_argument("--tokens", type=int, default=32, help="length of the sequence (default: %(default)s)")
+    parser.add_argument("--layer", type=int, default=0, help="layer, where the pattern differs by it (default: 0)")
+    parser.add_argument("--head", type=int, default=0, help="head, where the pattern differs by it (default: 0)")
+    parser.add_argument("--causal", action="store_true", help="the causal form of the pattern")
+    parser.add_argument("--png", metavar="FILE", help="draw a picture into FILE instead of printing text")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the pattern, or draw its picture."""
+    pattern = read_pattern(args.pattern, args.layer)
+    pattern = pattern.causal() if args.causal else pattern
+    text = pattern.draw(args.tokens, layer=args.layer, head=args.head)
+    if args.png:
+        plot_pattern(text, args.png, title=args.pattern + (", causal" if args.causal else ""))
+        print(f"{args.png}: {density_line(text)}")
+    else:
+        print(text)
+        print(density_line(text))
+
+
+def read_pattern(source: str, layer: int = 0) -> Pattern:
+    """Return the pattern of a layer from an expression, from JSON text, or from a JSON file.
+
+    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one.
+
+    Raises:
+        ConfigurationError: it is none of these, or the layer has no pattern.
+    """
+    text = Path(source).read_text(encoding="utf-8") if source.endswith(".json") and Path(source).is_file() else source
+    if source.endswith(".json") and text is source:
+        raise ConfigurationError(f"There is no file {source!r}; give the path of a JSON file, or an expression.")
+    if not text.lstrip().startswith(("{", "[")):
+        return parse_pattern(text)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{shorten(source, TITLE_LETTERS)} is no valid JSON: {error}.") from error
+    return _pattern_of_layer(data, layer)
+
+
+def plot_pattern(text: str, path: str | PathLike[str], title: str) -> None:
+    """Draw what `Pattern.draw` returned into `path`; its suffix says the format.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.colors import ListedColormap
+
+    rows = [[sign == "■" for sign in line] for line in text.splitlines()]
+    figure = new_figure(4.2, 4.6)
+    axis = figure.subplots()
+    axis.imshow(rows, cmap=ListedColormap(["#FFFFFF", COLOR]), vmin=0, vmax=1, interpolation="none")
+    axis.set_title(shorten(title, TITLE_LETTERS, placeholder=" …"), fontsize=10)
+    axis.set_xlabel(f"key\n{density_line(text)}")
+    axis.set_ylabel("query")
+    figure.savefig(path, dpi=PIXELS_PER_INCH)
+
+
+def density_line(text: str) -> str:
+    """Return how many pairs a drawing allows.
+
+    >>> density_line("■⬚\\n■■")
+    '3 of 4 pairs, 75.0%'
+    """
+    num_pairs, num_allowed = text.count("■") + text.count("⬚"), text.count("■")
+    return f"{num_allowed:,} of {num_pairs:,} pairs, {num_allowed / num_pairs:.1%}"
+
+
+def _pattern_of_layer(data: Any, layer: int) -> Pattern:
+    """Return the pattern of a layer; data without a number of layers are taken to have enough."""
+    num_layers = layer + 1
+    if isinstance(data, dict) and "attention_pattern" in data:
+        num_layers = data.get("num_hidden_layers", num_layers)
+        data = data["attention_pattern"]
+    patterns = patterns_per_layer(data, len(data) if isinstance(data, list) else num_layers)
+    pattern = patterns[layer] if layer < len(patterns) else None
+    if pattern is None:
+        raise ConfigurationError(f"Layer {layer} has no pattern; layers are counted from 0 to {len(patterns) - 1}.")
+    return pattern

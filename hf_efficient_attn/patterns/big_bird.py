@@ -1,0 +1,172 @@
+"""BigBird (Zaheer et al., 2020, section 2), its random blocks drawn our way or exactly as in the published code."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.checks import check_choice, check_integer
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.random_blocks import RandomBlocks
+from hf_efficient_attn.patterns.tables import KeyTable
+
+# lengths in tokens at which the published code draws only from the first 1,024 tokens, on the grid of 4,096
+PREFIX_LENGTHS = {"authors": (1024, 2048, 3072, 4096), "transformers": (1024, 3072, 4096)}
+PREFIX_TOKENS, GRID_TOKENS = 1024, 4096
+
+# random blocks of one head: those of row 0, of row 1, ...
+Rows = tuple[tuple[int, ...], ...]
+
+
+def bigbird(
+    block_tokens: int = 64, num_random_blocks: int = 3, seed: int = 0, plan: str = "seeded", causal: bool = False
+) -> Pattern:
+    """Return the pattern of BigBird-ITC: three blocks around the query, first and last block global, random blocks.
+
+    Args:
+        block_tokens: tokens per block.
+        num_random_blocks: random blocks per row of blocks that is not global.
+        seed: of the random blocks.
+        plan: "seeded" draws them by `RandomBlocks` from all blocks that the rest does not touch; "authors" and
+            "transformers" draw exactly as that code does in training, see `BigBirdBlocks`.
+        causal: our causal form: own and previous block, first block global, random blocks strictly before.
+
+    Raises:
+        ConfigurationError: an unknown plan, a plan that has no causal form, or numbers that make no pattern.
+    """
+    check_choice("bigbird", "plan", plan, ("seeded", *PREFIX_LENGTHS))
+    check_integer("bigbird", "num_random_blocks", num_random_blocks, at_least=0)
+    if causal and plan != "seeded":
+        raise ConfigurationError(f"bigbird: the plan {plan!r} has no causal form; use the plan 'seeded'.")
+    if causal:
+        rest = Blocks(Band(left=1, right=0) | GlobalTokens([0]), block_tokens).causal()
+    else:
+        rest = Blocks(Band(left=1, right=1) | GlobalTokens([0, -1]), block_tokens)
+    if num_random_blocks == 0:
+        return rest
+    if plan == "seeded":
+        return rest | RandomBlocks(num_random_blocks, block_tokens, seed, exclude=rest, is_causal=causal)
+    return rest | BigBirdBlocks(num_random_blocks, block_tokens, seed, plan)
+
+
+@dataclass(frozen=True)
+class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
+    """The random blocks of the published BigBird code, number for number: numpy's legacy generator, seed + layer.
+
+    They point to the first 1,024 tokens, or to the first (2·num_blocks + 5) blocks, whatever the length. Where the code
+    draws a block that the row reads anyway, that block is read once.
+
+    num_blocks: random blocks per row. block_tokens: tokens per block.
+    plan: "authors" (google-research/bigbird) or "transformers", which differ at 2,048 tokens.
+
+    Raises:
+        ConfigurationError: numbers below 1, a negative seed, or an unknown plan.
+    """
+
+    num_blocks: int
+    block_tokens: int
+    seed: int = 0
+    plan: str = "authors"
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "num_blocks", self.num_blocks, at_least=1)
+        check_integer(self.kind, "block_tokens", self.block_tokens, at_least=1)
+        check_integer(self.kind, "seed", self.seed, at_least=0)
+        check_choice(self.kind, "plan", self.plan, PREFIX_LENGTHS)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return True
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        # the layer is part of the seed, so that layers need no place in the cache of their own
+        heads = _draw(replace(self, seed=self.seed + layer), -(-num_keys // self.block_tokens), num_heads)
+        return Blocks(KeyTable(heads[head]), self.block_tokens)
+
+
+@lru_cache(maxsize=64)
+def _draw(pattern: BigBirdBlocks, num_rows: int, num_heads: int) -> tuple[Rows, ...]:
+    """Return the rows of every head; all heads are drawn from one stream."""
+    stream = _LegacyStream(pattern.seed)
+    if num_rows * pattern.block_tokens in PREFIX_LENGTHS[pattern.plan]:
+        drawn = [_prefix_rows(stream, pattern) for _ in range(num_heads)]
+    else:
+        drawn = _segment_rows(stream, num_rows, pattern.num_blocks, num_heads)
+    # the first and the last row are global
+    return tuple(((), *(tuple(row) for row in rows[1 : num_rows - 1]), ()) for rows in drawn)
+
+
+def _prefix_rows(stream: "_LegacyStream", pattern: BigBirdBlocks) -> list[list[int]]:
+    """Draw one head on the grid of 4,096 tokens, from the blocks 1, 2, ... of the first 1,024."""
+    candidates = range(1, PREFIX_TOKENS // pattern.block_tokens)
+    rows: list[list[int]] = [[]]
+    for row in range(1, GRID_TOKENS // pattern.block_tokens - 1):
+        others = [block for block in candidates if abs(block - row) > 1]
+        rows.append(stream.permutation(others)[: pattern.num_blocks])
+    return rows
+
+
+def _segment_rows(stream: "_LegacyStream", num_rows: int, num_blocks: int, num_heads: int) -> list[list[list[int]]]:
+    """Draw all heads from one or two segments of the blocks, row by row, and within a row head by head."""
+    heads: list[list[list[int]]] = [[[] for _ in range(num_rows)] for _ in range(num_heads)]
+
+    def draw(rows: Iterable[int], start: int, stop: int, count: int) -> None:
+        for row in rows if count else ():
+            for head in heads:
+                head[row] += _candidates(stream.permutation(range(start, stop)), row, stop)[:count]
+
+    border, count = _first_segment(num_rows, num_blocks)
+    early, late = range(1, border), range(border, num_rows)
+    # the second segment is drawn for the early rows before the first segment is drawn for the late ones
+    draw(early, 0, border, count)
+    draw(early, border, num_rows, num_blocks - count)
+    draw(late, 0, border, count)
+    draw(late, border, num_rows, num_blocks - count)
+    return heads
+
+
+def _first_segment(num_rows: int, num_blocks: int) -> tuple[int, int]:
+    """Return the length of the first segment in blocks, and how many random blocks come from it."""
+    if 2 * num_blocks + 5 < num_rows:
+        return 2 * num_blocks + 5, num_blocks
+    if num_blocks + 5 < num_rows:
+        return num_blocks + 5, num_blocks // 2
+    return num_rows, num_blocks
+
+
+def _candidates(blocks: Sequence[int], row: int, stop: int) -> list[int]:
+    """Leave out what the code takes for neighbours and global blocks in a segment that ends at `stop`."""
+    left_out = {row - 1, row, row + 1, 0, stop - 1}
+    # next to a global row, the code leaves out the other end's neighbour too
+    left_out |= {stop - 2} if row == 1 else set()
+    left_out |= {1} if row == stop - 2 else set()
+    return [block for block in blocks if block not in left_out]
+
+
+class _LegacyStream:
+    """`numpy.random.RandomState(seed)` as far as shuffles go: MT19937, and indices by masked rejection."""
+
+    def __init__(self, seed: int) -> None:
+        state = [seed & 0xFFFFFFFF]
+        for index in range(1, 624):
+            state.append((1812433253 * (state[-1] ^ (state[-1] >> 30)) + index) & 0xFFFFFFFF)
+        self._generator = Random()
+        self._generator.setstate((3, (*state, 624), None))
+
+    def permutation(self, values: Iterable[int]) -> list[int]:
+        """Return `values` in random order."""
+        shuffled = list(values)
+        for last in range(len(shuffled) - 1, 0, -1):
+            place = self._at_most(last)
+            shuffled[last], shuffled[place] = shuffled[place], shuffled[last]
+        return shuffled
+
+    def _at_most(self, limit: int) -> int:
+        mask = (1 << limit.bit_length()) - 1
+        while (value := self._generator.getrandbits(32) & mask) > limit:
+            pass
+        return value

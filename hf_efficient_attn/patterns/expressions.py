@@ -1,0 +1,90 @@
+"""Patterns as short expressions, for command lines: band(4, 4) | global(0)."""
+
+import ast
+import re
+from collections.abc import Callable
+from operator import and_, or_
+from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.serialization import allowed_names
+
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.BitOr: or_, ast.BitAnd: and_}
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Return the pattern that an expression describes; nothing in it is run as Python.
+
+    Allowed are patterns by class (`Band`) or kind (`band`) with their arguments, `global(0, -1)`, `bigbird(...)`, the
+    operators | & ~, brackets, lists, integers, True, False, None, and strings.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> parse_pattern("band(4, right=0) | global(0)") == Band(4, 0) | GlobalTokens([0])
+    True
+
+    Raises:
+        ConfigurationError: anything else, or values that a pattern refuses.
+    """
+    # Python reserves the word; as `global_` it is a name like any other
+    source = re.sub(r"\bglobal\b", "global_", text.strip())
+    try:
+        tree = ast.parse(source, mode="eval")
+    except (SyntaxError, ValueError) as error:
+        raise ConfigurationError(
+            f"{text!r} is no expression of patterns; write e.g. band(4, 4) | global(0)."
+        ) from error
+    pattern = _value(tree.body)
+    if not isinstance(pattern, Pattern):
+        raise ConfigurationError(f"{text!r} is no pattern; write e.g. band(4, 4) | global(0).")
+    return pattern
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_pattern(node.left), _pattern(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return ~_pattern(node.operand)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _call(node, node.func.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(entry) for entry in node.elts]
+    try:
+        constant = ast.literal_eval(node)
+    except ValueError:
+        constant = node
+    if constant is None or isinstance(constant, int | str):
+        return constant
+    raise ConfigurationError(
+        f"{ast.unparse(node)!r} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, "
+        "True, False, None and strings."
+    )
+
+
+def _pattern(node: ast.expr) -> Pattern:
+    value = _value(node)
+    if not isinstance(value, Pattern):
+        raise ConfigurationError(f"{ast.unparse(node)!r} is no pattern; | & ~ join patterns, such as band(4, 4).")
+    return value
+
+
+def _call(node: ast.Call, name: str) -> Pattern:
+    factories: dict[str, Callable[..., Pattern]] = {**Pattern.kinds, "bigbird": bigbird, "global": _global}
+    classes = {cls.__name__: cls for cls in Pattern.kinds.values()}
+    factory = classes.get(name) or factories.get(name.removesuffix("_"))
+    if factory is None:
+        raise ConfigurationError(f"No pattern is called {name!r}; {allowed_names(name, factories)}")
+    arguments = [_value(argument) for argument in node.args]
+    options = {keyword.arg or "**": _value(keyword.value) for keyword in node.keywords}
+    try:
+        return factory(*arguments, **options)
+    except TypeError as error:
+        raise ConfigurationError(f"{ast.unparse(node)} does not fit: {error}.") from error
+
+
+def _global(*positions: Any, **options: bool) -> Pattern:
+    """Return global tokens, their positions listed or not."""
+    listed = positions[0] if len(positions) == 1 and isinstance(positions[0], list) else positions
+    return GlobalTokens(listed, **options)

@@ -1,0 +1,198 @@
+"""The binary partition tree of BP-Transformer (Ye et al., 2019): tokens read spans, fine near and coarse far.
+
+Level 0 of the tree are the tokens; node i of level j covers the tokens i·2^j to (i+1)·2^j - 1, cut at the end. All
+nodes, level after level, make one sequence: its positions are what the patterns here speak of.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, takewhile
+from typing import Any, NamedTuple
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.patterns.checks import check_bool, check_choice, check_integer, check_length
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.spans import Spans, clip, normalize, union
+
+BUILDERS = ("fixed", "release")
+
+
+def span_tree_nodes(num_tokens: int) -> int:
+    """Return how many nodes the tree over `num_tokens` tokens has.
+
+    >>> span_tree_nodes(8), span_tree_nodes(5)
+    (15, 11)
+    """
+    return sum(_level_sizes(num_tokens))
+
+
+@dataclass(frozen=True)
+class SpanTree(Pattern, kind="span_tree"):
+    """Spans read their tokens; a token reads itself, and per level the nodes next to what it has read already.
+
+    Queries and keys are the nodes of the tree, tokens first, so a sequence is `span_tree_nodes(num_tokens)` long.
+
+    num_nodes: nodes a token reads per level and side (the paper's k); one more where that keeps the cover exact.
+    is_causal: tokens read only to their left. Spans come later in the sequence than the tokens that read them, so the
+        resolved pattern is not causal in the order of the nodes.
+    builder: "release" repeats a fault of the authors' code: with a number of tokens that is no power of two, some
+        tokens also read one node of the next level that does not lie to their right.
+
+    Raises:
+        ConfigurationError: less than one node, or an unknown builder.
+    """
+
+    num_nodes: int
+    is_causal: bool = False
+    builder: str = "fixed"
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "num_nodes", self.num_nodes, at_least=1)
+        check_bool(self.kind, "is_causal", self.is_causal)
+        check_choice(self.kind, "builder", self.builder, BUILDERS)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return True
+
+    def causal(self) -> Pattern:
+        return SpanTree(self.num_nodes, True, self.builder)
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        """Return the tree that has `num_keys` nodes.
+
+        Raises:
+            InputError: there is none; the message names the nearest numbers of nodes.
+        """
+        check_length("num_keys", num_keys)
+        num_tokens = bisect_left(range(num_keys), num_keys, lo=1, key=span_tree_nodes)
+        if span_tree_nodes(num_tokens) != num_keys:
+            near = " or ".join(f"{span_tree_nodes(n)} (of {n} tokens)" for n in (num_tokens - 1, num_tokens))
+            raise InputError(f"No span tree has {num_keys} nodes; give {near}, as span_tree_nodes(num_tokens) counts.")
+        return SizedSpanTree(num_tokens, self.num_nodes, self.is_causal, self.builder)
+
+
+class _Context(NamedTuple):
+    """Neighbours on one side of a query in one level, as positions in the sequence.
+
+    pointer: the node next to what the query has read already; its side is -1 for left, 1 for right.
+    start, stop: the nodes it reads, as far as they are there. offset, end: the nodes of the level.
+    """
+
+    level: int
+    side: int
+    pointer: Any
+    start: Any
+    stop: Any
+    offset: int
+    end: int
+
+
+@dataclass(frozen=True)
+class SizedSpanTree(Pattern, kind="sized_span_tree"):
+    """A `SpanTree` over a known number of tokens; `left_only` is its `is_causal`."""
+
+    num_tokens: int
+    num_nodes: int
+    left_only: bool = False
+    builder: str = "fixed"
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "num_tokens", self.num_tokens, at_least=1)
+        check_integer(self.kind, "num_nodes", self.num_nodes, at_least=1)
+        check_bool(self.kind, "left_only", self.left_only)
+        check_choice(self.kind, "builder", self.builder, BUILDERS)
+
+    def causal(self) -> Pattern:
+        return SizedSpanTree(self.num_tokens, self.num_nodes, True, self.builder)
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return self.relation_label(query, key, clip_distance=0) >= 0
+
+    def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
+        """Return the number of the relation between two nodes, -1 where `query` does not read `key`.
+
+        In level j, clipped to `clip_distance`: (2k+1)·j for a span and its token, and then 2s+1 and 2s+2 for the s-th
+        neighbour to the left and to the right. A node that stands in for the first neighbour of the next level is
+        labelled as that one. Integers or integer tensors, as for `allowed`.
+        """
+        labels_per_level = 2 * self.num_nodes + 1
+        label = -1 + (query - query) + (key - key)
+        for level, (offset, _) in enumerate(self._levels):
+            covers = (key < self.num_tokens) & (key >> level == query - offset)
+            label = label + covers * (labels_per_level * min(level, clip_distance) + 1)
+        for context in self._contexts(query):
+            place = context.side * (key - context.pointer)
+            level = min(context.level, clip_distance)
+            # the place after the last is that of the stand-in
+            level = level + (min(context.level + 1, clip_distance) - level) * (place // self.num_nodes)
+            relation = labels_per_level * level + 2 * (place % self.num_nodes) + (1 if context.side < 0 else 2)
+            # what the release misreads may be read already
+            reads = self._reads(context, key) & (query < self.num_tokens) & (label < 0)
+            label = label + reads * (relation + 1)
+        return label
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        spans = [self._neighbours(first_query, min(last_query, self.num_tokens - 1))]
+        for level, (offset, size) in enumerate(self._levels):
+            first, last = max(first_query - offset, 0), min(last_query - offset, size - 1)
+            if first <= last:
+                spans.append(clip([(first << level, last + 1 << level)], self.num_tokens))
+        return clip(union(*spans), num_keys)
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        if first_query == last_query or last_query >= self.num_tokens:
+            return super().full_key_spans(first_query, last_query, num_keys)
+        pairs = zip(self._contexts(first_query), self._contexts(last_query), strict=True)
+        common = ((max(last.start, last.offset), min(first.stop, first.end)) for first, last in pairs)
+        return clip(normalize(common), num_keys)
+
+    @cached_property
+    def _levels(self) -> tuple[tuple[int, int], ...]:
+        """The first node and the number of nodes of each level."""
+        sizes = _level_sizes(self.num_tokens)
+        return tuple(zip(accumulate(sizes, initial=0), sizes, strict=False))
+
+    def _contexts(self, query: Any) -> Iterator[_Context]:
+        """Yield what token `query` reads beside itself, level by level, first to the left and then to the right.
+
+        A side reads up to an even border: the next level begins with the parent of what lies beyond.
+        """
+        pointer, stop = query - 1, query
+        for level, (offset, size) in enumerate(self._levels):
+            border = (pointer - self.num_nodes + 1) >> 1
+            yield _Context(level, -1, offset + pointer, offset + 2 * border, offset + stop, offset, offset + size)
+            pointer, stop = (pointer - self.num_nodes) >> 1, border
+        pointer = start = query + 1
+        for level, (offset, size) in enumerate(() if self.left_only else self._levels):
+            border = (pointer + self.num_nodes + 1) >> 1
+            yield _Context(level, 1, offset + pointer, offset + start, offset + 2 * border, offset, offset + size)
+            pointer, start = (pointer + self.num_nodes) >> 1, border
+
+    def _reads(self, context: _Context, key: Any) -> Any:
+        inside = (key >= context.start) & (key < context.stop) & (key >= context.offset) & (key < context.end)
+        return inside | ((key == context.end) & self._misreads(context, context))
+
+    def _misreads(self, first: _Context, last: _Context) -> Any:
+        """Return whether the release reads the node after the level, for some query between those of two contexts."""
+        is_possible = self.builder == "release" and first.side > 0 and (first.end - first.offset) % 2 == 1
+        last_pointer = first.end - self.num_nodes
+        return (first.pointer <= last_pointer) & (last.pointer >= last_pointer) & (is_possible and first.end > 1)
+
+    def _neighbours(self, first_query: int, last_query: int) -> Spans:
+        if first_query > last_query:
+            return ()
+        spans = []
+        for first, last in zip(self._contexts(first_query), self._contexts(last_query), strict=True):
+            # borders move with the query, and never leave a gap between neighbouring queries
+            spans.append((max(first.start, first.offset), min(last.stop, last.end)))
+            if self._misreads(first, last):
+                spans.append((last.end, last.end + 1))
+        return normalize(spans)
+
+
+def _level_sizes(num_tokens: int) -> list[int]:
+    halved = accumulate(range(num_tokens.bit_length()), lambda size, _: (size + 1) // 2, initial=num_tokens)
+    return [*takewhile(lambda size: size > 1, halved), 1]
