@@ -81,6 +81,7 @@ def plot_pattern(text: str, path: str | PathLike[str], title: str) -> None:
     axis.set_title(shorten(title, TITLE_LETTERS, placeholder=" …"), fontsize=10)
     axis.set_xlabel(f"key\n{density_line(text)}")
     axis.set_ylabel("query")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=PIXELS_PER_INCH)
 
 

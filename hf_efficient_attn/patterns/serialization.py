@@ -37,7 +37,7 @@ def from_json(value: Any, kinds: Mapping[str, type]) -> Any:
 
 def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
     kind = data.pop("kind", None)
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         problem = "a pattern has no kind" if kind is None else f"no pattern is called {kind!r}"
         raise ConfigurationError(f"{problem}; {allowed_names(kind, kinds)}")
     fields = {field.name: field for field in _fields(kinds[kind])}

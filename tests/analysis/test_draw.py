@@ -1,0 +1,53 @@
+"""The command `draw`: what it reads, prints and paints."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.cli import main
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns import Band, Full, PerHead, layers_to_dict
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["draw", "band(1, 1) | global(0)", "--tokens", "3", "--causal"])
+    assert capsys.readouterr().out == "■⬚⬚\n■■⬚\n■■■\n6 of 9 pairs, 66.7%\n"
+
+
+def test_layer_and_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"num_hidden_layers": 2, "attention_pattern": layers_to_dict([Full(), PerHead([Full(), Band(0, 0)])])}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    main(["draw", str(path), "--tokens", "2", "--layer", "1", "--head", "1"])
+    assert capsys.readouterr().out == "■⬚\n⬚■\n2 of 4 pairs, 50.0%\n"
+    with pytest.raises(ConfigurationError, match="Layer 2 has no pattern; .* 0 to 1"):
+        read_pattern(str(path), layer=2)
+
+
+def test_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "folder" / "pattern.png"
+    main(["draw", "bigbird(4, 1)", "--tokens", "40", "--png", str(path)])
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.startswith(f"{path}: ")
+
+
+def test_json_text() -> None:
+    assert read_pattern(json.dumps(Band(1, 2).to_dict())) == Band(1, 2)
+    assert read_pattern(json.dumps([Full().to_dict(), Band(1, 2).to_dict()]), layer=1) == Band(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.json", "There is no file 'missing.json'"),
+        ('{"kind": ', "is no valid JSON"),
+        ('{"model_type": "bert"}', "a pattern has no kind"),
+        ("[null]", "Layer 0 has no pattern"),
+    ],
+)
+def test_refusals(source: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_pattern(source)

@@ -1,0 +1,63 @@
+"""Random patterns for hypothesis: every atom, and the algebra on top."""
+
+from hypothesis import strategies as st
+
+from hf_efficient_attn.patterns import (
+    Band,
+    BlockLocal,
+    Blocks,
+    Causal,
+    Dilated,
+    Full,
+    GlobalTokens,
+    KeyTable,
+    Pattern,
+    PerHead,
+    RandomBlocks,
+    Strided,
+    bigbird,
+)
+
+small = st.integers(1, 6)
+limits = st.none() | st.integers(-1, 9)
+
+positional = st.one_of(
+    st.just(Full()),
+    st.just(Causal()),
+    st.builds(Band, limits, limits),
+    st.builds(Dilated, limits, limits, small),
+    st.builds(Strided, small),
+    st.builds(GlobalTokens, st.lists(st.integers(-20, 20), max_size=4)),
+    st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), reads_all=st.just(False)),
+    st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), read_by_all=st.just(False)),
+    st.builds(KeyTable, st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=20)),
+    st.builds(BlockLocal, small),
+)
+atoms: st.SearchStrategy[Pattern] = st.one_of(
+    positional,
+    st.builds(Blocks, positional, small),
+    st.builds(RandomBlocks, st.integers(1, 3), small, st.integers(0, 5), st.none() | positional),
+    st.builds(RandomBlocks, st.integers(1, 3), small, is_causal=st.just(True)),
+)
+
+
+def _algebra(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
+    return st.one_of(
+        st.tuples(parts, parts).map(lambda pair: pair[0] | pair[1]),
+        st.tuples(parts, parts).map(lambda pair: pair[0] & pair[1]),
+        parts.map(lambda part: ~part),
+        st.builds(Blocks, parts, st.integers(1, 3)),
+    )
+
+
+compositions: st.SearchStrategy[Pattern] = st.recursive(atoms, _algebra, max_leaves=4)
+with_heads: st.SearchStrategy[Pattern] = st.one_of(
+    st.lists(compositions, min_size=1, max_size=2).map(PerHead),
+    st.tuples(st.lists(atoms, min_size=2, max_size=2).map(PerHead), atoms).map(lambda pair: pair[0] & pair[1]),
+    st.builds(bigbird, small, st.integers(0, 2), st.integers(0, 5), st.sampled_from(["seeded", "authors"])),
+)
+# (number of queries, number of keys, first query)
+places = st.one_of(
+    st.tuples(st.integers(1, 14), st.just(0)).map(lambda length: (length[0], *length)),
+    st.tuples(st.integers(1, 8), st.integers(1, 20), st.integers(0, 12)),
+)

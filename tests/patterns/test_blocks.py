@@ -1,0 +1,99 @@
+"""Blocks of tokens: closed-form counts of pairs and blocks, pieces, tables, and values they cannot have."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns import Band, BlockLocal, Blocks, Causal, Dilated, KeyTable, Pattern
+from hf_efficient_attn.patterns.spans import size
+
+lengths, block_lengths, widths = st.integers(1, 120), st.integers(1, 16), st.integers(0, 150)
+
+
+@given(lengths, block_lengths)
+def test_pairs_of_local_blocks(tokens: int, block: int) -> None:
+    whole, rest = divmod(tokens, block)
+    assert BlockLocal(block).num_pairs(tokens, tokens) == whole * block**2 + rest**2
+    causal = BlockLocal(block).causal()
+    assert causal.num_pairs(tokens, tokens) == (whole * block * (block + 1) + rest * (rest + 1)) // 2
+
+
+def touched_and_full_blocks(pattern: Pattern, num_rows: int, block: int) -> tuple[int, int]:
+    """Count blocks of a sequence of `num_rows` whole blocks by the spans of each row of blocks."""
+    touched = full = 0
+    for row in range(num_rows):
+        bounds = (row * block, (row + 1) * block - 1, num_rows * block)
+        touched += sum(-(-stop // block) - start // block for start, stop in pattern.key_spans(*bounds))
+        full += sum(max(0, stop // block - -(-start // block)) for start, stop in pattern.full_key_spans(*bounds))
+    return touched, full
+
+
+@given(st.integers(1, 12), block_lengths, widths)
+def test_blocks_that_a_band_touches_and_fills(num_rows: int, block: int, width: int) -> None:
+    reach = min((width + block - 1) // block, num_rows - 1)
+    inside = min((width + 1) // block - 1, num_rows - 1)
+    touched = num_rows * (2 * reach + 1) - reach * (reach + 1)
+    full = 0 if inside < 0 else num_rows * (2 * inside + 1) - inside * (inside + 1)
+    assert touched_and_full_blocks(Band(width, width), num_rows, block) == (touched, full)
+    causal_touched = num_rows * (reach + 1) - reach * (reach + 1) // 2
+    causal_full = sum(num_rows - distance for distance in range(1, inside + 1)) if block > 1 else causal_touched
+    assert touched_and_full_blocks(Band(width, 0), num_rows, block) == (causal_touched, causal_full)
+
+
+@given(st.integers(1, 8), block_lengths, st.integers(0, 8), st.integers(1, 40))
+def test_blocks_that_dilation_touches(num_rows: int, block: int, width: int, step: int) -> None:
+    distances = [step * i for i in range(-width, width + 1)]
+    expected = {
+        (row, column)
+        for row in range(num_rows)
+        for column in range(num_rows)
+        if any(abs((column - row) * block - distance) < block for distance in distances)
+    }
+    pattern = Dilated(width * step, width * step, step)
+    found = set()
+    for row in range(num_rows):
+        for start, stop in pattern.key_spans(row * block, (row + 1) * block - 1, num_rows * block):
+            found |= {(row, column) for column in range(start // block, -(-stop // block))}
+    assert found == expected
+
+
+def test_pieces_begin_within_a_block() -> None:
+    even, odd = Blocks(Dilated(2, 2, 2), 4).pieces(num_queries=9, num_keys=15, query_offset=6)
+    assert (odd.queries, odd.keys) == ((6, 7, 12, 13, 14), (4, 5, 6, 7, 12, 13, 14))
+    assert (odd.local, odd.local_query_offset) == (Blocks(Band(1, 1), 4), 2)
+    assert (even.queries, even.local_query_offset) == ((8, 9, 10, 11), 4)
+    (natural,) = Blocks(Band(1, 1), 4).pieces(num_queries=9, num_keys=15, query_offset=6)
+    assert natural == Pattern.pieces(Blocks(Band(1, 1), 4), 9, 15, 6)[0]
+
+
+def test_causality_counts_whole_blocks() -> None:
+    assert Blocks(Band(2, -1), 4).is_causal
+    assert not Blocks(Causal(), 4).is_causal
+    assert Blocks(Causal(), 1).is_causal
+    assert Blocks(KeyTable([[], [0], [0, 1]]), 4).is_causal
+
+
+def test_tables() -> None:
+    table = KeyTable([[2, 0, 2], [], [1]])
+    assert table == KeyTable(((0, 2), (), (1,)))
+    assert size(table.key_spans(0, 2, 3)) == 3
+    assert not table.allowed(7, 0)
+    converted = table.with_tables(list)
+    assert [list(column) for column in converted.columns] == [[0, -1, 1], [2, -1, -1]]
+    assert converted == table
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BlockLocal(0), "block_tokens is 0"),
+        (lambda: Blocks(Causal(), 2.0), "block_tokens is 2.0"),
+        (lambda: KeyTable([]), "rows is"),
+        (lambda: KeyTable([[-1]]), "rows is"),
+        (lambda: KeyTable([0]), "rows\\[0\\] is 0"),
+    ],
+)
+def test_bad_values(make: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()  # type: ignore[operator]

@@ -1,0 +1,52 @@
+"""Global tokens: pair counts with a band, lengths, and values they cannot have."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns import Band, Blocks, GlobalTokens
+
+
+@given(st.integers(2, 60), st.integers(0, 70), st.sets(st.integers(0, 59), max_size=6))
+def test_pairs_of_band_and_globals(tokens: int, width: int, positions: set[int]) -> None:
+    chosen = {position for position in positions if position < tokens}
+    degrees = sum(min(tokens - 1, p + width) - max(0, p - width) + 1 for p in chosen)
+    inner = sum(abs(p - q) <= width for p in chosen for q in chosen)
+    band = Band(width, width).num_pairs(tokens, tokens)
+    expected = 2 * tokens * len(chosen) - len(chosen) ** 2 + band - 2 * degrees + inner
+    pattern = (Band(width, width) | GlobalTokens(positions)).resolve(tokens)
+    assert pattern.num_pairs(tokens, tokens) == expected
+
+
+def test_positions_meet_the_length() -> None:
+    assert GlobalTokens([3, -1, 0, 0]) == GlobalTokens((-1, 0, 3))
+    assert GlobalTokens([0, -1]).resolve(8) == GlobalTokens([0, 7])
+    assert GlobalTokens([0, -9, 9]).resolve(8) == GlobalTokens([0])
+    assert Blocks(GlobalTokens([0, -1]), 4).resolve(9) == Blocks(GlobalTokens([0, 2]), 4)
+
+
+def test_causality() -> None:
+    assert GlobalTokens([0], reads_all=False).is_causal
+    assert not GlobalTokens([1], reads_all=False).is_causal
+    assert not GlobalTokens([0]).is_causal
+    assert GlobalTokens([0]).causal().is_causal
+
+
+def test_pieces_are_columns_and_rows() -> None:
+    columns, rows = GlobalTokens([0, 5]).pieces(num_queries=4, num_keys=8, query_offset=4)
+    assert (columns.queries, columns.keys, columns.local) == (range(4, 8), (0, 5), None)
+    assert (rows.queries, rows.keys, rows.local) == ((5,), range(8), None)
+    (columns,) = Blocks(GlobalTokens([1], reads_all=False), 4).pieces(num_queries=8, num_keys=7)
+    assert (columns.queries, columns.keys) == (range(8), (4, 5, 6))
+
+
+@pytest.mark.parametrize("positions", [0, "0", [0.5], [True], None])
+def test_bad_positions(positions: object) -> None:
+    with pytest.raises(ConfigurationError, match="positions is"):
+        GlobalTokens(positions)  # type: ignore[arg-type]
+
+
+def test_one_half_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match="both false"):
+        GlobalTokens([0], reads_all=False, read_by_all=False)

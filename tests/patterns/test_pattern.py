@@ -1,0 +1,207 @@
+"""What every pattern promises, against brute force on random patterns."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from patterns.relation import keys_of, pairs_of, rows_of
+from patterns.strategies import atoms, compositions, places, with_heads
+
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.patterns import (
+    Band,
+    BlockLocal,
+    Blocks,
+    Causal,
+    Complement,
+    Dilated,
+    Full,
+    GlobalTokens,
+    Intersection,
+    Pattern,
+    PerHead,
+    RandomBlocks,
+    SpanTree,
+    Union,
+    bigbird,
+)
+from hf_efficient_attn.patterns.spans import normalize
+
+Place = tuple[int, int, int]
+
+
+@given(compositions, places)
+def test_allowed_is_the_same_on_integers_and_tensors(pattern: Pattern, place: Place) -> None:
+    num_queries, num_keys, offset = place
+    pattern = pattern.resolve(num_keys)
+    queries, keys = torch.arange(offset, offset + num_queries)[:, None], torch.arange(num_keys)[None]
+    for same in (pattern, pattern.with_tables(torch.tensor)):
+        mask = same.allowed(queries, keys)
+        assert mask.dtype == torch.bool
+        assert mask.shape == (num_queries, num_keys)
+        assert {(query + offset, key) for query, key in mask.nonzero().tolist()} == pairs_of(pattern, *place)
+    assert isinstance(pattern.allowed(0, 0), bool)
+
+
+@given(compositions, places)
+def test_spans_are_bounds_and_exact_for_one_query(pattern: Pattern, place: Place) -> None:
+    num_queries, num_keys, offset = place
+    pattern = pattern.resolve(num_keys)
+    for first, last in {(offset, offset + num_queries - 1), (offset, offset + num_queries // 2)}:
+        rows = rows_of(pattern, first, last, num_keys)
+        outer, inner = (spans(first, last, num_keys) for spans in (pattern.key_spans, pattern.full_key_spans))
+        assert outer == normalize(outer)
+        assert inner == normalize(inner)
+        assert keys_of(outer) >= set.union(*rows)
+        assert keys_of(inner) <= set.intersection(*rows)
+        for query, row in enumerate(rows, start=first):
+            assert keys_of(pattern.key_spans(query, query, num_keys)) == row
+            assert keys_of(pattern.full_key_spans(query, query, num_keys)) == row
+            assert pattern.num_keys_of(query, num_keys) == len(row)
+
+
+@given(atoms, atoms, places)
+def test_outer_spans_are_exact_for_atoms_and_unions(left: Pattern, right: Pattern, place: Place) -> None:
+    num_queries, num_keys, offset = place
+    for pattern in (left.resolve(num_keys), (left | right).resolve(num_keys)):
+        for last in range(offset, offset + num_queries):
+            rows = rows_of(pattern, offset, last, num_keys)
+            assert keys_of(pattern.key_spans(offset, last, num_keys)) == set.union(*rows)
+
+
+@given(compositions, places)
+def test_counts_and_members(pattern: Pattern, place: Place) -> None:
+    pattern = pattern.resolve(place[1])
+    pairs = pairs_of(pattern, *place)
+    assert pattern.num_pairs(*place) == len(pairs)
+    assert set.union(*(pairs_of(member, *place) for member in pattern.members())) == pairs
+    assert all(member.kind != "union" for member in pattern.members())
+
+
+@given(compositions, places)
+def test_pieces_cover_every_pair(pattern: Pattern, place: Place) -> None:
+    pattern = pattern.resolve(place[1])
+    covered = {
+        (query, key)
+        for piece in pattern.pieces(*place)
+        for a, query in enumerate(piece.queries)
+        for b, key in enumerate(piece.keys)
+        if piece.local is None or piece.local.allowed(a + piece.local_query_offset, b)
+    }
+    assert covered >= pairs_of(pattern, *place)
+
+
+@given(compositions)
+def test_properties_are_sound(pattern: Pattern) -> None:
+    pattern = pattern.resolve(12)
+    pairs = pairs_of(pattern, 12, 12)
+    if pattern.is_causal:
+        assert all(key <= query for query, key in pairs)
+    if pattern.max_tokens_ahead is not None:
+        assert all(key - query <= pattern.max_tokens_ahead for query, key in pairs)
+    if pattern.period is not None and pattern.period < 40:
+        moved = pairs_of(pattern, 12, 12 + pattern.period, pattern.period)
+        assert {
+            (query - pattern.period, key - pattern.period) for query, key in moved if key >= pattern.period
+        } == pairs
+
+
+@given(compositions)
+def test_causal_form_and_subsample(pattern: Pattern) -> None:
+    drawn = pattern.resolve(12)
+    causal = drawn.causal()
+    assert causal.is_causal
+    assert pairs_of(causal, 12, 12) == {(query, key) for query, key in pairs_of(drawn, 12, 12) if key <= query}
+    for step in (2, 3):
+        local = drawn.subsample(step)
+        if local is not None:
+            pairs = pairs_of(local, 12 // step, 12 // step)
+            for start in range(step):
+                assert pairs == {
+                    (query // step, key // step)
+                    for query, key in pairs_of(drawn, 12, 12)
+                    if query % step == key % step == start
+                }
+
+
+@settings(max_examples=50)
+@given(with_heads | compositions)
+def test_resolve_json_and_heads(pattern: Pattern) -> None:
+    assert Pattern.from_dict(pattern.to_dict()) == pattern
+    assert hash(Pattern.from_dict(pattern.to_dict())) == hash(pattern)
+    heads = pattern.heads(4)
+    for head, own in enumerate(heads):
+        drawn = own.resolve(12, layer=2, head=head, num_heads=4)
+        assert drawn == pattern.resolve(12, layer=2, head=head, num_heads=4)
+        assert drawn == drawn.resolve(12)
+        assert not drawn.depends_on_length
+        assert Pattern.from_dict(drawn.to_dict()) == drawn
+    if not pattern.depends_on_length:
+        assert pairs_of(heads[0].resolve(9), 9, 9) == {
+            (query, key) for query, key in pairs_of(heads[0].resolve(12), 9, 12) if key < 9
+        }
+
+
+def test_algebra_gives_values() -> None:
+    a, b, c = Band(1, 1), GlobalTokens([0], reads_all=False), BlockLocal(4)
+    assert (a | b) | c == a | (b | c) == Union([a, b, c])
+    assert (a & b) & c == a & (b & c) == Intersection([a, b, c])
+    assert a | a is a
+    assert ~~a is a
+    assert ((a | b) & c).members() == (a & c, b & c)
+    assert Blocks(a | b, 4).members() == (Blocks(a, 4), Blocks(b, 4))
+    assert (Band(2, 2) | GlobalTokens([0])).causal() == Band(2, 0) | (GlobalTokens([0]) & Causal())
+    assert Full().causal() == Causal()
+    assert len({Band(1, 1), Band(1, 1), Band(1, 0)}) == 2
+    with pytest.raises(TypeError):
+        a | 3  # type: ignore[operator]
+
+
+def test_periods() -> None:
+    assert (BlockLocal(4) | BlockLocal(6) | Band(1, 1)).period == 12
+    assert Blocks(Dilated(4, 4, 2), 8).period == 8
+    assert (Band(1, 1) | GlobalTokens([0])).period is None
+    assert (~BlockLocal(4)).period == 4
+    assert (Blocks(Band(1, 1), 4) & Causal()).granularity == 4
+
+
+def test_heads_share_patterns_evenly() -> None:
+    a, b, c = Band(1, 1), Causal(), BlockLocal(4)
+    assert PerHead([a, b]).heads(8) == (a,) * 4 + (b,) * 4
+    assert (PerHead([a, b]) | c).heads(2) == (a | c, b | c)
+    assert (~PerHead([a, b])).heads(2) == (~a, ~b)
+    assert PerHead([PerHead([a, b]), c]).heads(4) == (a, a, c, c)
+    assert PerHead([a, b]).causal() == PerHead([Band(1, 0), b])
+    with pytest.raises(ConfigurationError, match="cannot share 3 heads"):
+        PerHead([a, b]).heads(3)
+    with pytest.raises(ConfigurationError, match="heads\\(num_heads\\)"):
+        PerHead([a, b]).allowed(0, 0)
+
+
+@pytest.mark.parametrize("pattern", [RandomBlocks(1, 4), bigbird(4, 1), SpanTree(2), GlobalTokens([-1])])
+def test_unresolved_patterns_say_so(pattern: Pattern) -> None:
+    assert pattern.depends_on_length
+    for call in (lambda: pattern.allowed(0, 0), lambda: pattern.key_spans(0, 3, 8), lambda: pattern.num_pairs(8, 8)):
+        with pytest.raises(ConfigurationError, match="resolve\\(num_keys\\)"):
+            call()
+
+
+def test_draw_resolves() -> None:
+    assert (Band(1, 0) | GlobalTokens([-1])).draw(3) == "■⬚■\n■■■\n■■■"
+    assert Causal().draw(2, query_offset=2) == "■■■⬚\n■■■■"
+    assert PerHead([Full(), Causal()]).draw(2, head=1) == "■⬚\n■■"
+    with pytest.raises(InputError, match="num_queries is 0"):
+        Full().draw(0)
+
+
+def test_long_counts_are_closed_forms() -> None:
+    tokens = 131_072
+    assert Band(256, 256).num_pairs(tokens, tokens) == tokens * 513 - 256 * 257
+    assert GlobalTokens([0, -1]).resolve(tokens).num_pairs(tokens, tokens) == 4 * tokens - 4
+    assert BlockLocal(64).num_pairs(tokens, tokens) == 64 * tokens
+
+
+@pytest.mark.parametrize("bad", [(), [1], Band, "band"])
+def test_compositions_refuse_what_is_no_pattern(bad: object) -> None:
+    for make in (Union, Intersection, PerHead, Complement, lambda value: Blocks(value, 4)):
+        with pytest.raises(ConfigurationError):
+            make(bad)

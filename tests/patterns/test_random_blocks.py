@@ -1,0 +1,70 @@
+"""Random blocks: drawn once and for all, from the right candidates, and touching no global generator."""
+
+import random
+
+import pytest
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns import Band, Blocks, GlobalTokens, Pattern, RandomBlocks
+
+
+def drawn_rows(pattern: Pattern, num_keys: int, layer: int = 0, head: int = 0) -> tuple[tuple[int, ...], ...]:
+    (table,) = pattern.resolve(num_keys, layer, head).parts
+    return table.rows  # type: ignore[attr-defined, no-any-return]
+
+
+def test_draw_is_a_function_of_its_arguments() -> None:
+    pattern = RandomBlocks(3, 4, seed=1)
+    state = random.getstate()
+    rows = drawn_rows(pattern, 80)
+    assert random.getstate() == state
+    assert rows == drawn_rows(RandomBlocks(3, 4, seed=1), 77)
+    assert all(len(set(row)) == 3 and max(row) < 20 for row in rows)
+    others = [drawn_rows(pattern, 80, layer=1), drawn_rows(pattern, 80, head=1), drawn_rows(RandomBlocks(3, 4), 80)]
+    assert rows not in others
+
+
+def test_draw_never_changes() -> None:
+    """Checkpoints depend on it; a failure here means that every stored model would read other blocks."""
+    assert drawn_rows(RandomBlocks(2, 4), 24) == ((0, 3), (2, 4), (0, 1), (0, 2), (2, 4), (3, 4))
+
+
+def test_causal_draw_does_not_depend_on_the_length() -> None:
+    pattern = RandomBlocks(2, 4, exclude=Blocks(Band(1, 0), 4), is_causal=True)
+    long = drawn_rows(pattern, 400)
+    assert pattern.is_causal
+    assert pattern.resolve(400).is_causal
+    assert [row for row in long[:4] if row] == [(0,), long[3]]
+    for num_keys in (1, 9, 200, 399):
+        rows = drawn_rows(pattern, num_keys)
+        assert rows == long[: len(rows)]
+
+
+def test_excluded_blocks_are_no_candidates() -> None:
+    rest = Blocks(Band(1, 1) | GlobalTokens([0, -1]), 4)
+    rows = drawn_rows(RandomBlocks(3, 4, exclude=rest), 40)
+    assert rows[0] == rows[9] == ()
+    assert all(not {0, row - 1, row, row + 1, 9} & set(rows[row]) for row in range(1, 9))
+    assert all(len(rows[row]) == 3 for row in range(1, 9))
+    assert drawn_rows(RandomBlocks(30, 4), 40)[5] == tuple(range(10))
+
+
+def test_draws_are_even() -> None:
+    rows = [row for head in range(40) for row in drawn_rows(RandomBlocks(1, 1), 50, head=head)]
+    counts = [sum(row == (block,) for row in rows) for block in range(50)]
+    # 2,000 draws among 50: 40 each, with a standard deviation of 6.3
+    assert 15 < min(counts) < max(counts) < 65
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomBlocks(0, 4), "num_blocks is 0"),
+        (lambda: RandomBlocks(1, 4, seed=-1), "seed is -1"),
+        (lambda: RandomBlocks(1, 4, exclude=3), "3 is none"),
+        (lambda: RandomBlocks(1, 4, exclude=GlobalTokens([-1]), is_causal=True), "cannot depend on the length"),
+    ],
+)
+def test_bad_values(make: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make()  # type: ignore[operator]

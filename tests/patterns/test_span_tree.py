@@ -1,0 +1,144 @@
+"""The span tree: every edge and label against the builder's own loop, golden counts, and the fault of the release."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from patterns.relation import keys_of
+
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.patterns import Pattern, SizedSpanTree, SpanTree, span_tree_nodes
+
+Labels = dict[tuple[int, int], int]
+
+
+def build(num_tokens: int, k: int, is_causal: bool, builder: str) -> Labels:
+    """Return the label of every edge (query, key), built edge by edge with moving pointers."""
+    sizes = [num_tokens]
+    while sizes[-1] > 1:
+        sizes.append((sizes[-1] + 1) // 2)
+    offsets = [sum(sizes[:level]) for level in range(len(sizes))]
+    labels: Labels = {}
+    for level, size in enumerate(sizes):
+        for node in range(size):
+            for token in range(node << level, min(num_tokens, (node + 1) << level)):
+                labels[offsets[level] + node, token] = (2 * k + 1) * level
+    for query in range(num_tokens):
+        for side in (-1,) if is_causal else (-1, 1):
+            for level, node_level, node, label in contexts(query, side, sizes, k):
+                # the released builder does not see that a stand-in lies beyond its level
+                if node < sizes[node_level] or builder == "release":
+                    labels.setdefault((query, offsets[node_level] + node), (2 * k + 1) * level + label)
+    return labels
+
+
+def contexts(query: int, side: int, sizes: list[int], k: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (level, level of the node, node, label) for what a token reads on one side."""
+    pointer, stand_in = query + side, None
+    for level, size in enumerate(sizes):
+        reachable = pointer + 1 if side < 0 else size - pointer
+        for place in range(max(0, min(k, reachable))):
+            label = 2 * place + (1 if side < 0 else 2)
+            if place == 0 and stand_in is not None:
+                yield level, level - 1, stand_in, label
+            else:
+                yield level, level, pointer + side * place, label
+        beyond = pointer + side * k
+        stand_in = beyond if beyond % 2 == (0 if side < 0 else 1) else None
+        pointer = beyond >> 1
+
+
+def tree(num_tokens: int, k: int, is_causal: bool = False, builder: str = "fixed") -> SizedSpanTree:
+    sized = SpanTree(k, is_causal, builder).resolve(span_tree_nodes(num_tokens))
+    assert isinstance(sized, SizedSpanTree)
+    assert sized.num_tokens == num_tokens
+    return sized
+
+
+@pytest.mark.parametrize("builder", ["fixed", "release"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("num_tokens", [*range(1, 12), 21, 32])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
+def test_edges_and_labels(num_tokens: int, k: int, is_causal: bool, builder: str) -> None:
+    expected = build(num_tokens, k, is_causal, builder)
+    pattern, num_nodes = tree(num_tokens, k, is_causal, builder), span_tree_nodes(num_tokens)
+    queries, keys = torch.arange(num_nodes)[:, None], torch.arange(num_nodes)[None]
+    labels = torch.full((num_nodes, num_nodes), -1)
+    for (query, key), label in expected.items():
+        labels[query, key] = label
+    assert torch.equal(pattern.relation_label(queries, keys, clip_distance=99), labels)
+    assert torch.equal(pattern.allowed(queries, keys), labels >= 0)
+    assert pattern.allowed(0, 0) is True
+    check_spans(pattern, [set(row.nonzero().flatten().tolist()) for row in labels >= 0])
+
+
+def check_spans(pattern: Pattern, rows: list[set[int]]) -> None:
+    for first in range(len(rows)):
+        assert keys_of(pattern.full_key_spans(first, first, len(rows))) == rows[first]
+        for last in range(first, len(rows), 3):
+            own = rows[first : last + 1]
+            assert keys_of(pattern.key_spans(first, last, len(rows))) == set.union(*own)
+            assert keys_of(pattern.full_key_spans(first, last, len(rows))) <= set.intersection(*own)
+
+
+def context_pairs(num_tokens: int, k: int, is_causal: bool = True, builder: str = "fixed") -> int:
+    pattern, num_nodes = tree(num_tokens, k, is_causal, builder), span_tree_nodes(num_tokens)
+    return pattern.num_pairs(num_tokens, num_nodes) - num_tokens
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "pairs"),
+    [(5, (8, 9, 10)), (8, (17, 22, 26)), (16, (49, 68, 89)), (64, (321, 496, 745)), (128, (769, 1234, 1941))],
+)
+def test_golden_counts(num_tokens: int, pairs: tuple[int, ...]) -> None:
+    assert tuple(context_pairs(num_tokens, k) for k in (1, 2, 4)) == pairs
+    if num_tokens != 5:
+        assert tuple(context_pairs(num_tokens, k, is_causal=False) for k in (1, 2, 4)) == tuple(2 * n for n in pairs)
+
+
+def test_closed_forms() -> None:
+    for power in range(1, 9):
+        tokens = 2**power
+        assert context_pairs(tokens, 1) == tokens * (power - 1) + 1
+        assert context_pairs(tokens, 2) == tokens * (2 * power - 4.5) + 2 * power + 4
+    assert context_pairs(512, 64) == 67_896
+    assert span_tree_nodes(100) == 202
+
+
+@pytest.mark.parametrize(("builder", "doubly", "own"), [("fixed", 0, 0), ("release", 253, 3)])
+def test_tokens_are_read_once(builder: str, doubly: int, own: int) -> None:
+    """The fault of the release, as found in its code: 100 tokens, 4 nodes per side."""
+    pattern, num_nodes = tree(100, 4, builder=builder), span_tree_nodes(100)
+    members = [
+        keys_of(pattern.key_spans(node, node, num_nodes)) if node >= 100 else {node} for node in range(num_nodes)
+    ]
+    covers = []
+    for query in range(100):
+        keys = keys_of(pattern.key_spans(query, query, num_nodes)) - {query}
+        covers.append([token for key in keys for token in members[key]])
+    assert sum(len(cover) - len(set(cover)) for cover in covers) == doubly
+    assert sum(query in cover for query, cover in enumerate(covers)) == own
+
+
+def test_labels_are_clipped() -> None:
+    pattern = tree(64, 2)
+    labels = {pattern.relation_label(query, key, clip_distance=2) for query in range(127) for key in range(127)}
+    assert max(labels) == 5 * 3 - 1
+    assert min(labels) == -1
+
+
+def test_causal_form_is_not_causal_among_nodes() -> None:
+    assert SpanTree(2).causal() == SpanTree(2, is_causal=True)
+    assert tree(8, 2).causal() == tree(8, 2, is_causal=True)
+    assert not tree(8, 2, is_causal=True).is_causal
+
+
+def test_bad_values() -> None:
+    with pytest.raises(InputError, match="No span tree has 13 nodes; give 12 \\(of 6 tokens\\) or 14"):
+        SpanTree(2).resolve(13)
+    with pytest.raises(InputError, match="num_keys is 0"):
+        SpanTree(2).resolve(0)
+    with pytest.raises(ConfigurationError, match="num_nodes is 0"):
+        SpanTree(0)
+    with pytest.raises(ConfigurationError, match="choose one of fixed, release"):
+        SpanTree(2, builder="paper")
