@@ -53,23 +53,43 @@ def compile_layout(
         device: where the masks will be needed.
     """
     place = (num_queries, num_keys, query_offset)
-    natural, others = [], []
-    for member in pattern.members():
-        pieces = member.pieces(*place)
-        is_natural = len(pieces) == 1 and pieces[0] == Pattern.pieces(member, *place)[0]
-        (natural if is_natural else others).append((member, pieces))
-    jobs = []
-    if natural:
-        base = reduce(or_, (member for member, _ in natural))
-        jobs.append((base, Pattern.pieces(base, *place)))
     seen: Pattern | None = None
     parts = []
-    for member, pieces in jobs + others:
+    for member, pieces in jobs(pattern.members(), place):
         target = member if seen is None else member & ~seen
         seen = member if seen is None else seen | member
         compilers = (PartCompiler(target, piece, query_offset, block_tokens, device) for piece in pieces)
         parts += [part for compiler in compilers if (part := compiler.compile()).runs]
     return BlockLayout(tuple(parts))
+
+
+def jobs(members: tuple[Pattern, ...], place: tuple[int, int, int]) -> list[tuple[Pattern, tuple[Piece, ...]]]:
+    """Return what is compiled together: (pattern, pieces), those in the natural order of the tokens first, as one."""
+    listed = [(member, member.pieces(*place)) for member in members]
+    natural = [member for member, pieces in listed if pieces == Pattern.pieces(member, *place)]
+    # keys that are gathered anyway take whole blocks of global keys along
+    if any(has_gaps(member, place) for member in natural):
+        natural += [member for member, pieces in listed if is_columns(pieces, place) and granularity(member) >= MIN_GRANULE]
+    rest = [(member, pieces) for member, pieces in listed if member not in natural]
+    if not natural:
+        return rest
+    base = reduce(or_, natural)
+    return [(base, Pattern.pieces(base, *place)), *rest]
+
+
+def has_gaps(pattern: Pattern, place: tuple[int, int, int]) -> bool:
+    """Return whether a block of queries in the middle reads more than one span of keys."""
+    num_queries, num_keys, query_offset = place
+    middle = query_offset + num_queries // 2
+    own = granularity(pattern)
+    first = middle // own * own
+    return len(pattern.key_spans(first, min(first + own, query_offset + num_queries) - 1, num_keys)) > 1
+
+
+def is_columns(pieces: tuple[Piece, ...], place: tuple[int, int, int]) -> bool:
+    """Return whether the pieces are one: all queries in their order, and keys that all of them read."""
+    queries = range(place[2], place[2] + place[0])
+    return len(pieces) == 1 and pieces[0].local is None and pieces[0].queries == queries
 
 
 class PartCompiler:
@@ -90,10 +110,17 @@ class PartCompiler:
         self.block_tokens = self.choose_block_tokens(block_tokens)
 
     def choose_block_tokens(self, wished: int) -> int:
-        """Return the wished length, or the next multiple of the pattern's own blocks."""
+        """Return the wished length, or that of the pattern's own blocks.
+
+        Of a pattern that repeats itself, several blocks make a longer one; of others, no two blocks read alike.
+        """
         local = self.piece.local
-        unit = 1 if local is None else max(local.period or 1, granularity(local))
-        return unit * -(-wished // unit) if unit <= MAX_BLOCK_TOKENS else wished
+        if local is None:
+            return wished
+        period, own = local.period, granularity(local)
+        if period is not None:
+            return period * -(-wished // period) if period <= MAX_BLOCK_TOKENS else wished
+        return own if MIN_GRANULE <= own <= MAX_BLOCK_TOKENS else wished
 
     def compile(self) -> Part:
         """Return the part with all its runs."""

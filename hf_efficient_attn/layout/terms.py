@@ -1,6 +1,5 @@
 """Terms: the learned part of a score, looked up for every pair of query and key by a label."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -83,13 +82,3 @@ class Term:
 
     values: Tensor
     label: Label
-
-
-def labels_to_json(terms: tuple[Term, ...]) -> str:
-    """Return the labels of the terms as JSON text."""
-    return json.dumps([term.label.to_dict() for term in terms])
-
-
-def labels_from_json(text: str) -> tuple[Label, ...]:
-    """Return the labels that `labels_to_json` wrote."""
-    return tuple(Label.from_dict(data) for data in json.loads(text))

@@ -1,0 +1,127 @@
+"""Attention with a pattern, as a function of tensors."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    global_mask: Tensor | None = None,
+    terms: Sequence[Term] = (),
+    dropout: float = 0.0,
+    backend: str = AUTO,
+    return_lse: bool = False,
+    query_offset: int | None = None,
+    layer: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
+
+    The masks cut each example into documents: neighbouring tokens of one segment, from the first to the last that is not
+    masked. Positions count within a document and nothing is read across documents, so padding on either side, the
+    other examples of a batch and packing change nothing. A masked token, and a query that may read no key, has output
+    0, log-sum-exp -inf and no gradient.
+
+    Args:
+        q: queries, [B, H, Nq, D].
+        k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv]; Hkv divides H, and query head h reads key head
+            h // (H / Hkv).
+        pattern: who may read whom; see `hf_efficient_attn.patterns`.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        key_mask: bool [B, Nk], True = a token, False = padding.
+        segment_ids: int [B, Nk]; neighbours with equal ids form a document.
+        global_mask: bool [B, Nk], True = reads and is read by its whole document (by later tokens only, under a causal
+            pattern), whatever the pattern says.
+        terms: learned parts of the scores; see `Term`.
+        dropout: probability with which an attention weight is dropped; unlike torch's SDPA, the call decides, so give 0
+            in evaluation.
+        backend: "auto", or the name of one, which then computes the call or refuses it; see `explain`.
+        return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32, without gradient).
+        query_offset: position of the first query on the axis of the keys; None: the queries are the last positions, as
+            in cached decoding.
+        layer: index of the layer, which random patterns depend on.
+
+    Raises:
+        InputError: shapes, dtypes or devices that do not fit together.
+        ConfigurationError: a pattern that these heads or this length cannot have.
+        UnsupportedBackendError: the chosen backend cannot compute this.
+    """
+    check_tensors(q, k, v)
+    tokens = TokenMask(key_mask, segment_ids, global_mask)
+    tokens.check(q.shape[0], k.shape[2])
+    check_terms(terms, q)
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"dropout={dropout} must be at least 0 and below 1.")
+    offset = k.shape[2] - q.shape[2] if query_offset is None else query_offset
+    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], offset, layer)
+    request = Request(
+        layout=layout,
+        device=q.device.type,
+        dtype=q.dtype,
+        head_dim=q.shape[3],
+        value_dim=v.shape[3],
+        num_key_heads=k.shape[1],
+        batch_size=q.shape[0],
+        needs_grad=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(t.values for t in terms))),
+        is_compiling=torch.compiler.is_compiling(),
+        dropout=dropout,
+        has_terms=bool(terms),
+        has_token_mask=not tokens.is_empty,
+    )
+    chosen = select(request, preferred_backend() if backend == AUTO else backend)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    out, lse = chosen.attend(q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse)
+    return (out, lse) if return_lse else out
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise an error if q, k and v cannot belong together."""
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise InputError(f"{shapes}: all three must have four dimensions, [batch, heads, tokens, head_dim].")
+    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+        raise InputError(f"{shapes}: the batch sizes (first dimension) must be equal.")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise InputError(f"{shapes}: k and v must have the same heads and tokens (second and third dimension).")
+    if q.shape[3] != k.shape[3]:
+        raise InputError(f"{shapes}: q and k must have the same head_dim (last dimension).")
+    if q.shape[1] % k.shape[1]:
+        raise InputError(f"{shapes}: the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal.")
+    if not q.dtype.is_floating_point:
+        raise InputError(f"q, k and v have dtype {q.dtype}; it must be a floating-point one.")
+    if not q.device == k.device == v.device:
+        raise InputError(f"q, k and v are on {q.device}, {k.device} and {v.device}; move them to one device.")
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedBackendError(
+            "torch.func transforms (grad, vmap, jvp, ...) are not supported. Use torch.autograd for gradients, and the "
+            "batch dimension for vmap."
+        )
+
+
+def check_terms(terms: Sequence[Term], q: Tensor) -> None:
+    """Raise InputError if the values of a term do not broadcast to [B, H, Nq, labels]."""
+    for term in terms:
+        shape, num_labels = tuple(term.values.shape), term.label.num_labels
+        fits = len(shape) == 4 and shape[3] == num_labels
+        if not fits or any(size not in (1, full) for size, full in zip(shape, q.shape[:3], strict=False)):
+            raise InputError(
+                f"A term of {term.label} has values of shape {list(shape)}; they must be [batch or 1, heads or 1, queries "
+                f"or 1, labels] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_labels}]."
+            )

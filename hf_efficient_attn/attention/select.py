@@ -1,0 +1,110 @@
+"""Which backend computes a request: the one that was asked for, or the fastest that can."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+
+import torch
+
+from hf_efficient_attn.backends import flex, reference, sdpa
+from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.request import Request
+
+AUTO = "auto"
+BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
+# the time of one run of the blocked backend beyond its scores, and that of a score in it, in scores of dense attention
+SCORES_PER_RUN = 40_000
+SCORES_PER_SCORE = 1.2
+# below so many scores per head nothing is worth looking at
+FEW_SCORES = 1 << 14
+ESTIMATE_BLOCK_TOKENS = 64
+
+_preferred: ContextVar[str] = ContextVar("hf_efficient_attn_backend", default=AUTO)
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Compute every attention call within the block with the backend `name`, also those inside models.
+
+    Raises:
+        UnsupportedBackendError: there is no backend of this name.
+    """
+    check_name(name)
+    token = _preferred.set(name)
+    try:
+        yield
+    finally:
+        _preferred.reset(token)
+
+
+def preferred_backend() -> str:
+    """Return the name that `use_backend` has set; "auto" outside of it."""
+    return _preferred.get()
+
+
+def check_name(name: str) -> None:
+    """Raise UnsupportedBackendError if `name` is neither a backend nor "auto"."""
+    if name != AUTO and name not in BACKENDS:
+        raise UnsupportedBackendError(
+            f"backend={name!r} does not exist. Use {AUTO!r} or one of: {', '.join(sorted(BACKENDS))}."
+        )
+
+
+def select(request: Request, name: str = AUTO) -> ModuleType:
+    """Return the backend module for a request.
+
+    Args:
+        name: of a backend, which is then used or refused, never replaced; or "auto".
+
+    Raises:
+        UnsupportedBackendError: there is no such backend, or it cannot compute the request; the message says why.
+    """
+    check_name(name)
+    name = fastest(request) if name == AUTO else name
+    reason = BACKENDS[name].why_not(request)
+    if reason is not None:
+        raise UnsupportedBackendError(
+            f"backend={name!r} cannot compute this: {reason} Use backend='auto' to have one chosen that can."
+        )
+    return BACKENDS[name]
+
+
+def fastest(request: Request) -> str:
+    """Return the name of the backend that "auto" takes: on a GPU flex where it can, else blocked or dense by cost."""
+    for name in (flex.NAME, sdpa.NAME) if request.device != "cpu" else ():
+        if name == flex.NAME or is_small(request):
+            if BACKENDS[name].why_not(request) is None:
+                return name
+    if sdpa.why_not(request) is None and is_dense_faster(request):
+        return sdpa.NAME
+    return blocked.NAME if blocked.why_not(request) is None else reference.NAME
+
+
+def is_small(request: Request) -> bool:
+    """Return whether the scores are too few for anything but a dense computation to pay."""
+    return request.layout.num_queries * request.layout.num_keys <= FEW_SCORES
+
+
+def is_dense_faster(request: Request) -> bool:
+    """Return whether dense attention with a mask is estimated to be faster than the blocked backend."""
+    if is_small(request):
+        return True
+    if request.is_compiling:
+        # lengths may be symbols; the blocked operator is opaque to the compiler
+        return False
+    layout = request.layout
+    dense = layout.num_heads * layout.num_queries * layout.num_keys
+    return dense <= blocked_cost(request)
+
+
+def blocked_cost(request: Request) -> float:
+    """Return the estimated time of the blocked backend for one example, in scores of dense attention."""
+    layout, cost = request.layout, 0.0
+    place = (layout.num_queries, layout.num_keys, layout.query_offset)
+    for _, count, pattern in layout.head_groups():
+        blocks = compile_layout(pattern, *place, ESTIMATE_BLOCK_TOKENS, torch.device("cpu"))
+        cost += SCORES_PER_SCORE * count * blocks.num_pairs + SCORES_PER_RUN * blocks.num_runs
+    return cost

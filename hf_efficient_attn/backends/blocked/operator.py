@@ -1,0 +1,125 @@
+"""The blocked backend as custom operators of torch: opaque to `torch.compile` and `torch.export`, without graph breaks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.blocked import execute
+from hf_efficient_attn.backends.blocked.execute import Call, empty_output
+from hf_efficient_attn.backends.blocked.kernels import wide_dtype
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.plan import read_plan
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+
+@torch.library.custom_op("hf_efficient_attn::blocked_attention", mutates_args=())
+def blocked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+    global_mask: Tensor | None,
+    term_values: list[Tensor],
+    seed: Tensor | None,
+    plan: str,
+    query_offset: int,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out [B, H, Nq, Dv] and lse [B, H, Nq]; `seed` is an int64 scalar on the CPU, needed with dropout."""
+    masks = (key_mask, segment_ids, global_mask)
+    return execute.forward(q, k, v, _call(q, k, masks, term_values, seed, plan, query_offset, scale, dropout))
+
+
+@torch.library.custom_op("hf_efficient_attn::blocked_attention_backward", mutates_args=())
+def blocked_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+    global_mask: Tensor | None,
+    term_values: list[Tensor],
+    seed: Tensor | None,
+    plan: str,
+    query_offset: int,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return the gradients of q, k, v and of the values of each term."""
+    masks = (key_mask, segment_ids, global_mask)
+    call = _call(q, k, masks, term_values, seed, plan, query_offset, scale, dropout)
+    return execute.backward(grad, q, k, v, out, lse, call)
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    masks: tuple[Tensor | None, Tensor | None, Tensor | None],
+    term_values: list[Tensor],
+    seed: Tensor | None,
+    plan: str,
+    query_offset: int,
+    scale: float,
+    dropout: float,
+) -> Call:
+    pattern, layer, labels = read_plan(plan)
+    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], query_offset, layer)
+    terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
+    return Call(layout, TokenMask(*masks), terms, scale, dropout, 0 if seed is None else int(seed))
+
+
+@blocked_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype))
+
+
+@blocked_attention_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+    global_mask: Tensor | None,
+    term_values: list[Tensor],
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    terms = [torch.empty_like(values) for values in term_values]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), terms
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, key_mask, segment_ids, global_mask, term_values, seed, *ctx.settings = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, *term_values)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+    q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, *term_values = ctx.saved_tensors
+    dq, dk, dv, d_terms = blocked_attention_backward(
+        grad, q, k, v, out, lse, key_mask, segment_ids, global_mask, term_values, seed, *ctx.settings
+    )
+    return dq, dk, dv, None, None, None, d_terms, None, None, None, None, None
+
+
+def _no_double_backward(ctx: Any, *grads: Any) -> None:
+    raise UnsupportedBackendError(
+        "The blocked backend has no second derivative (create_graph=True, torch.autograd.functional.hessian, ...). Use "
+        "backend='reference', which keeps all scores in memory."
+    )
+
+
+blocked_attention.register_autograd(_backward, setup_context=_setup_context)
+blocked_attention_backward.register_autograd(_no_double_backward)

@@ -1,0 +1,54 @@
+"""A plan: pattern, layer and labels as one line of JSON, since an operator takes only tensors, numbers and text."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from hf_efficient_attn.layout.terms import Label
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+def write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
+    """Return pattern, layer and labels as JSON text.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> write_plan(Band(2, 0), 1, ())
+    '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": []}'
+    """
+    if torch.compiler.is_compiling():
+        # traced, so that the compiled graph is guarded by every field it depends on
+        return _write_plan(pattern, layer, labels)
+    return _written_plan(pattern, layer, labels)
+
+
+def _write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
+    return f'{{"pattern": {to_text(pattern)}, "layer": {layer}, "labels": {to_text(labels)}}}'
+
+
+_written_plan = lru_cache(maxsize=256)(_write_plan)
+
+
+def to_text(value: Any) -> str:
+    """Return a pattern, a label, or a value of one of their fields as JSON text, in code that torch can trace."""
+    if value is None:
+        return "null"
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join([to_text(entry) for entry in value]) + "]"
+    fields = [f'"{name}": {to_text(getattr(value, name))}' for name in value.__match_args__]
+    return "{" + ", ".join([f'"kind": "{value.kind}"', *fields]) + "}"
+
+
+@lru_cache(maxsize=256)
+def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...]]:
+    """Return the pattern, layer and labels that `write_plan` wrote."""
+    data = json.loads(plan)
+    labels = tuple(Label.from_dict(label) for label in data["labels"])
+    return Pattern.from_dict(data["pattern"]), data["layer"], labels
