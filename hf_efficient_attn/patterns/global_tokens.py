@@ -43,7 +43,8 @@ class GlobalTokens(Pattern, kind="global_tokens"):
 
     @property
     def depends_on_length(self) -> bool:
-        return any(position < 0 for position in self.positions)
+        # they are sorted
+        return bool(self.positions) and self.positions[0] < 0
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         counted = (position + num_keys if position < 0 else position for position in self.positions)
@@ -83,22 +84,28 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
         """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty."""
         queries = range(query_offset, query_offset + num_queries)
-        rows = tuple(position for position in self.positions if self.reads_all and position in queries)
-        columns = tuple(position for position in self.positions if self.read_by_all and position < num_keys)
+        positions = self._counted_from_start
+        rows = tuple(position for position in positions if self.reads_all and position in queries)
+        columns = tuple(position for position in positions if self.read_by_all and position < num_keys)
         pieces = (Piece(queries, columns, None), Piece(rows, range(num_keys), None))
         return tuple(piece for piece in pieces if piece.queries and piece.keys)
 
     @cached_property
     def _spans(self) -> Spans:
+        return normalize((position, position + 1) for position in self._counted_from_start)
+
+    @property
+    def _counted_from_start(self) -> Sequence[int]:
         if self.depends_on_length:
             self._needs_length()
-        return normalize((position, position + 1) for position in self.positions)
+        return self.positions
 
     def _read_spans(self, num_keys: int) -> Spans:
         return clip(self._spans, num_keys) if self.read_by_all else ()
 
     def _num_positions(self, first: int, last: int) -> int:
-        return bisect_left(self.positions, last + 1) - bisect_left(self.positions, first)
+        positions = self._counted_from_start
+        return bisect_left(positions, last + 1) - bisect_left(positions, first)
 
 
 def _inside(spans: Spans, position: Any) -> Any:
