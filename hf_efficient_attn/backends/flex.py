@@ -1,0 +1,278 @@
+"""Attention by torch's flex_attention: one fused kernel, compiled at the first call of a new kind (seconds).
+
+The compiled function of a kind is kept, so that another length, batch or random draw finds it again. On CPU flex has no
+backward pass and no lse: gradients are refused by `why_not`, lse is computed apart.
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import count
+from os import environ
+from types import FunctionType
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
+from torch.nn.functional import pad
+
+from hf_efficient_attn.layout.block_table import Documents, block_table
+from hf_efficient_attn.layout.dense import is_idle, row_lse
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_tables import TokenTables, token_tables
+from hf_efficient_attn.patterns.pattern import Pattern
+
+NAME = "flex"
+_numbers = count()
+BLOCK_TOKENS = 128
+CUDA_MIN_HEAD_DIM = 16
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score: tensors of indices
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def why_not(request: Request) -> str | None:
+    """Return one sentence that says why this backend cannot compute the call; None: it can."""
+    device, dim = request.device, min(request.head_dim, request.value_dim)
+    reasons = {
+        f"flex runs on cpu and cuda, not on {device}: use blocked or sdpa.": device not in ("cpu", "cuda"),
+        f"flex computes in float32, bfloat16 and float16, not in {request.dtype}: use blocked or sdpa.": (
+            request.dtype not in DTYPES
+        ),
+        f"flex cannot drop weights (dropout is {request.dropout}): use blocked or sdpa.": request.dropout > 0,
+        "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad().": (
+            device == "cpu" and request.needs_grad
+        ),
+        f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use blocked or sdpa.": (
+            device == "cuda" and dim < CUDA_MIN_HEAD_DIM
+        ),
+        "flex compiles its own kernel, which a torch.compile around it cannot trace: use blocked or sdpa there.": (
+            request.is_compiling
+        ),
+        f"flex computes one pattern a call, and {request.layout.pattern.kind} is drawn anew for the length of every "
+        "document: use blocked or sdpa.": request.has_token_mask and request.layout.pattern.depends_on_length,
+        f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa.": not _compiler(device)[1],
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+@lru_cache
+def _compiler(device: str) -> tuple[str, bool]:
+    """Return what the kernels of a device are compiled with, and whether it is there."""
+    if device == "cuda":
+        return "triton", find_spec("triton") is not None
+    compilers = [environ.get("CXX", "g++"), "clang++", "cl"]
+    return "a C++ compiler", any(shutil.which(compiler.split()[0]) for compiler in compilers if compiler)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    tokens: TokenMask,
+    terms: Sequence[Term],
+    scale: float,
+    dropout: float,
+    need_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [batch, heads, queries, value_dim] and each row's lse [batch, heads, queries].
+
+    Arguments as for the reference backend; ask `why_not` first.
+    """
+    is_cpu = q.device.type == "cpu"
+    if is_cpu:
+        # flex refuses tensors that could have gradients even where none are recorded
+        q, k, v = q.detach(), k.detach(), v.detach()
+    tables, documents = None, None
+    if not is_idle(tokens):
+        tables = _captured_tables(token_tables(tokens, layout.num_keys, q.device))
+        documents = tuple(tokens.documents(len(q), layout.num_keys))
+    captured_terms = [dataclasses.replace(term, values=_captured(term.values, (0, 2))) for term in terms]
+    place = Place(_offset(layout.query_offset, q.device), tables)
+    mask_mod = _mask_mod(layout, place, q.device)
+    score_mod = _score_mod(captured_terms, place) if terms else None
+    mask = _block_mask(layout, documents, q.device, mask_mod)
+    kind = (
+        (_structure_of(layout), place.kind),
+        tuple((term.label, _kind_of(term.values)) for term in captured_terms),
+        # torch compiles anew where one of these becomes 1
+        tuple(size == 1 for size in (*mask.kv_indices.shape, len(q), q.shape[2], k.shape[2])),
+        (q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, scale),
+        (torch.is_grad_enabled(), need_lse),
+    )
+    out, aux = _compiled(kind)(q, k, v, score_mod, mask, scale, AuxRequest(lse=need_lse and not is_cpu))
+    if not need_lse:
+        return out, None
+    lse = row_lse(q, k, layout, tokens, terms, scale) if aux.lse is None else aux.lse.detach()
+    return out, lse
+
+
+def _captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
+    """Return the tensor, of a batch and a length in these dimensions, as a kernel captures it.
+
+    torch 2.13 may write wrong code for CPUs where the size of a captured tensor varies. Few sizes occur if batch and
+    length are powers of two; the entries that are added are never read.
+    """
+    if tensor.device.type != "cpu":
+        return tensor
+    added = [(1 << (size - 1).bit_length()) - size if dim in dims else 0 for dim, size in enumerate(tensor.shape)]
+    return pad(tensor.detach(), [number for end in reversed(added) for number in (0, end)])
+
+
+def _captured_tables(tables: TokenTables) -> TokenTables:
+    documents, positions = (_captured(tensor, (0, 1)) for tensor in (tables.documents, tables.positions))
+    return TokenTables(documents, positions, None if tables.is_global is None else _captured(tables.is_global, (0, 1)))
+
+
+def _kind_of(captured: Tensor) -> object:
+    sizes = (size if captured.device.type == "cpu" else size > 1 for size in captured.shape)
+    return captured.dtype, tuple(sizes)
+
+
+@lru_cache(maxsize=256)
+def _compiled(kind: object) -> Callable[..., tuple[Tensor, AuxOutput]]:
+    """Return the function compiled for calls of one kind, whatever their lengths.
+
+    torch counts how often a piece of code was compiled, gives up after a few times, and takes for variable what
+    differed between calls of code of the same name: every kind gets its own code and name.
+    """
+    own = FunctionType(_flex.__code__.replace(co_name=f"flex_{next(_numbers)}"), _flex.__globals__)
+    return torch.compile(own, fullgraph=True)
+
+
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod | None, mask: BlockMask, scale: float, aux: AuxRequest
+) -> tuple[Tensor, AuxOutput]:
+    return flex_attention(q, k, v, score_mod, mask, scale, enable_gqa=True, return_aux=aux)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Turns the indices of a kernel into positions.
+
+    Attributes:
+        offset: position of the first query, an int tensor of no dimension; None: 0.
+        tables: of the tokens, where examples differ.
+    """
+
+    offset: Tensor | None
+    tables: TokenTables | None
+
+    @property
+    def kind(self) -> object:
+        """What a compiled program depends on."""
+        if self.tables is None:
+            return self.offset is None
+        return self.offset is None, self.tables.is_global is None, _kind_of(self.tables.positions)
+
+    def query(self, index: Tensor) -> Tensor:
+        """Return the position of a query on the axis of the keys."""
+        return index if self.offset is None else index + self.offset
+
+    def positions(self, example: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of a query and a key within their documents."""
+        if self.tables is None:
+            return self.query(query), key
+        return self.tables.positions[example, self.query(query)], self.tables.positions[example, key]
+
+
+@lru_cache(maxsize=1024)
+def _offset(query_offset: int, device: torch.device) -> Tensor | None:
+    with torch.inference_mode(False):
+        return torch.tensor(query_offset, device=device) if query_offset else None
+
+
+def _mask_mod(layout: Layout, place: Place, device: torch.device) -> MaskMod:
+    groups = _groups(layout, device)
+
+    def of_pattern(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        positions = place.positions(example, query, key)
+        allowed = groups[0][1].allowed(*positions)
+        for first, pattern in groups[1:]:
+            allowed = torch.where(head >= first, pattern.allowed(*positions), allowed)
+        return allowed
+
+    tables = place.tables
+    if tables is None:
+        return of_pattern
+    is_causal = layout.pattern.is_causal
+
+    def of_tokens(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        allowed = of_pattern(example, head, query, key)
+        row = place.query(query)
+        if tables.is_global is not None:
+            chosen = tables.is_global[example, row] | tables.is_global[example, key]
+            allowed = allowed | (chosen & (key <= row) if is_causal else chosen)
+        document = tables.documents[example, key]
+        return allowed & (tables.documents[example, row] == document) & (document >= 0)
+
+    return of_tokens
+
+
+def _score_mod(terms: Sequence[Term], place: Place) -> ScoreMod:
+    def with_terms(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        positions = place.positions(example, query, key)
+        for term in terms:
+            label = term.label.of(*positions).clamp(0, term.label.num_labels - 1)
+            # a dimension of size 1 is read at 0; flex wants tensors as indices
+            sizes = zip((example, head, query), term.values.shape, strict=False)
+            score = score + term.values[(*(index if size > 1 else index * 0 for index, size in sizes), label)]
+        return score
+
+    return with_terms
+
+
+def _block_mask(layout: Layout, documents: Documents | None, device: torch.device, mask_mod: MaskMod) -> BlockMask:
+    with torch.inference_mode(False):
+        table = block_table(layout, documents, BLOCK_TOKENS, device)
+        return BlockMask.from_kv_blocks(
+            table.num_partial,
+            table.partial,
+            table.num_full,
+            table.full,
+            BLOCK_SIZE=BLOCK_TOKENS,
+            mask_mod=mask_mod,
+            seq_lengths=(layout.num_queries, layout.num_keys),
+        )
+
+
+@lru_cache(maxsize=64)
+def _groups(layout: Layout, device: torch.device) -> tuple[tuple[int, Pattern], ...]:
+    """Return (first head, pattern with tensors as lookup tables) of each run of heads with equal patterns."""
+    with torch.inference_mode(False):
+        return tuple((first, _with_tensors(pattern, device)) for first, _, pattern in layout.head_groups())
+
+
+def _with_tensors(pattern: Pattern, device: torch.device) -> Pattern:
+    # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
+    pattern.allowed(0, 0)
+    if pattern.parts:
+        return pattern.with_parts(tuple(_with_tensors(part, device) for part in pattern.parts))
+    return pattern.with_tables(lambda column: torch.tensor(column, device=device))
+
+
+@lru_cache(maxsize=256)
+def _structure_of(layout: Layout) -> object:
+    return layout.pattern.is_causal, tuple((first, _structure(pattern)) for first, _, pattern in layout.head_groups())
+
+
+def _structure(pattern: Pattern) -> object:
+    """Return all of a pattern that its compiled form depends on: everything but the entries of lookup tables.
+
+    The lengths of tables belong to it, since torch 2.13 writes wrong code for CPUs where they vary.
+    """
+    if pattern.parts:
+        fields = (getattr(pattern, field.name) for field in dataclasses.fields(pattern))  # type: ignore[arg-type]
+        numbers = tuple(value for value in fields if isinstance(value, int | str | None))
+        return pattern.kind, numbers, tuple(_structure(part) for part in pattern.parts)
+    columns: list[tuple[int, ...]] = []
+    pattern.with_tables(lambda column: columns.append(column) or column)  # type: ignore[func-returns-value]
+    return (pattern.kind, *map(len, columns)) if columns else pattern

@@ -1,0 +1,113 @@
+"""Block tables: which square blocks of the score matrix hold allowed pairs. Found from spans, never from all pairs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import Document
+from hf_efficient_attn.patterns.spans import Spans, intersect, normalize, union
+
+Documents = tuple[tuple[Document, ...], ...]
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTable:
+    """Key blocks per row of query blocks, each tensor int32, [batch or 1, heads or 1, rows] or [..., rows, blocks].
+
+    Attributes:
+        num_partial, partial: how many blocks hold both allowed and other pairs, and their indices, first in their row.
+        num_full, full: the same of blocks that hold allowed pairs only.
+    """
+
+    num_partial: Tensor
+    partial: Tensor
+    num_full: Tensor
+    full: Tensor
+
+
+@lru_cache(maxsize=64)
+def block_table(layout: Layout, documents: Documents | None, block_tokens: int, device: torch.device) -> BlockTable:
+    """Return the table of the blocks of `block_tokens` queries and as many keys.
+
+    Blocks that stand over the end of the queries or the keys, and those of documents with holes, count as partial.
+
+    Args:
+        layout: of a pattern that is the same at every length, if there are documents.
+        documents: of each example; None: every example is one whole document.
+    """
+    examples = documents or ((Document(0, layout.num_keys),),)
+    counts = [count for _, count, _ in layout.head_groups()]
+    num_rows, num_blocks = (-(-tokens // block_tokens) for tokens in (layout.num_queries, layout.num_keys))
+    shape = (len(examples), len(counts), num_rows, num_blocks)
+    partial, full = (torch.zeros(shape, dtype=torch.int32) for _ in range(2))
+    num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))
+    for example, its_documents in enumerate(examples):
+        for group in range(len(counts)):
+            for row, (outer, inner) in enumerate(_rows(layout, its_documents, group, block_tokens)):
+                touched = _touched(outer, block_tokens)
+                inside = intersect(touched, _inside(inner, block_tokens))
+                rest = _difference(touched, inside)
+                place = (example, group, row)
+                num_partial[place] = _write(partial[place], rest)
+                num_full[place] = _write(full[place], inside)
+    tables = (num_partial, partial, num_full, full)
+    if len(counts) > 1:
+        tables = tuple(table.repeat_interleave(torch.tensor(counts), 1) for table in tables)  # type: ignore[assignment]
+    return BlockTable(*(table.to(device) for table in tables))
+
+
+def _rows(layout: Layout, documents: tuple[Document, ...], group: int, block_tokens: int) -> list[tuple[Spans, Spans]]:
+    """Return the keys that some query of each row of blocks reads, and those that all of them read."""
+    num_rows = -(-layout.num_queries // block_tokens)
+    outer: list[Spans] = [()] * num_rows
+    inner: list[Spans] = [()] * num_rows
+    for document in documents:
+        own = layout.of_document(document.start, document.stop, document.global_positions)
+        if own.num_queries == 0:
+            continue
+        pattern = own.head_groups()[group][2]
+        first_query = document.start + own.query_offset - layout.query_offset
+        for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens):
+            place = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)
+            outer[row] = union(outer[row], _shifted(pattern.key_spans(*place), document.start))
+            if last - first + 1 == block_tokens and not document.has_holes:
+                inner[row] = _shifted(pattern.full_key_spans(*place), document.start)
+    return list(zip(outer, inner, strict=True))
+
+
+def _row_parts(start: int, stop: int, block_tokens: int) -> Iterator[Place]:
+    """Yield (row of blocks, first, last) of the parts into which the rows cut the queries start … stop - 1."""
+    for row in range(start // block_tokens, -(-stop // block_tokens)):
+        yield row, max(start, row * block_tokens), min(stop, (row + 1) * block_tokens) - 1
+
+
+def _shifted(spans: Spans, distance: int) -> Spans:
+    return tuple((start + distance, stop + distance) for start, stop in spans)
+
+
+def _touched(spans: Spans, block_tokens: int) -> Spans:
+    return normalize((start // block_tokens, -(-stop // block_tokens)) for start, stop in spans)
+
+
+def _inside(spans: Spans, block_tokens: int) -> Spans:
+    return normalize((-(-start // block_tokens), stop // block_tokens) for start, stop in spans)
+
+
+def _difference(spans: Spans, taken: Spans) -> Spans:
+    edges = [0, *(edge for span in taken for edge in span), max((stop for _, stop in spans), default=0)]
+    left_over = tuple((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
+    return intersect(spans, left_over)
+
+
+def _write(row: Tensor, spans: Spans) -> int:
+    """Put the numbers in `spans` at the start of `row`, and return how many there are."""
+    written = 0
+    for start, stop in spans:
+        row[written : written + stop - start] = torch.arange(start, stop, dtype=row.dtype)
+        written += stop - start
+    return written
