@@ -27,13 +27,13 @@ def attention(
     dropout: float = 0.0,
     backend: str = AUTO,
     return_lse: bool = False,
-    query_offset: int | None = None,
+    query_offset: int | Tensor | None = None,
     layer: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
 
-    The masks cut each example into documents: neighbouring tokens of one segment, from the first to the last that is not
-    masked. Positions count within a document and nothing is read across documents, so padding on either side, the
+    The masks cut each example into documents: neighbouring tokens of one segment, from the first to the last that is
+    not masked. Positions count within a document and nothing is read across documents, so padding on either side, the
     other examples of a batch and packing change nothing. A masked token, and a query that may read no key, has output
     0, log-sum-exp -inf and no gradient.
 
@@ -52,8 +52,8 @@ def attention(
             in evaluation.
         backend: "auto", or the name of one, which then computes the call or refuses it; see `explain`.
         return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32, without gradient).
-        query_offset: position of the first query on the axis of the keys; None: the queries are the last positions, as
-            in cached decoding.
+        query_offset: position of the first query on the axis of the keys, also as an integer tensor, as static caches
+            have it; None: the queries are the last positions, as in cached decoding.
         layer: index of the layer, which random patterns depend on.
 
     Raises:
@@ -67,8 +67,10 @@ def attention(
     check_terms(terms, q)
     if not 0.0 <= dropout < 1.0:
         raise InputError(f"dropout={dropout} must be at least 0 and below 1.")
-    offset = k.shape[2] - q.shape[2] if query_offset is None else query_offset
-    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], offset, layer)
+    query_start = query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None
+    if query_offset is None or query_start is not None:
+        query_offset = k.shape[2] - q.shape[2]
+    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer)
     request = Request(
         layout=layout,
         device=q.device.type,
@@ -82,10 +84,12 @@ def attention(
         dropout=dropout,
         has_terms=bool(terms),
         has_token_mask=not tokens.is_empty,
+        has_query_start=query_start is not None,
     )
     chosen = select(request, preferred_backend() if backend == AUTO else backend)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    out, lse = chosen.attend(q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse)
+    known_late = {} if query_start is None else {"query_start": query_start}
+    out, lse = chosen.attend(q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late)
     return (out, lse) if return_lse else out
 
 
@@ -122,6 +126,6 @@ def check_terms(terms: Sequence[Term], q: Tensor) -> None:
         fits = len(shape) == 4 and shape[3] == num_labels
         if not fits or any(size not in (1, full) for size, full in zip(shape, q.shape[:3], strict=False)):
             raise InputError(
-                f"A term of {term.label} has values of shape {list(shape)}; they must be [batch or 1, heads or 1, queries "
-                f"or 1, labels] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_labels}]."
+                f"A term of {term.label} has values of shape {list(shape)}; they must be [batch or 1, heads or 1, "
+                f"queries or 1, labels] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_labels}]."
             )

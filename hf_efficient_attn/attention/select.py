@@ -65,6 +65,8 @@ def select(request: Request, name: str = AUTO) -> ModuleType:
     check_name(name)
     name = fastest(request) if name == AUTO else name
     reason = BACKENDS[name].why_not(request)
+    if request.has_query_start and name != blocked.NAME:
+        reason = f"a query_offset that is a tensor can be compiled by {blocked.NAME!r} only."
     if reason is not None:
         raise UnsupportedBackendError(
             f"backend={name!r} cannot compute this: {reason} Use backend='auto' to have one chosen that can."
@@ -73,11 +75,11 @@ def select(request: Request, name: str = AUTO) -> ModuleType:
 
 
 def fastest(request: Request) -> str:
-    """Return the name of the backend that "auto" takes: on a GPU flex where it can, else blocked or dense by cost."""
-    for name in (flex.NAME, sdpa.NAME) if request.device != "cpu" else ():
-        if name == flex.NAME or is_small(request):
-            if BACKENDS[name].why_not(request) is None:
-                return name
+    """Return the backend that "auto" takes: off the CPU flex where it can, else blocked or dense by cost."""
+    if request.has_query_start:
+        return blocked.NAME
+    if request.device != "cpu" and flex.why_not(request) is None:
+        return flex.NAME
     if sdpa.why_not(request) is None and is_dense_faster(request):
         return sdpa.NAME
     return blocked.NAME if blocked.why_not(request) is None else reference.NAME
@@ -102,9 +104,5 @@ def is_dense_faster(request: Request) -> bool:
 
 def blocked_cost(request: Request) -> float:
     """Return the estimated time of the blocked backend for one example, in scores of dense attention."""
-    layout, cost = request.layout, 0.0
-    place = (layout.num_queries, layout.num_keys, layout.query_offset)
-    for _, count, pattern in layout.head_groups():
-        blocks = compile_layout(pattern, *place, ESTIMATE_BLOCK_TOKENS, torch.device("cpu"))
-        cost += SCORES_PER_SCORE * count * blocks.num_pairs + SCORES_PER_RUN * blocks.num_runs
-    return cost
+    blocks = compile_layout(request.layout, ESTIMATE_BLOCK_TOKENS, torch.device("cpu"))
+    return SCORES_PER_SCORE * blocks.num_pairs + SCORES_PER_RUN * blocks.num_runs

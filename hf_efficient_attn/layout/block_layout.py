@@ -71,13 +71,16 @@ def _of_blocks(tensor: Tensor | None, blocks: slice) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Runs over one order of the tokens.
+    """Runs of some heads over one order of the tokens.
 
     Attributes:
+        first_head, num_heads: the query heads that are alike in this.
         queries: rows of the queries in this order, counted from the first query of the call.
         keys: positions of the keys in this order.
     """
 
+    first_head: int
+    num_heads: int
     queries: Sequence[int]
     keys: Sequence[int]
     runs: tuple[Run, ...]
@@ -85,14 +88,14 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """A pattern compiled for one pair of lengths: every allowed pair lies in exactly one run, and is not masked there."""
+    """A layout compiled: every allowed pair of every head lies in exactly one run, and is not masked there."""
 
     parts: tuple[Part, ...]
 
     @property
     def num_pairs(self) -> int:
-        """How many scores are computed, allowed or not."""
-        return sum(run.num_pairs for part in self.parts for run in part.runs)
+        """How many scores are computed, allowed or not, in all heads."""
+        return sum(part.num_heads * run.num_pairs for part in self.parts for run in part.runs)
 
     @property
     def num_runs(self) -> int:

@@ -1,22 +1,20 @@
-"""From a pattern to its BlockLayout, without looking at all pairs.
+"""From a layout to its BlockLayout, without looking at all pairs.
 
-A union is taken apart into members. Those that keep the order of the tokens are compiled together; each of the others
-(dilation, scattered globals) in the order it asks for, without the pairs that came before. In every order, rows of blocks
-that read alike become one run: for a pattern that does not change along the sequence, one row is looked at, and the
-others are its copies.
+In the order of its tokens, a job is cut into rows of blocks; rows that read alike become one run. Of a pattern that
+does not change along the sequence one row is looked at, and the others are its copies.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from math import gcd, lcm
-from operator import or_
+from math import gcd
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
-from hf_efficient_attn.patterns.pattern import Pattern, Piece
+from hf_efficient_attn.layout.jobs import MIN_GRANULE, Job, jobs, neighbours
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.spans import Spans, intersect, size
 
 # a pattern whose period or granule is longer is not given blocks of that length
@@ -25,9 +23,28 @@ MAX_BLOCK_TOKENS = 512
 MAX_MERGED_PAIRS = 1 << 22
 # reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
 DENSE_HULL = 0.8
-# copying single keys costs more than reading them from longer granules
-MIN_GRANULE = 8
 MAX_GRANULE = 128
+
+
+@lru_cache(maxsize=128)
+def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> BlockLayout:
+    """Return the block layout; cached by value.
+
+    Args:
+        block_tokens: wished length of a block of queries; patterns made of longer blocks get theirs.
+        device: where the masks will be needed.
+    """
+    place = (layout.num_queries, layout.num_keys, layout.query_offset)
+    heads_of: dict[Job, list[int]] = {}
+    for first, count, pattern in layout.head_groups():
+        for job in jobs(pattern, place):
+            heads_of.setdefault(job, []).extend(range(first, first + count))
+    parts = []
+    for job, heads in heads_of.items():
+        runs = PartCompiler(job, block_tokens, device).runs()
+        queries = job.rows(layout.query_offset)
+        parts += [Part(first, count, queries, job.piece.keys, runs) for first, count in neighbours(heads) if runs]
+    return BlockLayout(tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -40,73 +57,14 @@ class Row:
     is_full: bool = False
 
 
-@lru_cache(maxsize=64)
-def compile_layout(
-    pattern: Pattern, num_queries: int, num_keys: int, query_offset: int, block_tokens: int, device: torch.device
-) -> BlockLayout:
-    """Return the block layout of a drawn pattern; cached by value.
-
-    Args:
-        pattern: the pattern of one head, as `Layout.head_groups` returns it.
-        num_queries, num_keys, query_offset: in tokens, as in `Layout`.
-        block_tokens: wished length of a block of queries; patterns made of longer blocks get theirs.
-        device: where the masks will be needed.
-    """
-    place = (num_queries, num_keys, query_offset)
-    seen: Pattern | None = None
-    parts = []
-    for member, pieces in jobs(pattern.members(), place):
-        target = member if seen is None else member & ~seen
-        seen = member if seen is None else seen | member
-        compilers = (PartCompiler(target, piece, query_offset, block_tokens, device) for piece in pieces)
-        parts += [part for compiler in compilers if (part := compiler.compile()).runs]
-    return BlockLayout(tuple(parts))
-
-
-def jobs(members: tuple[Pattern, ...], place: tuple[int, int, int]) -> list[tuple[Pattern, tuple[Piece, ...]]]:
-    """Return what is compiled together: (pattern, pieces), those in the natural order of the tokens first, as one."""
-    listed = [(member, member.pieces(*place)) for member in members]
-    natural = [member for member, pieces in listed if pieces == Pattern.pieces(member, *place)]
-    # keys that are gathered anyway take whole blocks of global keys along
-    if any(has_gaps(member, place) for member in natural):
-        natural += [member for member, pieces in listed if is_columns(pieces, place) and granularity(member) >= MIN_GRANULE]
-    rest = [(member, pieces) for member, pieces in listed if member not in natural]
-    if not natural:
-        return rest
-    base = reduce(or_, natural)
-    return [(base, Pattern.pieces(base, *place)), *rest]
-
-
-def has_gaps(pattern: Pattern, place: tuple[int, int, int]) -> bool:
-    """Return whether a block of queries in the middle reads more than one span of keys."""
-    num_queries, num_keys, query_offset = place
-    middle = query_offset + num_queries // 2
-    own = granularity(pattern)
-    first = middle // own * own
-    return len(pattern.key_spans(first, min(first + own, query_offset + num_queries) - 1, num_keys)) > 1
-
-
-def is_columns(pieces: tuple[Piece, ...], place: tuple[int, int, int]) -> bool:
-    """Return whether the pieces are one: all queries in their order, and keys that all of them read."""
-    queries = range(place[2], place[2] + place[0])
-    return len(pieces) == 1 and pieces[0].local is None and pieces[0].queries == queries
-
-
 class PartCompiler:
-    """Compiles one piece.
+    """Compiles one job."""
 
-    Args:
-        target: the pairs to be computed here.
-        piece: the order of the tokens; its local pattern bounds `target`.
-    """
-
-    def __init__(
-        self, target: Pattern, piece: Piece, query_offset: int, block_tokens: int, device: torch.device
-    ) -> None:
-        self.target, self.piece, self.device = target, piece, device
-        self.query_offset, self.local_offset = query_offset, piece.local_query_offset
-        self.num_queries, self.num_keys = len(piece.queries), len(piece.keys)
-        self.step = max(piece.step, 1)
+    def __init__(self, job: Job, block_tokens: int, device: torch.device) -> None:
+        self.target, self.piece, self.device = job.target, job.piece, device
+        self.local_offset = self.piece.local_query_offset
+        self.num_queries, self.num_keys = len(self.piece.queries), len(self.piece.keys)
+        self.step = max(self.piece.step, 1)
         self.block_tokens = self.choose_block_tokens(block_tokens)
 
     def choose_block_tokens(self, wished: int) -> int:
@@ -117,25 +75,17 @@ class PartCompiler:
         local = self.piece.local
         if local is None:
             return wished
-        period, own = local.period, granularity(local)
+        period, own = local.period, local.granularity
         if period is not None:
             return period * -(-wished // period) if period <= MAX_BLOCK_TOKENS else wished
         return own if MIN_GRANULE <= own <= MAX_BLOCK_TOKENS else wished
 
-    def compile(self) -> Part:
-        """Return the part with all its runs."""
+    def runs(self) -> tuple[Run, ...]:
+        """Return the runs that hold all pairs of the job."""
         first, last = self.inner_rows()
-        runs = [*self.runs_of(self.rows(0, first))]
-        if last > first:
-            runs += self.inner_runs(first, last)
-        runs += self.runs_of(self.rows(last, -(-self.num_queries // self.block_tokens)))
-        offset = self.query_offset
-        queries = self.piece.queries
-        if isinstance(queries, range):
-            queries = range(queries.start - offset, queries.stop - offset, queries.step)
-        else:
-            queries = tuple(query - offset for query in queries)
-        return Part(queries, self.piece.keys, tuple(runs))
+        inner = [self.run([self.row(first)], last - first, self.block_tokens)] if last > first else []
+        num_rows = -(-self.num_queries // self.block_tokens)
+        return (*self.runs_of(self.rows(0, first)), *inner, *self.runs_of(self.rows(last, num_rows)))
 
     def row(self, index: int) -> Row:
         """Return the row of a block, by looking at the pattern."""
@@ -177,7 +127,7 @@ class PartCompiler:
         return period is not None and self.piece.local is not None and self.block_tokens * self.step % period == 0
 
     def inner_rows(self) -> tuple[int, int]:
-        """Return the range of blocks that are copies of each other, since the ends of the sequence are far from them."""
+        """Return the range of blocks that are copies of each other, far from the ends of the sequence."""
         num_blocks = self.num_queries // self.block_tokens
         if not self.is_invariant or num_blocks < 3:
             return 0, 0
@@ -188,10 +138,6 @@ class PartCompiler:
         before = spans[0][0] // self.block_tokens
         after = (self.num_keys - spans[-1][1]) // self.block_tokens
         return max(0, middle - before), min(num_blocks, middle + after + 1)
-
-    def inner_runs(self, first: int, last: int) -> Iterator[Run]:
-        """Yield the run of the blocks `first` … `last - 1`, whose masks are all alike."""
-        yield self.run([self.row(first)], last - first, self.block_tokens)
 
     def runs_of(self, rows: Iterator[Row]) -> Iterator[Run]:
         """Yield runs of as many neighbouring rows as read alike."""
@@ -205,7 +151,7 @@ class PartCompiler:
             yield self.run(group, len(group), row_step(group))
 
     def run(self, rows: list[Row], num_blocks: int, step: int) -> Run:
-        """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the one before."""
+        """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the last."""
         row = rows[0]
         gathered, granule = None, 1
         if len(row.spans) > 1:
@@ -249,11 +195,6 @@ class PartCompiler:
         bias = torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
         empty_rows = ~allowed.any(-1)
         return bias.to(self.device), empty_rows.to(self.device) if empty_rows.any() else None
-
-
-def granularity(pattern: Pattern) -> int:
-    """Return the length of the blocks that a pattern is made of, in tokens."""
-    return lcm(getattr(pattern, "block_tokens", 1), *(granularity(part) for part in pattern.parts))
 
 
 def positions(order: Sequence[int], places: list[Spans]) -> Tensor:

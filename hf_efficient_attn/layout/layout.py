@@ -34,9 +34,14 @@ class Layout:
         if self.query_offset < 0 or last > self.num_keys:
             raise InputError(
                 f"{self.num_queries} queries from position {self.query_offset} end at {last}, but there are keys for "
-                f"{self.num_keys} positions. Give query_offset between 0 and {self.num_keys - self.num_queries}, and at "
-                "least as many keys as queries."
+                f"{self.num_keys} positions. Give query_offset between 0 and {self.num_keys - self.num_queries}, and "
+                "at least as many keys as queries."
             )
+
+    @property
+    def queries(self) -> slice:
+        """The positions of the queries."""
+        return slice(self.query_offset, self.query_offset + self.num_queries)
 
     def head_patterns(self) -> tuple[Pattern, ...]:
         """Return the pattern of each query head, every random part drawn for these lengths."""
@@ -56,9 +61,8 @@ class Layout:
         first = max(self.query_offset, start)
         last = max(first, min(self.query_offset + self.num_queries, stop))
         pattern = _with_globals(self.pattern, global_positions) if global_positions else self.pattern
-        return replace(
-            self, pattern=pattern, num_queries=last - first, num_keys=stop - start, query_offset=min(first, stop) - start
-        )
+        offset = min(first, stop) - start
+        return replace(self, pattern=pattern, num_queries=last - first, num_keys=stop - start, query_offset=offset)
 
 
 @lru_cache(maxsize=256)

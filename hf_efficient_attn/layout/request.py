@@ -19,6 +19,7 @@ class Request:
         dropout: probability with which a weight is dropped.
         has_terms: the scores have learned terms.
         has_token_mask: examples differ by padding, documents or chosen global tokens.
+        has_query_start: the position of the first query is a tensor, whose value is unknown while compiling.
     """
 
     layout: Layout
@@ -33,3 +34,4 @@ class Request:
     dropout: float = 0.0
     has_terms: bool = False
     has_token_mask: bool = False
+    has_query_start: bool = False

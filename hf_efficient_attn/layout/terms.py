@@ -75,8 +75,8 @@ class Term:
     """A bias added to the scaled scores: score[b, h, i, j] += values[b, h, i, label(i, j)].
 
     Attributes:
-        values: [batch or 1, heads or 1, queries or 1, labels], differentiable. A table per head is [1, H, 1, L]; relative
-            position vectors are queries @ table.T, [B, H, N, L].
+        values: [batch or 1, heads or 1, queries or 1, labels], differentiable. A table per head is [1, H, 1, L];
+            relative position vectors are queries @ table.T, [B, H, N, L].
         label: which value a pair of positions looks up.
     """
 

@@ -26,6 +26,7 @@ def attend(
     scale: float,
     dropout: float,
     need_lse: bool = True,
+    query_start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [batch, heads, queries, value_dim] and each row's lse [batch, heads, queries].
 
@@ -35,6 +36,7 @@ def attend(
         scale: of the scores, before terms are added.
         dropout: probability with which a weight is dropped; drawn from torch's global generator, once per call.
         need_lse: of no use here; lse is always there.
+        query_start: position of the first query as an integer tensor, in the place of the layout's `query_offset`.
     """
     plan = write_plan(layout.pattern, layout.layer, tuple(term.label for term in terms))
     seed = torch.randint(2**62, (), dtype=torch.int64) if dropout > 0.0 else None
@@ -47,6 +49,7 @@ def attend(
         tokens.global_mask,
         [term.values for term in terms],
         seed,
+        query_start,
         plan,
         layout.query_offset,
         scale,

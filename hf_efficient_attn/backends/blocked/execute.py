@@ -1,7 +1,9 @@
 """Forward and backward of a whole call: every run of every problem through a kernel, results joined by log-sum-exp."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from hf_efficient_attn.backends.blocked.views import (
     put_back,
     query_blocks,
 )
-from hf_efficient_attn.layout.block_layout import Part, Run
+from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -45,34 +47,40 @@ class Call:
         is_plain = not self.terms and self.dropout == 0.0 and q.shape[-1] == v.shape[-1]
         return is_plain and q.device.type == "cpu" and q.dtype in FUSED_DTYPES
 
+    def problems(self, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Problem]:
+        """Yield the problems; see `problems`."""
+        return problems(self.layout, self.tokens, q.shape[0], k.shape[1], block_tokens, q.device)
+
+    def masked_queries(self) -> Tensor | None:
+        """Return the masked queries, bool [batch, 1, queries, 1]; None: there are none."""
+        if self.tokens.key_mask is None:
+            return None
+        return ~self.tokens.key_mask[:, None, self.layout.queries, None]
+
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64."""
     total = empty_output(q, v, wide_dtype(q.dtype)).zero_()
     lse = total.new_full(q.shape[:3], float("-inf"))
     is_fused = call.is_fused(q, v)
-    kernels = Kernels(call)
-    for problem in problems(
-        call.layout,
-        call.tokens,
-        q.shape[0],
-        k.shape[1],
-        FORWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS,
-        q.device,
-    ):
-        for part in problem.blocks.parts:
-            queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, total, lse)]
-            keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v)]
-            for run in part.runs:
-                width = q.shape[-1] if is_fused else run.key_tokens
-                for piece in run.cut(max(1, MAX_BUFFER // (queries[0].shape[0] * width))):
-                    kernel = FusedCPU(call.scale) if is_fused else kernels.next(problem, part, piece)
-                    forward_run(kernel, queries, keys, piece, bias_of(problem, part, piece))
-            for tensor, rows in zip((total, lse), queries[1:], strict=True):
-                put_back(problem.of_queries(tensor), part.queries, rows)
-        if problem.hole_rows is not None:
-            problem.of_queries(total).masked_fill_(problem.hole_rows[:, None], 0.0)
-            problem.of_queries(lse).masked_fill_(problem.hole_rows, float("-inf"))
+    kernels = Kernels(call, is_fused)
+    call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
+    for problem in call.problems(q, k, FORWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
+        part = problem.part
+        queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, out_rows, lse_rows)]
+        keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v)]
+        for run in part.runs:
+            width = q.shape[-1] if is_fused else run.key_tokens
+            if run.gathered is not None:
+                width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
+            for piece in run.cut(max(1, MAX_BUFFER // (queries[0].shape[0] * width))):
+                forward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
+        for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
+            put_back(problem.of_queries(tensor), part.queries, rows)
+    masked = call.masked_queries()
+    if masked is not None:
+        total.masked_fill_(masked, 0.0)
+        lse.masked_fill_(masked[..., 0], float("-inf"))
     return total.to(q.dtype), lse
 
 
@@ -98,45 +106,37 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v and of the values of each term."""
     wide = wide_dtype(q.dtype)
-    dq, dk, dv = (torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v))
+    grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v)]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]
     is_fused = call.is_fused(q, v)
-    kernels = Kernels(call)
-    lse = finite(lse)
-    for problem in problems(
-        call.layout,
-        call.tokens,
-        q.shape[0],
-        k.shape[1],
-        BACKWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS,
-        q.device,
-    ):
-        own_grad = problem.of_queries(grad)
-        if problem.hole_rows is not None:
-            own_grad = own_grad.masked_fill(problem.hole_rows[:, None], 0.0)
-        rows = [own_grad, *(problem.of_queries(tensor) for tensor in (q, out, lse, dq))]
-        for part in problem.blocks.parts:
-            queries = [in_order(tensor, part.queries) for tensor in rows]
-            keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v, dk, dv)]
-            for run in part.runs:
-                rows_per_block = run.key_tokens / run.block_tokens if run.num_blocks > 1 else 1.0
-                width = q.shape[-1] * rows_per_block if is_fused else run.key_tokens
-                for piece in run.cut(max(1, int(MAX_BUFFER / (rows[0].shape[0] * width)))):
-                    kernel = FusedCPU(call.scale) if is_fused else kernels.next(problem, part, piece)
-                    d_scores = backward_run(kernel, queries, keys, piece, bias_of(problem, part, piece))
+    kernels = Kernels(call, is_fused)
+    masked = call.masked_queries()
+    grad = grad if masked is None else grad.masked_fill(masked, 0.0)
+    call, (q, k, v, *rows, dk, dv) = fold_batch(call, (q, k, v, grad, out, finite(lse), *grads))
+    for problem in call.problems(q, k, BACKWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
+        part = problem.part
+        queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, *rows)]
+        keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v, dk, dv)]
+        for run in part.runs:
+            copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
+            width = q.shape[-1] * copies if is_fused else run.key_tokens
+            for piece in run.cut(max(1, int(MAX_BUFFER / (queries[0].shape[0] * width)))):
+                d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
+                if d_scores is not None:
                     for term, gradient in zip(call.terms, d_terms, strict=True):
-                        TermLookup(term, problem, part, piece).add_gradient(gradient, d_scores)
-            put_back(problem.of_queries(dq), part.queries, queries[-1])
-            for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
-                put_back(problem.of_keys(tensor), part.keys, part_keys)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_terms
+                        TermLookup(term, problem, piece).add_gradient(gradient, d_scores)
+        put_back(problem.of_queries(rows[-1]), part.queries, queries[-1])
+        for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
+            put_back(problem.of_keys(tensor), part.keys, part_keys)
+    dq, dk, dv = (total.to(q.dtype) for total in grads)
+    return dq, dk, dv, [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
 
 
 def backward_run(
     kernel: FusedCPU | Explicit, queries: list[Tensor], keys: list[Tensor], run: Run, bias: Tensor | None
 ) -> Tensor | None:
     """Add the gradients of a run to dq, dk and dv; return that of its scores from the kernel that has it."""
-    grad, q, out, lse, dq = (query_blocks(tensor, run) for tensor in queries)
+    q, grad, out, lse, dq = (query_blocks(tensor, run) for tensor in queries)
     k, v = (key_blocks(tensor, run) for tensor in keys[:2])
     run_dq, run_dk, run_dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, bias)
     dq.add_(run_dq)
@@ -146,17 +146,20 @@ def backward_run(
 
 
 class Kernels:
-    """Makes the explicit kernel of one run after the other; the same ones again for the backward pass."""
+    """Makes the kernel of one run after the other; the same ones again for the backward pass."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, is_fused: bool) -> None:
         self.call = call
+        self.is_fused = is_fused
         self.count = 0
 
-    def next(self, problem: Problem, part: Part, run: Run) -> Explicit:
+    def next(self, problem: Problem, run: Run) -> FusedCPU | Explicit:
         """Return the kernel of the next run."""
+        if self.is_fused:
+            return FusedCPU(self.call.scale)
         self.count += 1
-        terms = [TermLookup(term, problem, part, run).scores() for term in self.call.terms]
-        return Explicit(self.call.scale, sum(terms) if terms else None, self.keep(), self.call.dropout)
+        terms = [TermLookup(term, problem, run).scores() for term in self.call.terms]
+        return Explicit(self.call.scale, reduce(add, terms) if terms else None, self.keep(), self.call.dropout)
 
     def keep(self) -> Callable[[Tensor], Tensor] | None:
         """Return a function that draws which weights are kept; it draws the same ones for the same count."""
@@ -171,12 +174,30 @@ class Kernels:
         return draw
 
 
-def bias_of(problem: Problem, part: Part, run: Run) -> Tensor | None:
+def bias_of(problem: Problem, run: Run) -> Tensor | None:
     """Return the bias of a run with that of masked keys, [blocks or 1, queries or 1, keys]."""
     if problem.hole_bias is None:
         return run.bias
-    holes = key_blocks(in_order(problem.hole_bias[None], part.keys)[..., None], run)[0, :, None, :, 0]
+    holes = key_blocks(in_order(problem.hole_bias[None], problem.part.keys)[..., None], run)[0, :, None, :, 0]
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes
+
+
+def fold_batch(call: Call, tensors: tuple[Tensor, ...]) -> tuple[Call, tuple[Tensor, ...]]:
+    """Return the call with its examples as further heads, where they are all alike and the memory allows it as views.
+
+    Each problem costs a fixed time, and so there is one instead of one an example.
+    """
+    batch_size, num_heads = tensors[0].shape[:2]
+    is_alike = call.tokens.is_empty and not call.terms and len(call.layout.head_groups()) == 1
+    if batch_size == 1 or not is_alike or any(not is_foldable(tensor, num_heads) for tensor in tensors):
+        return call, tensors
+    layout = replace(call.layout, pattern=call.layout.head_patterns()[0], num_heads=batch_size * num_heads)
+    return replace(call, layout=layout), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
+
+
+def is_foldable(tensor: Tensor, num_heads: int) -> bool:
+    """Return whether batch and heads of a tensor can be one dimension without a copy."""
+    return tensor.shape[1] == num_heads and tensor.stride(0) == num_heads * tensor.stride(1)
 
 
 def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,11 +1,11 @@
 """Attention of one run: blocks of queries [heads, blocks, queries, head_dim] with keys of their own.
 
-Two kernels of one contract. `FusedCPU` is the operator behind torch's SDPA on CPUs, which takes overlapping blocks of keys
-as strided views, so that nothing is copied. `Explicit` is matmul, softmax, matmul: on any device, with dropout and
+Two kernels of one contract. `FusedCPU` is the operator behind torch's SDPA on CPUs, which takes overlapping blocks of
+keys as strided views, so that nothing is copied. `Explicit` is matmul, softmax, matmul: on any device, with dropout and
 learned terms, and with every intermediate of one run in memory.
 
-Backward passes get the output and the log-sum-exp of the whole row, not those of the run: the probabilities they rebuild
-are then those of the whole softmax, and the gradients of the runs add up.
+Backward passes get the output and the log-sum-exp of the whole row, not those of the run: the weights they rebuild are
+then those of the whole softmax, and the gradients of the runs add up.
 """
 
 from collections.abc import Callable

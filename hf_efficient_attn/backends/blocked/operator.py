@@ -1,4 +1,4 @@
-"""The blocked backend as custom operators of torch: opaque to `torch.compile` and `torch.export`, without graph breaks."""
+"""The blocked backend as custom operators of torch, opaque to `torch.compile` and `torch.export`: no graph breaks."""
 
 from typing import Any
 
@@ -25,14 +25,24 @@ def blocked_attention(
     global_mask: Tensor | None,
     term_values: list[Tensor],
     seed: Tensor | None,
+    query_start: Tensor | None,
     plan: str,
     query_offset: int,
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return out [B, H, Nq, Dv] and lse [B, H, Nq]; `seed` is an int64 scalar on the CPU, needed with dropout."""
+    """Return out [B, H, Nq, Dv] and lse [B, H, Nq].
+
+    Args:
+        term_values: the values of the terms whose labels are in the plan.
+        seed: int64 scalar on the CPU, needed with dropout.
+        query_start: int64 scalar that replaces `query_offset`.
+        plan: as `write_plan` writes it.
+    """
     masks = (key_mask, segment_ids, global_mask)
-    return execute.forward(q, k, v, _call(q, k, masks, term_values, seed, plan, query_offset, scale, dropout))
+    return execute.forward(
+        q, k, v, _call(q, k, masks, term_values, seed, query_start, plan, query_offset, scale, dropout)
+    )
 
 
 @torch.library.custom_op("hf_efficient_attn::blocked_attention_backward", mutates_args=())
@@ -48,6 +58,7 @@ def blocked_attention_backward(
     global_mask: Tensor | None,
     term_values: list[Tensor],
     seed: Tensor | None,
+    query_start: Tensor | None,
     plan: str,
     query_offset: int,
     scale: float,
@@ -55,7 +66,7 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v and of the values of each term."""
     masks = (key_mask, segment_ids, global_mask)
-    call = _call(q, k, masks, term_values, seed, plan, query_offset, scale, dropout)
+    call = _call(q, k, masks, term_values, seed, query_start, plan, query_offset, scale, dropout)
     return execute.backward(grad, q, k, v, out, lse, call)
 
 
@@ -65,12 +76,14 @@ def _call(
     masks: tuple[Tensor | None, Tensor | None, Tensor | None],
     term_values: list[Tensor],
     seed: Tensor | None,
+    query_start: Tensor | None,
     plan: str,
     query_offset: int,
     scale: float,
     dropout: float,
 ) -> Call:
     pattern, layer, labels = read_plan(plan)
+    query_offset = query_offset if query_start is None else int(query_start)
     layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], query_offset, layer)
     terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
     return Call(layout, TokenMask(*masks), terms, scale, dropout, 0 if seed is None else int(seed))
@@ -100,18 +113,18 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, key_mask, segment_ids, global_mask, term_values, seed, *ctx.settings = inputs
+    q, k, v, key_mask, segment_ids, global_mask, term_values, seed, query_start, *ctx.settings = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, *term_values)
+    ctx.save_for_backward(q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, query_start, *term_values)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, *term_values = ctx.saved_tensors
+    q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, query_start, *term_values = ctx.saved_tensors
     dq, dk, dv, d_terms = blocked_attention_backward(
-        grad, q, k, v, out, lse, key_mask, segment_ids, global_mask, term_values, seed, *ctx.settings
+        grad, q, k, v, out, lse, key_mask, segment_ids, global_mask, term_values, seed, query_start, *ctx.settings
     )
-    return dq, dk, dv, None, None, None, d_terms, None, None, None, None, None
+    return dq, dk, dv, None, None, None, d_terms, None, None, None, None, None, None
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:

@@ -1,4 +1,4 @@
-"""A call cut into problems: one document, one run of heads that share a pattern, one BlockLayout."""
+"""A call cut into problems: one document, one part of its block layout, heads that can be computed at once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.block_layout import BlockLayout
+from hf_efficient_attn.layout.block_layout import Part
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
@@ -22,7 +22,6 @@ class Problem:
         queries, keys: rows of the query and key tensors, as slices.
         query_offset: position of the first of these queries in their document.
         hole_bias: [keys] of 0 and -inf; None: no key is masked.
-        hole_rows: bool [queries], masked queries; None like the bias.
     """
 
     example: int
@@ -31,9 +30,8 @@ class Problem:
     queries: slice
     keys: slice
     query_offset: int
-    blocks: BlockLayout
+    part: Part
     hole_bias: Tensor | None = None
-    hole_rows: Tensor | None = None
 
     def of_queries(self, tensor: Tensor) -> Tensor:
         """Return [heads, queries, ...] of a tensor [batch, heads, queries, ...], a view."""
@@ -47,29 +45,19 @@ class Problem:
 def problems(
     layout: Layout, tokens: TokenMask, batch_size: int, num_key_heads: int, block_tokens: int, device: torch.device
 ) -> Iterator[Problem]:
-    """Yield the problems of a call; together they hold every query that reads anything, once."""
+    """Yield the problems of a call; together they hold every allowed pair once."""
     for example, documents in enumerate(tokens.documents(batch_size, layout.num_keys)):
         for document in documents:
             own = layout.of_document(document.start, document.stop, document.global_positions)
             if own.num_queries == 0:
                 continue
-            holes = hole_masks(tokens, example, document, own)
             first_query = document.start + own.query_offset - layout.query_offset
             queries = slice(first_query, first_query + own.num_queries)
-            for first, count, pattern in own.head_groups():
-                place = (own.num_queries, own.num_keys, own.query_offset)
-                blocks = compile_layout(pattern, *place, block_tokens, device)
-                for heads, key_heads in head_slices(first, count, layout.num_heads // num_key_heads):
-                    yield Problem(
-                        example,
-                        heads,
-                        key_heads,
-                        queries,
-                        slice(document.start, document.stop),
-                        own.query_offset,
-                        blocks,
-                        *holes,
-                    )
+            keys = slice(document.start, document.stop)
+            holes = hole_bias(tokens, example, document)
+            for part in compile_layout(own, block_tokens, device).parts:
+                for heads, key_heads in head_slices(part.first_head, part.num_heads, layout.num_heads // num_key_heads):
+                    yield Problem(example, heads, key_heads, queries, keys, own.query_offset, part, holes)
 
 
 def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, slice]]:
@@ -84,12 +72,9 @@ def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, sli
         yield heads, slice(start // group, start // group + num_heads)
 
 
-def hole_masks(
-    tokens: TokenMask, example: int, document: Document, own: Layout
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return the bias of the masked keys within a document and its masked queries; None where no key is masked."""
+def hole_bias(tokens: TokenMask, example: int, document: Document) -> Tensor | None:
+    """Return the bias of the masked keys within a document, [keys] of 0 and -inf; None where no key is masked."""
     if not document.has_holes or tokens.key_mask is None:
-        return None, None
+        return None
     mask = tokens.key_mask[example, document.start : document.stop]
-    bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
-    return bias, ~mask[own.query_offset : own.query_offset + own.num_queries]
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))

@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.blocked.kernels import wide
 from hf_efficient_attn.backends.blocked.problems import Problem
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
-from hf_efficient_attn.layout.block_layout import Part, Run
+from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.terms import Label, Term
 
 
@@ -23,7 +23,6 @@ class TermLookup:
 
     term: Term
     problem: Problem
-    part: Part
     run: Run
 
     def scores(self) -> Tensor:
@@ -31,7 +30,7 @@ class TermLookup:
         labels = self.labels()
         values = self.select(wide(self.term.values))
         if self.is_per_query:
-            values = query_blocks(in_order(values, self.part.queries), self.run)
+            values = query_blocks(in_order(values, self.problem.part.queries), self.run)
         else:
             values = values[:, None]
         shape = (values.shape[0], self.run.num_blocks, self.run.block_tokens)
@@ -44,9 +43,9 @@ class TermLookup:
         if self.is_per_query:
             by_label = d_scores.new_zeros(*d_scores.shape[:-1], num_labels)
             by_label.scatter_add_(-1, labels.expand_as(d_scores), d_scores)
-            rows = in_order(target, self.part.queries)
+            rows = in_order(target, self.problem.part.queries)
             query_blocks(rows, self.run).add_(by_label.sum(0, keepdim=True) if target.shape[0] == 1 else by_label)
-            put_back(target, self.part.queries, rows)
+            put_back(target, self.problem.part.queries, rows)
         else:
             by_label = d_scores.new_zeros(num_heads, num_labels)
             by_label.scatter_add_(1, labels.expand_as(d_scores).reshape(num_heads, -1), d_scores.flatten(1))
@@ -74,8 +73,8 @@ class TermLookup:
         else:
             keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
             keys = keys.flatten(1)
-        query_positions = position_at(self.part.queries, queries) + self.problem.query_offset
-        key_positions = position_at(self.part.keys, keys)
+        query_positions = position_at(self.problem.part.queries, queries) + self.problem.query_offset
+        key_positions = position_at(self.problem.part.keys, keys)
         return self.term.label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
