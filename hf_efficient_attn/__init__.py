@@ -5,6 +5,9 @@ know them. Registration is per process: a script started on several processes im
 """
 
 from hf_efficient_attn import patterns
+from hf_efficient_attn.attention.explain import explain
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.select import use_backend
 from hf_efficient_attn.errors import (
     CheckpointError,
     ConfigurationError,
@@ -12,6 +15,7 @@ from hf_efficient_attn.errors import (
     InputError,
     UnsupportedBackendError,
 )
+from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerConfig,
@@ -33,6 +37,7 @@ register_families()
 __all__ = [
     "CheckpointError",
     "ConfigurationError",
+    "Distance",
     "EfficientAttentionError",
     "InputError",
     "SimplifiedTransformerConfig",
@@ -44,7 +49,11 @@ __all__ = [
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
     "StopOnNonFiniteLoss",
+    "Term",
     "UnsupportedBackendError",
+    "attention",
+    "explain",
     "optimizer_groups",
     "patterns",
+    "use_backend",
 ]

@@ -15,6 +15,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks",
     ("draw",): "hf_efficient_attn.analysis.draw",
+    ("explain",): "hf_efficient_attn.analysis.explain",
 }
 
 

@@ -1,0 +1,54 @@
+"""Explain which backend computes a pattern and why, how many pairs there are, and what they cost.
+
+The pattern is an expression, JSON, or a file with JSON, also the config.json of a model:
+    hf-efficient-attn explain "band(256, 256) | global(0)" --tokens 8192 --training
+"""
+
+import argparse
+
+import torch
+
+from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.attention.explain import explain
+from hf_efficient_attn.attention.select import AUTO, BACKENDS
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.add_argument("pattern", help="an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON")
+    parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="queries (default %(default)s)")
+    parser.add_argument("--key-tokens", type=int, metavar="N", help="keys (default: as many as queries)")
+    parser.add_argument("--heads", type=int, default=8, metavar="N", help="query heads (default %(default)s)")
+    parser.add_argument("--key-heads", type=int, metavar="N", help="key heads (default: as many as query heads)")
+    parser.add_argument("--head-dim", type=int, default=64, metavar="N", help="width of a head (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="need not be there (default %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the inputs (default %(default)s)")
+    parser.add_argument("--training", action="store_true", help="gradients are asked for")
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of the weights (default %(default)s)")
+    parser.add_argument("--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help="(default %(default)s)")
+    parser.add_argument("--layer", type=int, default=0, help="layer, where the pattern differs by it (default: 0)")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the explanation.
+
+    Raises:
+        EfficientAttentionError: no such pattern, lengths or heads it cannot have, a backend that cannot compute it.
+    """
+    explanation = explain(
+        read_pattern(args.pattern, args.layer),
+        query_tokens=args.tokens,
+        key_tokens=args.key_tokens,
+        device=args.device,
+        dtype=getattr(torch, args.dtype),
+        num_heads=args.heads,
+        num_key_heads=args.key_heads,
+        head_dim=args.head_dim,
+        training=args.training,
+        dropout=args.dropout,
+        backend=args.backend,
+        layer=args.layer,
+    )
+    print(explanation)
