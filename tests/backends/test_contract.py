@@ -1,0 +1,62 @@
+"""Every backend, on every pattern, at odd lengths, masked and packed, in every dtype, gradients included.
+
+A backend joins by one line in BACKENDS.
+"""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from backends_contract import Case, check, pairwise_cases, special_cases
+
+from hf_efficient_attn.backends import flex, reference, sdpa
+from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.layout.terms import Distance
+
+BACKENDS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
+# a kernel is compiled for every one of these, which takes seconds
+FLEX_CASES = [
+    Case("globals", 1000, heads=(6, 1), needs_grad=False),
+    Case("far keys", 65, "documents", torch.float16, needs_grad=False),
+    Case("causal random", 200, "left", torch.bfloat16, (4, 1), num_queries=70, needs_grad=False),
+    Case("per head", 130, "globals", label=Distance(-3, 6), needs_grad=False),
+    Case("earlier keys", 127, "holes", num_queries=1, value_dim=24, needs_grad=False),
+]
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """Whatever is read before it was written shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("case", pairwise_cases() + special_cases(), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_contract(backend: ModuleType, case: Case) -> None:
+    reason = backend.why_not(case.request())
+    if reason is not None:
+        pytest.skip(reason)
+    check(case, backend)
+
+
+# torch's own imports warn when it compiles for the first time
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("case", FLEX_CASES, ids=str)
+def test_contract_of_flex(case: Case) -> None:
+    assert flex.why_not(case.request()) is None
+    check(case, flex)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", pairwise_cases() + special_cases(), ids=str)
+@pytest.mark.parametrize("backend", [*BACKENDS.values(), flex], ids=[*BACKENDS, "flex"])
+def test_contract_on_cuda(backend: ModuleType, case: Case) -> None:
+    torch.use_deterministic_algorithms(False)
+    reason = backend.why_not(case.request("cuda"))
+    if reason is not None:
+        pytest.skip(reason)
+    check(case, backend, "cuda")

@@ -1,0 +1,221 @@
+"""The contract of a backend, as data: calls, what is correct for them, and how far a backend may be from it."""
+
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends import reference
+from hf_efficient_attn.layout.dense import allowed_pairs, term_bias
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Distance, Label, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
+from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.per_head import PerHead
+
+BATCH_SIZE = 2
+HEAD_DIM = 16
+SCALE = 0.3
+SEED = 7
+
+PATTERNS: dict[str, Pattern] = {
+    "full": Full(),
+    "causal": Causal(),
+    "band": Band(20, 7),
+    "causal band": Band(33, 0),
+    "earlier keys": Band(9, -1),
+    "dilated": Dilated(24, 24, 4),
+    "globals": Band(8, 8) | GlobalTokens([0, 5]),
+    "far keys": ~Band(3, 3) & Causal(),
+    "block local": BlockLocal(48),
+    "random": bigbird(block_tokens=16, num_random_blocks=2),
+    "causal random": bigbird(block_tokens=16, num_random_blocks=2, causal=True),
+    "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
+}
+LENGTHS = (1, 2, 63, 64, 65, 127, 1000, 1024)
+MASKS = ("none", "left", "right", "holes", "documents", "globals")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# query heads, key heads
+HEADS = ((2, 2), (4, 2), (6, 1))
+
+
+def token_mask(name: str, num_keys: int) -> TokenMask:
+    """Return a mask of one kind; the examples differ, and under "holes" the second has no token at all."""
+    index = torch.arange(num_keys).expand(BATCH_SIZE, -1)
+    example = torch.arange(BATCH_SIZE)[:, None]
+    padding = (num_keys * (1 + example)) // 5
+    masks = {
+        "left": TokenMask(key_mask=index >= padding),
+        "right": TokenMask(key_mask=index < num_keys - padding),
+        "holes": TokenMask(key_mask=(index % 7 != 3) & (index >= 2) & (example == 0)),
+        "documents": TokenMask(segment_ids=index // (3 + num_keys // (3 + example)), key_mask=index % 50 != 1),
+        "globals": TokenMask(index < num_keys - padding, global_mask=index % (11 + num_keys // 2) == 4 + example),
+    }
+    return masks.get(name, TokenMask())
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call.
+
+    Attributes:
+        num_queries: None: as many as keys; else the last ones, as in cached decoding.
+        label: of a learned term; None: there is no term.
+    """
+
+    pattern: str = "band"
+    num_keys: int = 65
+    mask: str = "none"
+    dtype: torch.dtype = torch.float32
+    heads: tuple[int, int] = (4, 2)
+    num_queries: int | None = None
+    label: Label | None = None
+    value_dim: int = HEAD_DIM
+    needs_grad: bool = True
+
+    def __str__(self) -> str:
+        parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
+        extra = (self.num_queries, self.label and self.label.kind, self.value_dim != HEAD_DIM and "other values")
+        return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
+
+    @property
+    def layout(self) -> Layout:
+        """The layout, the queries being the last positions."""
+        num_queries = self.num_queries or self.num_keys
+        return Layout(PATTERNS[self.pattern], self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
+
+    def request(self, device: str = "cpu") -> Request:
+        """What the backend is asked."""
+        tokens = token_mask(self.mask, self.num_keys)
+        sizes = (HEAD_DIM, self.value_dim, self.heads[1], BATCH_SIZE)
+        has_term = self.label is not None
+        return Request(
+            self.layout, device, self.dtype, *sizes, self.needs_grad, False, 0.0, has_term, not tokens.is_empty
+        )
+
+
+@dataclass
+class Tensors:
+    """Leaves of a call, and the gradient of its output."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad_out: Tensor
+    values: list[Tensor] = field(default_factory=list)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.q, self.k, self.v, *self.values]
+
+
+def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
+    """Return the same numbers, rounded to the dtype of the case, in any dtype."""
+    generator = torch.Generator().manual_seed(SEED)
+    num_queries, (num_heads, num_key_heads) = case.layout.num_queries, case.heads
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.dtype).to(device, dtype)
+
+    return Tensors(
+        draw(BATCH_SIZE, num_heads, num_queries, HEAD_DIM),
+        draw(BATCH_SIZE, num_key_heads, case.num_keys, HEAD_DIM),
+        draw(BATCH_SIZE, num_key_heads, case.num_keys, case.value_dim),
+        draw(BATCH_SIZE, num_heads, num_queries, case.value_dim),
+        [draw(1, num_heads, 1, case.label.num_labels)] if case.label else [],
+    )
+
+
+# out, lse, and the gradients of the leaves
+Results = dict[str, Tensor]
+
+
+def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "cpu") -> Results:
+    """Return everything a backend computes for a case, in float64 on CPU."""
+    tensors = tensors_of(case, dtype, device)
+    for leaf in tensors.leaves:
+        leaf.requires_grad_(case.needs_grad)
+    tokens = token_mask(case.mask, case.num_keys)
+    moved = TokenMask(*(None if mask is None else mask.to(device) for mask in vars(tokens).values()))
+    terms = tuple(Term(values, case.label) for values in tensors.values if case.label)
+    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.layout, moved, terms, SCALE, 0.0)
+    assert out.dtype == dtype
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert not lse.requires_grad
+    assert lse.shape == out.shape[:3]
+    found = {"out": out, "lse": lse}
+    if case.needs_grad:
+        gradients = torch.autograd.grad(out, tensors.leaves, tensors.grad_out)
+        found |= {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
+    return {name: tensor.detach().cpu().double() for name, tensor in found.items()}
+
+
+def plain_attention(case: Case, dtype: torch.dtype) -> Results:
+    """Return the results of matmul, softmax, matmul in `dtype`: the rounding that any kernel may show."""
+    tensors = tensors_of(case, dtype)
+    for leaf in tensors.leaves:
+        leaf.requires_grad_(case.needs_grad)
+    tokens, cpu = token_mask(case.mask, case.num_keys), torch.device("cpu")
+    keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
+    scores = tensors.q @ keys.transpose(-1, -2) * SCALE
+    bias = term_bias([Term(each, case.label) for each in tensors.values if case.label], case.layout, tokens, cpu)
+    scores = scores if bias is None else scores + bias
+    allowed = allowed_pairs(case.layout, tokens, BATCH_SIZE, cpu)
+    allowed = torch.ones((), dtype=torch.bool) if allowed is None else allowed
+    weights = torch.softmax(scores.masked_fill(~allowed, torch.finfo(dtype).min), -1).masked_fill(~allowed, 0)
+    out = weights @ values
+    found = {"out": out, "lse": scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)}
+    if case.needs_grad:
+        gradients = torch.autograd.grad(out, tensors.leaves, tensors.grad_out)
+        found |= {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
+    return {name: tensor.detach().double() for name, tensor in found.items()}
+
+
+def check(case: Case, backend: ModuleType, device: str = "cpu") -> None:
+    """Assert that a backend is as near to float64 as plain low-precision attention, up to a small factor."""
+    expected = results(case, reference, torch.float64)
+    rounded = plain_attention(case, case.dtype)
+    found = results(case, backend, case.dtype, device)
+    assert found.keys() == expected.keys()
+    tensors = tensors_of(case, torch.float64)
+    # numbers of this size cancel in the gradient of a score, in float32 at least
+    inner = SCALE * (tensors.grad_out.abs().amax((0, 1, 2)) @ tensors.v.abs().amax((0, 1, 2))).item()
+    for name, correct in expected.items():
+        finite = correct.isfinite()
+        assert torch.equal(found[name].isneginf(), correct.isneginf()), f"{name}: rows without keys"
+        if finite.any():
+            error, typical = ((each[name] - correct)[finite].abs().max().item() for each in (found, rounded))
+            last_digit = torch.finfo(case.dtype).eps * correct[finite].abs().max().item()
+            allowed = 4 * (typical + last_digit + torch.finfo(torch.float32).eps * inner)
+            assert error <= allowed, f"{name}: off by {error:.2e}, {allowed:.2e} is allowed"
+
+
+def pairwise_cases() -> list[Case]:
+    """Return cases in which every pattern meets every length, mask, dtype and number of heads, and not all at once."""
+    cases = []
+    for number, pattern in enumerate(PATTERNS):
+        for turn, num_keys in enumerate(LENGTHS):
+            mask = MASKS[(number + turn) % len(MASKS)]
+            dtype = DTYPES[(number + 2 * turn + turn // 3) % len(DTYPES)]
+            cases.append(Case(pattern, num_keys, mask, dtype, HEADS[(number // 2 + turn) % len(HEADS)]))
+    return cases
+
+
+def special_cases() -> list[Case]:
+    """Return cached decoding, learned terms, values of another width."""
+    clipped = Distance(-3, 6)
+    return [
+        *(Case(pattern, 200, mask, num_queries=1) for pattern in PATTERNS for mask in ("none", "left")),
+        *(Case(pattern, 200, mask, num_queries=70) for pattern in PATTERNS for mask in ("none", "documents")),
+        *(Case(pattern, 90, mask, label=clipped) for pattern in PATTERNS for mask in ("none", "documents")),
+        Case("globals", 90, "holes", torch.bfloat16, label=clipped),
+        Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
+        Case("globals", 90, "right", value_dim=24),
+        Case("causal", 90, value_dim=8),
+    ]
