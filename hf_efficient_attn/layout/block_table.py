@@ -41,14 +41,14 @@ def block_table(layout: Layout, documents: Documents | None, block_tokens: int, 
         documents: of each example; None: every example is one whole document.
     """
     examples = documents or ((Document(0, layout.num_keys),),)
-    counts = [count for _, count, _ in layout.head_groups()]
+    groups = layout.head_groups()
     num_rows, num_blocks = (-(-tokens // block_tokens) for tokens in (layout.num_queries, layout.num_keys))
-    shape = (len(examples), len(counts), num_rows, num_blocks)
+    shape = (len(examples), len(groups), num_rows, num_blocks)
     partial, full = (torch.zeros(shape, dtype=torch.int32) for _ in range(2))
     num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))
     for example, its_documents in enumerate(examples):
-        for group in range(len(counts)):
-            for row, (outer, inner) in enumerate(_rows(layout, its_documents, group, block_tokens)):
+        for group, (head, _, _) in enumerate(groups):
+            for row, (outer, inner) in enumerate(_rows(layout, its_documents, head, block_tokens)):
                 touched = _touched(outer, block_tokens)
                 inside = intersect(touched, _inside(inner, block_tokens))
                 rest = _difference(touched, inside)
@@ -56,12 +56,13 @@ def block_table(layout: Layout, documents: Documents | None, block_tokens: int, 
                 num_partial[place] = _write(partial[place], rest)
                 num_full[place] = _write(full[place], inside)
     tables = (num_partial, partial, num_full, full)
-    if len(counts) > 1:
-        tables = tuple(table.repeat_interleave(torch.tensor(counts), 1) for table in tables)  # type: ignore[assignment]
+    if len(groups) > 1:
+        counts = torch.tensor([count for _, count, _ in groups])
+        tables = tuple(table.repeat_interleave(counts, 1) for table in tables)  # type: ignore[assignment]
     return BlockTable(*(table.to(device) for table in tables))
 
 
-def _rows(layout: Layout, documents: tuple[Document, ...], group: int, block_tokens: int) -> list[tuple[Spans, Spans]]:
+def _rows(layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int) -> list[tuple[Spans, Spans]]:
     """Return the keys that some query of each row of blocks reads, and those that all of them read."""
     num_rows = -(-layout.num_queries // block_tokens)
     outer: list[Spans] = [()] * num_rows
@@ -70,7 +71,7 @@ def _rows(layout: Layout, documents: tuple[Document, ...], group: int, block_tok
         own = layout.of_document(document.start, document.stop, document.global_positions)
         if own.num_queries == 0:
             continue
-        pattern = own.head_groups()[group][2]
+        pattern = own.head_patterns()[head]
         first_query = document.start + own.query_offset - layout.query_offset
         for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens):
             place = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)

@@ -1,0 +1,75 @@
+"""Flex: what it refuses, and how seldom it compiles."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_efficient_attn.backends import flex
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Band, Causal
+from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.random_blocks import RandomBlocks
+from hf_efficient_attn.patterns.tables import KeyTable
+
+BAND = Layout(Band(3, 3), 4, 64, 64)
+REQUEST = Request(BAND, "cpu", torch.float32, 16, 16, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"device": "mps"}, "mps"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"dropout": 0.1}, "0.1"),
+        ({"needs_grad": True}, "backward"),
+        ({"is_compiling": True}, "torch.compile"),
+        ({"device": "cuda", "value_dim": 8}, "not 8"),
+        ({"layout": replace(BAND, pattern=RandomBlocks(1, 8)), "has_token_mask": True}, "random_blocks"),
+    ],
+)
+def test_refuses(changes: dict[str, object], named: str) -> None:
+    assert named in str(flex.why_not(replace(REQUEST, **changes)))
+
+
+def test_accepts() -> None:
+    assert flex.why_not(REQUEST) is None
+    assert flex.why_not(replace(REQUEST, has_token_mask=True, has_terms=True, value_dim=24)) is None
+
+
+def test_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    flex._compiler.cache_clear()
+    monkeypatch.setattr(flex.shutil, "which", lambda name: None)
+    assert "C++ compiler" in str(flex.why_not(REQUEST))
+    flex._compiler.cache_clear()
+
+
+def kind_of(pattern: Pattern) -> object:
+    return flex._structure_of(Layout(pattern, 2, 64, 64))
+
+
+def test_kinds() -> None:
+    """A kernel serves other draws of the same shape, and no other pattern."""
+    assert kind_of(Band(3, 3)) == kind_of(Band(3, 3))
+    assert kind_of(Band(3, 3)) != kind_of(Band(3, 4))
+    tables = [KeyTable([[0], [1]]), KeyTable([[1], [0]]), KeyTable([[0], [1], [2]])]
+    kinds = [kind_of(Blocks(table, 32) | Causal()) for table in tables]
+    assert kinds[0] == kinds[1]
+    assert kinds[0] != kinds[2]
+    assert kinds[0] != kind_of(Blocks(tables[0], 16) | Causal())
+
+
+# torch's own imports warn when it compiles for the first time
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiles_twice_for_all_lengths() -> None:
+    """Once for the first length, once for all others; other draws, batches and documents find the kernel again."""
+    flex._compiled.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    for num_tokens, batch_size in ((300, 2), (400, 2), (500, 2), (330, 3)):
+        q = torch.randn(batch_size, 2, num_tokens, 16)
+        flex.attend(q, q, q, Layout(Band(5, 5), 2, num_tokens, num_tokens), TokenMask(), (), 0.3, 0.0, False)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+    assert flex._compiled.cache_info().currsize == 1

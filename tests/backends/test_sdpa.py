@@ -1,0 +1,98 @@
+"""SDPA: no mask where none is needed, one mask for many calls, lse from every path."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends import reference, sdpa
+from hf_efficient_attn.layout import dense
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.random_blocks import RandomBlocks
+
+NONE = TokenMask()
+
+
+def draw(num_queries: int, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(2, 4, num_queries, 8), torch.randn(2, 2, num_keys, 8), torch.randn(2, 2, num_keys, 8)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "num_queries", "expected"),
+    [
+        (Full(), 10, (0, 10, False)),
+        (Full(), 3, (0, 10, False)),
+        (Causal(), 10, (0, 10, True)),
+        (Band(9, 0), 10, (0, 10, True)),
+        (Causal() | Band(2, 0), 10, (0, 10, True)),
+        (Causal(), 1, (0, 10, False)),
+        (Band(3, 0), 1, (6, 10, False)),
+        (BlockLocal(4), 2, (8, 10, False)),
+        (Causal(), 2, None),
+        (Band(3, 0), 10, None),
+        (PerHead([Full(), Causal()]), 10, None),
+        (Band(0, 0) | GlobalTokens([0]), 1, None),
+    ],
+)
+def test_when_no_mask_is_needed(pattern: Pattern, num_queries: int, expected: tuple[int, int, bool] | None) -> None:
+    layout = Layout(pattern, 2, num_queries, 10, 10 - num_queries)
+    assert sdpa.maskless(layout) == expected
+
+
+@pytest.mark.parametrize("need_lse", [True, False])
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Band(3, 2)], ids=str)
+def test_masks_are_built_once_if_at_all(pattern: Pattern, need_lse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = draw(17, 17)
+    layout = Layout(pattern, 4, 17, 17)
+    first, _ = sdpa.attend(q, k, v, layout, NONE, (), 0.3, 0.0, need_lse)
+    monkeypatch.setattr(dense, "allowed_pairs", None)
+    again, _ = sdpa.attend(q, k, v, layout, NONE, (), 0.3, 0.0, need_lse)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_lse_beside_paths_that_give_none(learned: bool) -> None:
+    q, k, v = draw(9, 12)
+    layout, tokens = Layout(Band(3, 1), 4, 9, 12, 3), TokenMask(key_mask=torch.arange(24).reshape(2, 12) % 5 != 0)
+    terms = [Term(torch.randn(1, 4, 1, 5, requires_grad=learned), Distance(-2, 2))]
+    values = v[..., :8] if learned else v[..., :6]
+    _, lse = sdpa.attend(q, k, values, layout, tokens, terms, 0.3, 0.0)
+    _, expected = reference.attend(q, k, values, layout, tokens, terms, 0.3, 0.0)
+    assert lse is not None
+    assert not lse.requires_grad
+    torch.testing.assert_close(lse, expected)
+
+
+def test_rows_without_keys() -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in draw(6, 6))
+    tokens = TokenMask(key_mask=torch.tensor([[True, True, False, True, True, True], [False] * 6]))
+    out, lse = sdpa.attend(q, k, v, Layout(Band(1, -1), 4, 6, 6), tokens, (), 0.3, 0.0)
+    empty = torch.tensor([[True, False, True, True, False, False], [True] * 6])[:, None].expand(2, 4, 6)
+    assert lse is not None
+    assert torch.equal(lse.isneginf(), empty)
+    assert torch.equal((out == 0).all(-1), empty)
+    out.sum().backward()
+    assert q.grad is not None
+    assert torch.equal((q.grad == 0).all(-1)[empty], torch.ones(int(empty.sum())).bool())
+
+
+def test_dropout_drops_weights() -> None:
+    q, k, v = draw(300, 300)
+    for backend in (sdpa, reference):
+        out, _ = backend.attend(q, k, torch.ones_like(v), Layout(Causal(), 4, 300, 300), NONE, (), 0.3, 0.4)
+        assert out.std() > 0.01
+        assert abs(out.mean().item() - 1) < 0.02
+
+
+def test_refuses_documents_of_unknown_length() -> None:
+    layout = Layout(RandomBlocks(1, 4), 4, 16, 16)
+    compiling = Request(layout, "cpu", torch.float32, 8, 8, 2, 2, is_compiling=True, has_token_mask=True)
+    assert "random_blocks" in str(sdpa.why_not(compiling))
+    assert sdpa.why_not(Request(layout, "cpu", torch.float32, 8, 8, 2, 2, has_token_mask=True)) is None

@@ -1,0 +1,79 @@
+"""Block tables against all pairs, block by block."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.layout.block_table import block_table
+from hf_efficient_attn.layout.dense import allowed_pairs
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.per_head import PerHead
+
+CPU = torch.device("cpu")
+BLOCK_TOKENS = 8
+NUM_KEYS = 77
+PATTERNS = {
+    "full": Full(),
+    "causal": Causal(),
+    "band with globals": Band(9, 20) | GlobalTokens([0, 40]),
+    "block local": BlockLocal(16),
+    "per head": PerHead([Band(1, 1), Causal()]),
+    "random": bigbird(block_tokens=8, num_random_blocks=1, causal=True),
+}
+INDEX = torch.arange(NUM_KEYS).expand(2, -1)
+MASKS = {
+    "none": TokenMask(),
+    "padding": TokenMask(key_mask=(torch.tensor([[16], [0]]) <= INDEX) & (torch.tensor([[77], [40]]) > INDEX)),
+    "documents": TokenMask(segment_ids=INDEX // torch.tensor([[30], [8]]), global_mask=INDEX % 31 == 5),
+    "holes": TokenMask(key_mask=INDEX % 13 != 2),
+}
+
+
+def blocks(num: Tensor, indices: Tensor) -> Tensor:
+    """The listed blocks as True in [batch, heads, rows, blocks]."""
+    listed = torch.arange(indices.shape[-1]) < num[..., None]
+    found = torch.zeros(*indices.shape[:-1], indices.shape[-1] + 1, dtype=torch.int)
+    found.scatter_add_(-1, torch.where(listed, indices.long(), indices.shape[-1]), listed.int())
+    assert found.max() <= 1
+    return found[..., :-1].bool()
+
+
+@pytest.mark.parametrize("num_queries", [NUM_KEYS, 30, 1])
+@pytest.mark.parametrize("tokens", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_blocks(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
+    layout = Layout(pattern, 2, num_queries, NUM_KEYS, NUM_KEYS - num_queries)
+    documents = None if tokens.is_empty else tuple(tokens.documents(2, NUM_KEYS))
+    table = block_table(layout, documents, BLOCK_TOKENS, CPU)
+    partial, full = blocks(table.num_partial, table.partial), blocks(table.num_full, table.full)
+
+    allowed = allowed_pairs(layout, tokens, 2, CPU)
+    allowed = torch.ones(1, 1, num_queries, NUM_KEYS).bool() if allowed is None else allowed
+    padded = pad(allowed, (0, -NUM_KEYS % BLOCK_TOKENS, 0, -num_queries % BLOCK_TOKENS))
+    squares = padded.unflatten(-2, (-1, BLOCK_TOKENS)).unflatten(-1, (-1, BLOCK_TOKENS))
+    assert not (partial & full).any()
+    assert torch.equal((partial | full) | squares.any((-3, -1)), partial | full)
+    assert torch.equal(full & squares.all((-3, -1)), full)
+    if tokens.is_empty:
+        # of the patterns here, spans tell all
+        assert torch.equal(full, squares.all((-3, -1)))
+        assert torch.equal(partial | full, squares.any((-3, -1)))
+
+
+def test_tables_are_cached_by_value() -> None:
+    first = block_table(Layout(Band(3, 4), 2, 50, 50), None, BLOCK_TOKENS, CPU)
+    assert block_table(Layout(Band(3, 4), 2, 50, 50), None, BLOCK_TOKENS, CPU) is first
+
+
+def test_no_work_for_all_pairs() -> None:
+    """131,072 tokens: 1,024 rows of blocks, five blocks each."""
+    table = block_table(Layout(Band(256, 256), 1, 131_072, 131_072), None, 128, CPU)
+    assert (table.num_partial + table.num_full)[0, 0, 2:-2].unique().tolist() == [5]
+    assert table.num_full[0, 0, 2:-2].unique().tolist() == [3]
