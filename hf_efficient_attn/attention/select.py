@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from types import ModuleType
 
 import torch
@@ -22,27 +21,28 @@ SCORES_PER_SCORE = 1.2
 FEW_SCORES = 1 << 14
 ESTIMATE_BLOCK_TOKENS = 64
 
-_preferred: ContextVar[str] = ContextVar("hf_efficient_attn_backend", default=AUTO)
+# a stack; a plain list, since a compiler can read no context variable
+_preferred = [AUTO]
 
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Compute every attention call within the block with the backend `name`, also those inside models.
+    """Compute every attention call within the block with the backend `name`, also those inside models, in all threads.
 
     Raises:
         UnsupportedBackendError: there is no backend of this name.
     """
     check_name(name)
-    token = _preferred.set(name)
+    _preferred.append(name)
     try:
         yield
     finally:
-        _preferred.reset(token)
+        _preferred.pop()
 
 
 def preferred_backend() -> str:
     """Return the name that `use_backend` has set; "auto" outside of it."""
-    return _preferred.get()
+    return _preferred[-1]
 
 
 def check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
 
 
 def _write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
-    return f'{{"pattern": {to_text(pattern)}, "layer": {layer}, "labels": {to_text(labels)}}}'
+    return f'{{"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}}}'
 
 
 _written_plan = lru_cache(maxsize=256)(_write_plan)
@@ -37,7 +38,8 @@ def to_text(value: Any) -> str:
     if value is True or value is False:
         return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        # a compiler may take a number for a symbol, whose text is no number; as an index it must have a value
+        return str(index(value))
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, tuple):

@@ -1,6 +1,4 @@
-"""The blocked backend as an operator of torch: registered right, compiled and exported without breaks, refusals clear."""
-
-import gc
+"""The blocked backend as an operator of torch: registered right, compiled and exported, refusals clear."""
 
 import pytest
 import torch
@@ -119,7 +117,7 @@ def test_dropout_keeps_the_expectation_and_drops_what_it_says() -> None:
     sums = torch.stack([blocked(q, k, ones, dropout=0.25)[..., 0] for _ in range(50)])
     assert abs(float(sums.mean()) - 1) < 0.01
     kept_alone = blocked(q, k, ones, Band(0, 0), dropout=0.25)[..., 0]
-    assert set(kept_alone.flatten().tolist()) == {0.0, pytest.approx(4 / 3)}
+    torch.testing.assert_close(kept_alone.unique(), torch.tensor([0.0, 4 / 3]))
 
 
 def test_gradients_under_dropout_are_those_of_the_drawn_weights() -> None:
@@ -149,17 +147,6 @@ def test_views_in_any_memory_order(pattern: Pattern) -> None:
     torch.testing.assert_close(blocked(q, k, v, pattern), expected)
     last = blocked(q[:, :, -7:], k, v, pattern)
     torch.testing.assert_close(last, expected[:, :, -7:])
-
-
-def test_memory_does_not_grow_from_call_to_call() -> None:
-    q, k, v = inputs(300)
-    blocked(q, k, v).sum().backward()
-    gc.collect()
-    before = sum(1 for thing in gc.get_objects() if isinstance(thing, Tensor))
-    for _ in range(5):
-        blocked(q, k, v).sum().backward()
-    gc.collect()
-    assert sum(1 for thing in gc.get_objects() if isinstance(thing, Tensor)) <= before + 3
 
 
 def test_is_the_public_function() -> None:

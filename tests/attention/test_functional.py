@@ -1,0 +1,97 @@
+"""`attention`: what it refuses, and how a backend is chosen."""
+
+import pytest
+import torch
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.patterns.bands import Band, Full
+
+X = torch.randn(2, 4, 20, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": X[0]}, "must have four dimensions"),
+        ({"k": X[:1]}, "batch sizes"),
+        ({"v": X[:, :, :10]}, "same heads and tokens"),
+        ({"q": X[..., :4]}, "same head_dim"),
+        ({"k": X[:, :3], "v": X[:, :3]}, "3 key heads must divide the 4 query heads"),
+        ({"k": X.half()}, "they must be equal"),
+        ({"q": X.long(), "k": X.long(), "v": X.long()}, "floating-point"),
+        ({"k": X[:, :, :10], "v": X[:, :, :10]}, "20 queries from position -10"),
+        ({"query_offset": 3}, "20 queries from position 3 end at 23"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"key_mask": torch.ones(2, 20)}, "key_mask has dtype torch.float32"),
+        ({"key_mask": torch.ones(2, 19, dtype=torch.bool)}, r"key_mask has shape \(2, 19\)"),
+        ({"terms": [Term(torch.zeros(1, 4, 1, 5), Distance(0, 3))]}, r"values of shape \[1, 4, 1, 5\]"),
+        ({"terms": [Term(torch.zeros(1, 3, 1, 4), Distance(0, 3))]}, r"values of shape \[1, 3, 1, 4\]"),
+    ],
+)
+def test_refusals(changes: dict[str, object], message: str) -> None:
+    arguments = {"q": X, "k": X, "v": X, "pattern": Band(3, 3), **changes}
+    with pytest.raises(InputError, match=message):
+        attention(**arguments)
+
+
+# torch's own compiler uses what torch has deprecated
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_every_backend_by_name(backend: str) -> None:
+    torch.testing.assert_close(
+        attention(X, X, X, Band(3, 3), backend=backend), attention(X, X, X, Band(3, 3), backend="reference")
+    )
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(
+        UnsupportedBackendError, match=r"backend='triton' does not exist. Use 'auto' or one of: blocked"
+    ):
+        attention(X, X, X, Band(3, 3), backend="triton")
+    with pytest.raises(UnsupportedBackendError, match="does not exist"), use_backend("triton"):
+        pass
+
+
+def test_an_explicit_backend_never_falls_back() -> None:
+    with pytest.raises(UnsupportedBackendError, match="backend='flex' cannot compute this: .*backward"):
+        attention(X.clone().requires_grad_(), X, X, Band(3, 3), backend="flex")
+
+
+def test_use_backend_reaches_calls_that_leave_the_choice_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for name, module in BACKENDS.items():
+        attend = module.attend
+        monkeypatch.setattr(
+            module, "attend", lambda *a, name=name, attend=attend, **k: calls.append(name) or attend(*a, **k)
+        )
+    with use_backend("reference"):
+        attention(X, X, X, Band(3, 3))
+        attention(X, X, X, Band(3, 3), backend="sdpa")
+    assert calls == ["reference", "sdpa"]
+
+
+def request(num_tokens: int, pattern: hea.patterns.Pattern, **options: object) -> Request:
+    layout = Layout(pattern, 8, num_tokens, num_tokens)
+    return Request(layout, "cpu", torch.float32, 64, 64, 8, 1, **options)
+
+
+def test_auto_is_dense_where_that_is_cheaper() -> None:
+    assert fastest(request(128, Band(256, 256))) == "sdpa"
+    assert fastest(request(8192, Full())) == "sdpa"
+    assert fastest(request(8192, Band(256, 256))) == "blocked"
+    assert select(request(8192, Band(256, 256), needs_grad=True)).NAME == "blocked"
+
+
+def test_the_lse_joins_calls_over_parts_of_the_keys() -> None:
+    """Ring attention needs it: out = sum of out_i * exp(lse_i - lse)."""
+    whole, lse = attention(X, X, X, Full(), return_lse=True)
+    parts = [attention(X, half, half, Full(), return_lse=True, query_offset=0) for half in (torch.cat([X, X], 2),)]
+    torch.testing.assert_close(parts[0][0], whole)
+    torch.testing.assert_close(parts[0][1], lse + torch.log(torch.tensor(2.0)))
+    assert not lse.requires_grad

@@ -1,0 +1,148 @@
+"""Block layouts hold every allowed pair once, and are found without looking at all pairs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
+from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
+from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.span_tree import SpanTree
+
+CPU = torch.device("cpu")
+PATTERNS = {
+    "full": Full(),
+    "causal": Causal(),
+    "band": Band(9, 4),
+    "wide band": Band(300, 300),
+    "dilated": Dilated(30, 12, 3),
+    "strided": Strided(5).causal(),
+    "globals": Band(6, 6) | GlobalTokens([0, 3, 50, -1]),
+    "causal globals": (Band(6, 6) | GlobalTokens([0, 3])).causal(),
+    "two steps": Dilated(40, 40, 4) | Dilated(90, 90, 9) | Band(2, 2),
+    "far keys": ~Band(10, 10),
+    "block local": BlockLocal(24),
+    "odd blocks": BlockLocal(37).causal(),
+    "random": bigbird(block_tokens=16, num_random_blocks=2),
+    "per head": PerHead([Band(5, 5), Dilated(40, 40, 4)]) | GlobalTokens([7]),
+}
+
+
+def places(run: Run, block: int) -> Tensor:
+    """Return the places of the keys of one block."""
+    if run.gathered is None:
+        return run.first_key + block * run.key_step + torch.arange(run.key_tokens)
+    return (run.gathered[block, :, None] * run.granule + torch.arange(run.granule)).flatten()
+
+
+def count_pairs(part: Part, num_queries: int, num_keys: int) -> Tensor:
+    """Return how often the part holds each pair without masking it."""
+    counts = torch.zeros(num_queries, num_keys, dtype=torch.int64)
+    queries, keys = torch.tensor(list(part.queries)), torch.tensor(list(part.keys))
+    for run in part.runs:
+        for block in range(run.num_blocks):
+            rows = queries[run.first_query + block * run.block_tokens + torch.arange(run.block_tokens)]
+            columns = keys[places(run, block)]
+            shape = (run.block_tokens, run.key_tokens)
+            bias = torch.zeros(shape) if run.bias is None else run.bias[block if run.bias.shape[0] > 1 else 0]
+            counts[rows[:, None], columns[None, :]] += (bias == 0).long()
+    return counts
+
+
+def check(layout: Layout, blocks: BlockLayout) -> None:
+    counts = torch.zeros(layout.num_heads, layout.num_queries, layout.num_keys, dtype=torch.int64)
+    for part in blocks.parts:
+        pairs = count_pairs(part, layout.num_queries, layout.num_keys)
+        counts[part.first_head : part.first_head + part.num_heads] += pairs
+    queries = torch.arange(layout.num_keys)[layout.queries, None]
+    keys = torch.arange(layout.num_keys)[None, :]
+    for head, pattern in enumerate(layout.head_patterns()):
+        assert torch.equal(counts[head], pattern.allowed(queries, keys).expand(counts.shape[1:]).long())
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32, 96])
+@pytest.mark.parametrize("lengths", [(1, 1), (65, 65), (333, 333), (1, 200), (70, 333)], ids=str)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_allowed_pair_once(name: str, lengths: tuple[int, int], block_tokens: int) -> None:
+    num_queries, num_keys = lengths
+    layout = Layout(PATTERNS[name], 2, num_queries, num_keys, num_keys - num_queries)
+    check(layout, compile_layout(layout, block_tokens, CPU))
+
+
+def test_span_tree() -> None:
+    """Its positions are the nodes of a tree over 64 tokens."""
+    layout = Layout(SpanTree(2), 1, 127, 127)
+    check(layout, compile_layout(layout, 32, CPU))
+
+
+@given(
+    left=st.integers(0, 40),
+    right=st.integers(-1, 40),
+    step=st.integers(1, 7),
+    chosen=st.lists(st.integers(-5, 120), max_size=4),
+    num_keys=st.integers(1, 150),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_allowed_pair_once_in_any_longformer(
+    left: int, right: int, step: int, chosen: list[int], num_keys: int, data: st.DataObject
+) -> None:
+    num_queries = data.draw(st.integers(1, num_keys))
+    pattern: Pattern = Dilated(left, max(right, 0), step) if step > 1 else Band(left, right)
+    layout = Layout(
+        pattern | GlobalTokens(chosen), 1, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries))
+    )
+    check(layout, compile_layout(layout, 16, CPU))
+
+
+def test_a_band_is_three_kinds_of_blocks() -> None:
+    """Cut at the left end, whole, cut at the right end: the whole ones are one run of copies with one mask."""
+    (part,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), 32, CPU).parts
+    longest = max(part.runs, key=lambda run: run.num_blocks)
+    assert (longest.num_blocks, longest.block_tokens, longest.key_tokens) == (256 - 16, 32, 32 + 512)
+    assert longest.bias is not None
+    assert longest.bias.shape[0] == 1
+    assert len(part.runs) == 17
+
+
+def test_layouts_are_cached_by_value() -> None:
+    first = compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), 32, CPU)
+    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), 32, CPU) is first
+    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([1]), 2, 100, 100), 32, CPU) is not first
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bound"),
+    [(Band(256, 256), 1.1), (Band(512, 0), 1.1), (Dilated(1024, 1024, 4), 1.1), (BlockLocal(512), 1.0)],
+    ids=str,
+)
+def test_few_scores_are_computed_in_vain(pattern: Pattern, bound: float) -> None:
+    blocks = compile_layout(Layout(pattern, 1, 16384, 16384), 32, CPU)
+    assert blocks.num_pairs <= bound * pattern.num_pairs(16384, 16384)
+
+
+def test_shared_work_is_one_part_for_all_heads() -> None:
+    """The random blocks of BigBird differ by head, its global rows do not."""
+    blocks = compile_layout(Layout(bigbird(), 4, 2048, 2048), 32, CPU)
+    assert [part.num_heads for part in blocks.parts].count(4) == 1
+    assert [part.num_heads for part in blocks.parts].count(1) == 4
+
+
+@pytest.mark.parametrize("name", ["band", "globals", "random", "causal"])
+def test_cut_runs_hold_the_same_pairs(name: str) -> None:
+    blocks = compile_layout(Layout(PATTERNS[name], 2, 333, 333), 32, CPU)
+    for part in blocks.parts:
+        pieces = tuple(piece for run in part.runs for piece in run.cut(40))
+        assert all(piece.num_blocks * piece.block_tokens <= max(40, piece.block_tokens) for piece in pieces)
+        cut = replace(part, runs=pieces)
+        assert torch.equal(count_pairs(cut, 333, 333), count_pairs(part, 333, 333))

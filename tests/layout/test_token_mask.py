@@ -1,0 +1,72 @@
+"""Token masks cut examples into documents."""
+
+import pytest
+import torch
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+
+
+def mask(*rows: str) -> torch.Tensor:
+    return torch.tensor([[character == "1" for character in row] for row in rows])
+
+
+def test_no_mask_is_one_document() -> None:
+    assert TokenMask().documents(2, 5) == [(Document(0, 5),), (Document(0, 5),)]
+
+
+def test_padding_is_outside_and_holes_are_inside() -> None:
+    tokens = TokenMask(key_mask=mask("00111", "11100", "01011", "00000"))
+    assert tokens.documents(4, 5) == [
+        (Document(2, 5),),
+        (Document(0, 3),),
+        (Document(1, 5, has_holes=True),),
+        (),
+    ]
+
+
+def test_segments_and_chosen_globals_count_from_the_start_of_their_document() -> None:
+    tokens = TokenMask(
+        key_mask=mask("1111101"),
+        segment_ids=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]),
+        global_mask=mask("0100110"),
+    )
+    assert tokens.documents(1, 7) == [(Document(0, 3, (1,)), Document(3, 7, (1,), has_holes=True))]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (TokenMask(key_mask=torch.ones(2, 4, dtype=torch.bool)), r"key_mask has shape \(2, 4\)"),
+        (TokenMask(key_mask=torch.ones(2, 5)), "key_mask has dtype torch.float32"),
+        (TokenMask(global_mask=torch.ones(2, 5, dtype=torch.int64)), "global_mask has dtype torch.int64"),
+        (TokenMask(segment_ids=torch.ones(2, 5)), "segment_ids has dtype torch.float32"),
+    ],
+)
+def test_wrong_masks_are_refused(tokens: TokenMask, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tokens.check(2, 5)
+
+
+def test_a_layout_of_a_document_counts_from_zero() -> None:
+    layout = Layout(Band(2, 2), 1, 4, 10, 6)
+    own = layout.of_document(5, 9)
+    assert (own.num_queries, own.num_keys, own.query_offset) == (3, 4, 1)
+    assert layout.of_document(0, 6).num_queries == 0
+
+
+def test_chosen_globals_are_causal_under_a_causal_pattern() -> None:
+    own = Layout(Band(2, 0), 1, 10, 10).of_document(0, 10, (4,))
+    assert own.pattern.is_causal
+    assert own.pattern.allowed(9, 4)
+    assert not own.pattern.allowed(2, 4)
+    assert Layout(Band(2, 2), 1, 10, 10).of_document(0, 10, (4,)).pattern == Band(2, 2) | GlobalTokens([4])
+
+
+@pytest.mark.parametrize("offset", [-1, 7])
+def test_queries_beyond_the_keys_are_refused(offset: int) -> None:
+    with pytest.raises(InputError, match=f"4 queries from position {offset} end at"):
+        Layout(Band(2, 2), 1, 4, 10, offset)
