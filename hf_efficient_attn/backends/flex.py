@@ -7,6 +7,7 @@ backward pass and no lse: gradients are refused by `why_not`, lse is computed ap
 import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import count
@@ -231,6 +232,13 @@ def _score_mod(terms: Sequence[Term], place: Place) -> ScoreMod:
 
 
 def _block_mask(layout: Layout, documents: Documents | None, device: torch.device, mask_mod: MaskMod) -> BlockMask:
+    mask = copy(_blocks(layout, documents, device))
+    mask.mask_mod = mask_mod
+    return mask
+
+
+@lru_cache(maxsize=64)
+def _blocks(layout: Layout, documents: Documents | None, device: torch.device) -> BlockMask:
     with torch.inference_mode(False):
         table = block_table(layout, documents, BLOCK_TOKENS, device)
         return BlockMask.from_kv_blocks(
@@ -239,7 +247,6 @@ def _block_mask(layout: Layout, documents: Documents | None, device: torch.devic
             table.num_full,
             table.full,
             BLOCK_SIZE=BLOCK_TOKENS,
-            mask_mod=mask_mod,
             seq_lengths=(layout.num_queries, layout.num_keys),
         )
 

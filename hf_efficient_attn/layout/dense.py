@@ -15,6 +15,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 CACHE_BYTES = 512 * 2**20
 CACHE_MASKS = 64
+# layers of one forward pass share the masks of their examples; the next one brings others
+CACHE_TOKEN_MASKS = 4
 CHUNK_QUERIES = 256
 
 Groups = tuple[tuple[int, int, Pattern], ...]
@@ -53,6 +55,7 @@ def _num_bytes(entry: tuple[Tensor | None, ...]) -> int:
 
 
 _cache = MaskCache(CACHE_BYTES)
+_token_cache = MaskCache(CACHE_BYTES, CACHE_TOKEN_MASKS)
 
 
 def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
@@ -62,7 +65,7 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
             return None
         if torch.compiler.is_compiling():
             return _of_pattern(layout, device)
-        return _cache.get((layout, device), lambda: (_of_pattern(layout, device),))[0]
+        return _cache.get((_value(layout), device), lambda: (_of_pattern(layout, device),))[0]
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
     return _of_tables(layout, token_tables(tokens, layout.num_keys, device))
@@ -82,10 +85,24 @@ def additive_mask(
         allowed = allowed_pairs(layout, tokens, batch_size, device)
         return (None, None) if allowed is None else _additive(allowed, dtype)
 
-    if torch.compiler.is_compiling() or not is_idle(tokens):
+    if torch.compiler.is_compiling():
         return build()
-    mask, keyless = _cache.get((layout, device, dtype), build)
-    return mask, keyless
+    key = (_value(layout), device, dtype)
+    if is_idle(tokens):
+        mask, keyless = _cache.get(key, build)
+        return mask, keyless
+    tensors = tuple(vars(tokens).values())
+    if any(tensor is not None and tensor.is_inference() for tensor in tensors):
+        # changes of such a tensor cannot be noticed
+        return build()
+    versions = tuple(None if tensor is None else (id(tensor), tensor._version) for tensor in tensors)
+    # the tensors are kept beside the mask, so that no other can come by their id
+    return _token_cache.get((*key, versions), lambda: (*build(), *tensors))[:2]  # type: ignore[return-value]
+
+
+def _value(layout: Layout) -> object:
+    """Return what the mask depends on: layers whose patterns are drawn alike share it."""
+    return layout.head_groups(), layout.num_heads, layout.num_queries, layout.num_keys, layout.query_offset
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:

@@ -98,6 +98,21 @@ def test_masks_are_cached_by_value() -> None:
     assert not mask.is_inference()
 
 
+def test_layers_share_the_masks_of_their_examples() -> None:
+    key_mask = torch.arange(18).reshape(2, 9) % 4 != 0
+
+    def mask_of(layer: int) -> Tensor:
+        layout = Layout(Band(1, 2), 2, 9, 9, layer=layer)
+        mask, _ = dense.additive_mask(layout, TokenMask(key_mask=key_mask), 2, CPU, torch.float32)
+        assert mask is not None
+        return mask
+
+    first = mask_of(0)
+    assert mask_of(1) is first
+    key_mask[0, 1] = False
+    assert not torch.equal(mask_of(2), first)
+
+
 def test_cache_is_bounded() -> None:
     cache = dense.MaskCache(max_bytes=100, max_masks=5)
     for number in range(4):
