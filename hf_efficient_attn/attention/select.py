@@ -14,12 +14,15 @@ from hf_efficient_attn.layout.request import Request
 
 AUTO = "auto"
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
-# the time of one run of the blocked backend beyond its scores, and that of a score in it, in scores of dense attention
+# times in scores of dense attention: that of one run of the blocked backend beyond its scores, and that of reading one
+# key for a block of queries, which is what a single query mostly waits for
 SCORES_PER_RUN = 40_000
-SCORES_PER_SCORE = 1.2
+SCORES_PER_KEY = 8
+# the fused operator reads the keys once for so many queries
+DENSE_BLOCK_TOKENS = 32
 # below so many scores per head nothing is worth looking at
 FEW_SCORES = 1 << 14
-ESTIMATE_BLOCK_TOKENS = 64
+ESTIMATE_BLOCK_TOKENS = 32
 
 # a stack; a plain list, since a compiler can read no context variable
 _preferred = [AUTO]
@@ -97,12 +100,17 @@ def is_dense_faster(request: Request) -> bool:
     if request.is_compiling:
         # lengths may be symbols; the blocked operator is opaque to the compiler
         return False
+    return dense_cost(request) <= blocked_cost(request)
+
+
+def dense_cost(request: Request) -> float:
+    """Return the estimated time of dense attention for one example, in scores."""
     layout = request.layout
-    dense = layout.num_heads * layout.num_queries * layout.num_keys
-    return dense <= blocked_cost(request)
+    num_reads = -(-layout.num_queries // DENSE_BLOCK_TOKENS)
+    return layout.num_heads * layout.num_keys * (layout.num_queries + SCORES_PER_KEY * num_reads)
 
 
 def blocked_cost(request: Request) -> float:
     """Return the estimated time of the blocked backend for one example, in scores of dense attention."""
     blocks = compile_layout(request.layout, ESTIMATE_BLOCK_TOKENS, torch.device("cpu"))
-    return SCORES_PER_SCORE * blocks.num_pairs + SCORES_PER_RUN * blocks.num_runs
+    return blocks.num_pairs + SCORES_PER_KEY * blocks.num_key_reads + SCORES_PER_RUN * blocks.num_runs

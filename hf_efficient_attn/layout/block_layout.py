@@ -98,6 +98,11 @@ class BlockLayout:
         return sum(part.num_heads * run.num_pairs for part in self.parts for run in part.runs)
 
     @property
+    def num_key_reads(self) -> int:
+        """How many keys are read, once for every block of queries, in all heads."""
+        return sum(part.num_heads * run.num_blocks * run.key_tokens for part in self.parts for run in part.runs)
+
+    @property
     def num_runs(self) -> int:
         """How many runs there are; each costs a fixed time."""
         return sum(len(part.runs) for part in self.parts)

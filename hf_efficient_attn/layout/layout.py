@@ -49,7 +49,7 @@ class Layout:
 
     def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
         """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns."""
-        return _head_groups(self.head_patterns())
+        return _head_groups(self.pattern, self.num_heads, self.num_keys, self.layer)
 
     def of_document(self, start: int, stop: int, global_positions: tuple[int, ...] = ()) -> "Layout":
         """Return the layout of the document at positions `start` … `stop - 1`, which counts from zero again.
@@ -72,14 +72,14 @@ def _head_patterns(pattern: Pattern, num_heads: int, num_keys: int, layer: int) 
 
 
 @lru_cache(maxsize=256)
-def _head_groups(patterns: tuple[Pattern, ...]) -> tuple[tuple[int, int, Pattern], ...]:
+def _head_groups(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
     groups: list[tuple[int, int, Pattern]] = []
-    for head, pattern in enumerate(patterns):
-        if groups and groups[-1][2] == pattern:
+    for head, drawn in enumerate(_head_patterns(pattern, num_heads, num_keys, layer)):
+        if groups and groups[-1][2] == drawn:
             first, count, _ = groups[-1]
-            groups[-1] = (first, count + 1, pattern)
+            groups[-1] = (first, count + 1, drawn)
         else:
-            groups.append((head, 1, pattern))
+            groups.append((head, 1, drawn))
     return tuple(groups)
 
 

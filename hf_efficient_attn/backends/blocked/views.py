@@ -12,7 +12,7 @@ def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """Return the tokens (dimension 1) of [heads, tokens, ...] at the places of `order`: a view of a regular order."""
     if isinstance(order, range):
         return tensor[:, order.start : order.stop : order.step]
-    return tensor.index_select(1, torch.tensor(order, device=tensor.device))
+    return tensor[:, torch.tensor(order, device=tensor.device)]
 
 
 def put_back(tensor: Tensor, order: Sequence[int], part: Tensor) -> None:
@@ -33,9 +33,20 @@ def key_blocks(tensor: Tensor, run: Run) -> Tensor:
     Gathered blocks are copies.
     """
     if run.gathered is not None:
-        blocks = granules(tensor, run).index_select(1, run.gathered.flatten())
-        return blocks.reshape(tensor.shape[0], run.num_blocks, run.key_tokens, tensor.shape[2])
+        places = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=tensor.device)
+        return take(tensor, places.flatten()).unflatten(1, (run.num_blocks, run.key_tokens))
     return shifted_blocks(tensor, run.first_key, run.key_tokens, run)
+
+
+def take(tensor: Tensor, places: Tensor) -> Tensor:
+    """Return the tokens at `places` of [heads, tokens, width], a copy.
+
+    Head by head: of more dimensions torch would copy all tokens first if they are not contiguous.
+    """
+    taken = tensor.new_empty(tensor.shape[0], len(places), tensor.shape[2])
+    for source, target in zip(tensor, taken, strict=True):
+        torch.index_select(source, 0, places, out=target)
+    return taken
 
 
 def shifted_blocks(tensor: Tensor, first: int, tokens: int, run: Run) -> Tensor:
