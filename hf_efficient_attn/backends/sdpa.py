@@ -17,12 +17,7 @@ NAME = "sdpa"
 
 
 def why_not(request: Request) -> str | None:
-    """Return one sentence that says why this backend cannot compute the call; None: it can."""
-    if request.is_compiling and request.has_token_mask and request.layout.pattern.depends_on_length:
-        return (
-            f"sdpa draws a {request.layout.pattern.kind} pattern for the length of every document, and a compiled "
-            "program does not know these lengths: call attention outside torch.compile, or without token masks."
-        )
+    """Return None: everything can be computed this way, given the memory for all pairs."""
     return None
 
 
@@ -41,7 +36,7 @@ def attend(
 
     Arguments as for the reference backend.
     """
-    plain = None if terms or not is_idle(tokens) else maskless(layout)
+    plain = None if terms or not is_idle(tokens) else _maskless(layout)
     mask: Tensor | None = None
     keyless: Tensor | None = None
     is_causal = False
@@ -80,6 +75,16 @@ def _fused(
         q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out, None
+
+
+def _maskless(layout: Layout) -> tuple[int, int, bool] | None:
+    if not torch.compiler.is_compiling():
+        return maskless(layout)
+    # a compiler cannot trace the spans of patterns
+    if layout.pattern.kind == "full":
+        return 0, layout.num_keys, False
+    is_causal = layout.pattern.kind == "causal" and layout.query_offset == 0
+    return (0, layout.num_queries, True) if is_causal else None
 
 
 @lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.plan import read_plan, write_plan
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
@@ -60,15 +61,58 @@ _token_cache = MaskCache(CACHE_BYTES, CACHE_TOKEN_MASKS)
 
 def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
     """Return which query may read which key: bool [batch or 1, heads or 1, queries, keys]. None: all may read all."""
+    if torch.compiler.is_compiling():
+        return _traced_pairs(layout, tokens, batch_size, device)
     if is_idle(tokens):
         if reads_everything(layout):
             return None
-        if torch.compiler.is_compiling():
-            return _of_pattern(layout, device)
         return _cache.get((_value(layout), device), lambda: (_of_pattern(layout, device),))[0]
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
     return _of_tables(layout, token_tables(tokens, layout.num_keys, device))
+
+
+def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+    return pairs_operator(
+        *(tokens.key_mask, tokens.segment_ids, tokens.global_mask),
+        write_plan(layout.pattern, layout.layer, ()),
+        [1 if tokens.is_empty else batch_size, layout.num_heads, layout.num_queries, layout.num_keys],
+        layout.query_offset,
+        device,
+    )
+
+
+@torch.library.custom_op("hf_efficient_attn::allowed_pairs", mutates_args=())
+def pairs_operator(
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+    global_mask: Tensor | None,
+    plan: str,
+    shape: Sequence[int],
+    query_offset: int,
+    device: torch.device,
+) -> Tensor:
+    """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace what patterns do."""
+    pattern, layer, _ = read_plan(plan)
+    batch_size, num_heads, num_queries, num_keys = shape
+    layout = Layout(pattern, num_heads, num_queries, num_keys, query_offset, layer)
+    allowed = allowed_pairs(layout, TokenMask(key_mask, segment_ids, global_mask), batch_size, device)
+    if allowed is None:
+        return torch.ones(*shape, dtype=torch.bool, device=device)
+    return allowed.expand(*shape).clone(memory_format=torch.contiguous_format)
+
+
+@pairs_operator.register_fake
+def _(
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+    global_mask: Tensor | None,
+    plan: str,
+    shape: Sequence[int],
+    query_offset: int,
+    device: torch.device,
+) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bool, device=device)
 
 
 def additive_mask(
@@ -223,7 +267,9 @@ def row_lse(q: Tensor, k: Tensor, layout: Layout, tokens: TokenMask, terms: Sequ
 
 
 def _uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
-    allowed = _of_pattern(layout, device) if is_idle(tokens) else allowed_pairs(layout, tokens, batch_size, device)
+    if is_idle(tokens) and not torch.compiler.is_compiling():
+        return _of_pattern(layout, device)
+    allowed = allowed_pairs(layout, tokens, batch_size, device)
     return torch.ones((), dtype=torch.bool, device=device) if allowed is None else allowed
 
 

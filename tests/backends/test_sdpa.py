@@ -7,7 +7,6 @@ from torch import Tensor
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.layout import dense
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
@@ -91,8 +90,21 @@ def test_dropout_drops_weights() -> None:
         assert abs(out.mean().item() - 1) < 0.02
 
 
-def test_refuses_documents_of_unknown_length() -> None:
-    layout = Layout(RandomBlocks(1, 4), 4, 16, 16)
-    compiling = Request(layout, "cpu", torch.float32, 8, 8, 2, 2, is_compiling=True, has_token_mask=True)
-    assert "random_blocks" in str(sdpa.why_not(compiling))
-    assert sdpa.why_not(Request(layout, "cpu", torch.float32, 8, 8, 2, 2, has_token_mask=True)) is None
+@pytest.mark.parametrize("has_tokens", [True, False])
+@pytest.mark.parametrize(
+    "pattern",
+    [Full(), Causal(), Band(2, 0) | GlobalTokens([0]), Band(0, 0) | RandomBlocks(1, 4)],
+    ids=["full", "causal", "globals", "random"],
+)
+def test_compiles_whole(pattern: Pattern, has_tokens: bool) -> None:
+    """In one graph, lse included."""
+    q, k, v = draw(12, 16)
+    key_mask = torch.arange(32).reshape(2, 16) % 5 != 0
+
+    def call(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        tokens = TokenMask(key_mask if has_tokens else None)
+        return sdpa.attend(q, k, v, Layout(pattern, 4, 12, 16, 4), tokens, (), 0.3, 0.0)
+
+    expected = call(q, k, v, key_mask)
+    found = torch.compile(call, backend="aot_eager", fullgraph=True)(q, k, v, key_mask)
+    torch.testing.assert_close(found, expected)
