@@ -23,6 +23,8 @@ MAX_BLOCK_TOKENS = 512
 MAX_MERGED_PAIRS = 1 << 22
 # reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
 DENSE_HULL = 0.8
+# at the ends of the sequence so many blocks are computed as one: scores in vain, but fewer masks and calls
+EDGE_BLOCKS = 4
 MAX_GRANULE = 128
 
 
@@ -82,15 +84,17 @@ class PartCompiler:
 
     def runs(self) -> tuple[Run, ...]:
         """Return the runs that hold all pairs of the job."""
-        first, last = self.inner_rows()
-        inner = [self.run([self.row(first)], last - first, self.block_tokens)] if last > first else []
-        num_rows = -(-self.num_queries // self.block_tokens)
-        return (*self.runs_of(self.rows(0, first)), *inner, *self.runs_of(self.rows(last, num_rows)))
+        first, last = self.inner_blocks()
+        if first == last:
+            return tuple(self.runs_of(self.rows(0, self.num_queries, self.block_tokens)))
+        start, stop = first * self.block_tokens, last * self.block_tokens
+        inner = self.run([self.row(start, self.block_tokens)], last - first, self.block_tokens)
+        edges = (self.rows(*ends, EDGE_BLOCKS * self.block_tokens) for ends in ((0, start), (stop, self.num_queries)))
+        left, right = (self.runs_of(rows) for rows in edges)
+        return (*left, inner, *right)
 
-    def row(self, index: int) -> Row:
-        """Return the row of a block, by looking at the pattern."""
-        first = index * self.block_tokens
-        tokens = min(self.block_tokens, self.num_queries - first)
+    def row(self, first: int, tokens: int) -> Row:
+        """Return the row of the queries at places `first` … `first + tokens - 1`, by looking at the pattern."""
         if self.piece.local is None:
             return Row(first, tokens, ((0, self.num_keys),))
         bounds = (first + self.local_offset, first + tokens - 1 + self.local_offset, self.num_keys)
@@ -106,11 +110,11 @@ class PartCompiler:
             return False
         return intersect(self.target.full_key_spans(*bounds), spans) == spans
 
-    def rows(self, first: int, last: int) -> Iterator[Row]:
-        """Yield the rows of the blocks `first` … `last - 1`; neighbours that read the same keys as one row."""
+    def rows(self, start: int, stop: int, tokens: int) -> Iterator[Row]:
+        """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read the same keys as one."""
         held: Row | None = None
-        for index in range(first, last):
-            row = self.row(index)
+        for first in range(start, stop, tokens):
+            row = self.row(first, min(tokens, stop - first))
             if held is not None and can_merge(held, row):
                 held = Row(held.first, held.tokens + row.tokens, held.spans, held.is_full and row.is_full)
             else:
@@ -126,13 +130,13 @@ class PartCompiler:
         period = self.target.period
         return period is not None and self.piece.local is not None and self.block_tokens * self.step % period == 0
 
-    def inner_rows(self) -> tuple[int, int]:
+    def inner_blocks(self) -> tuple[int, int]:
         """Return the range of blocks that are copies of each other, far from the ends of the sequence."""
         num_blocks = self.num_queries // self.block_tokens
         if not self.is_invariant or num_blocks < 3:
             return 0, 0
         middle = num_blocks // 2
-        spans = self.row(middle).spans
+        spans = self.row(middle * self.block_tokens, self.block_tokens).spans
         if not spans or spans[0][0] == 0 or spans[-1][1] == self.num_keys:
             return 0, 0
         before = spans[0][0] // self.block_tokens

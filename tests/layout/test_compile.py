@@ -109,10 +109,10 @@ def test_a_band_is_three_kinds_of_blocks() -> None:
     """Cut at the left end, whole, cut at the right end: the whole ones are one run of copies with one mask."""
     (part,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), 32, CPU).parts
     longest = max(part.runs, key=lambda run: run.num_blocks)
-    assert (longest.num_blocks, longest.block_tokens, longest.key_tokens) == (256 - 16, 32, 32 + 512)
+    assert (longest.num_blocks, longest.block_tokens, longest.key_tokens) == (256 - 2 * 8, 32, 32 + 2 * 256)
     assert longest.bias is not None
     assert longest.bias.shape[0] == 1
-    assert len(part.runs) == 17
+    assert len(part.runs) == 1 + 2 * 2
 
 
 def test_layouts_are_cached_by_value() -> None:
