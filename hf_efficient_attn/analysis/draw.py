@@ -1,12 +1,14 @@
-"""Draw who may read whom under a pattern, as text and as a picture.
+"""Draw who may read whom under patterns, as text and as a picture.
 
 The pattern is an expression, JSON, or a file with JSON, also the config.json of a model:
     hf-efficient-attn draw "band(4, 4) | global(0)" --tokens 24
     hf-efficient-attn draw path/to/config.json --layer 3 --png pattern.png
+    hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --png patterns.png
 """
 
 import argparse
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from textwrap import shorten
@@ -20,30 +22,38 @@ from hf_efficient_attn.pictures import new_figure
 
 PIXELS_PER_INCH = 130
 COLOR = "#0072B2"
-TITLE_LETTERS = 60
+TITLE_LETTERS = 44
+MAX_COLUMNS = 4
+PANEL_INCHES = 4.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument("pattern", help="an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON")
+    text = "an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON"
+    parser.add_argument("pattern", nargs="+", help=text)
     parser.add_argument("--tokens", type=int, default=32, help="length of the sequence (default: %(default)s)")
     parser.add_argument("--layer", type=int, default=0, help="layer, where the pattern differs by it (default: 0)")
     parser.add_argument("--head", type=int, default=0, help="head, where the pattern differs by it (default: 0)")
     parser.add_argument("--causal", action="store_true", help="the causal form of the pattern")
-    parser.add_argument("--png", metavar="FILE", help="draw a picture into FILE instead of printing text")
+    parser.add_argument(
+        "--png", metavar="FILE", help="draw a picture into FILE, a panel each, instead of printing text"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the pattern, or draw its picture."""
-    pattern = read_pattern(args.pattern, args.layer)
-    pattern = pattern.causal() if args.causal else pattern
-    text = pattern.draw(args.tokens, layer=args.layer, head=args.head)
+    """Print the patterns, or draw their picture."""
+    ending = ", causal" if args.causal else ""
+    drawings = {}
+    for source in args.pattern:
+        pattern = read_pattern(source, args.layer)
+        pattern = pattern.causal() if args.causal else pattern
+        drawings[source + ending] = pattern.draw(args.tokens, layer=args.layer, head=args.head)
+    for text in () if args.png else drawings.values():
+        print(f"{text}\n{density_line(text)}")
     if args.png:
-        plot_pattern(text, args.png, title=args.pattern + (", causal" if args.causal else ""))
-        print(f"{args.png}: {density_line(text)}")
-    else:
-        print(text)
-        print(density_line(text))
+        plot_patterns(drawings, args.png)
+        print("\n".join(f"{title}: {density_line(text)}" for title, text in drawings.items()))
+        print(f"Written: {args.png}")
 
 
 def read_pattern(source: str, layer: int = 0) -> Pattern:
@@ -66,21 +76,29 @@ def read_pattern(source: str, layer: int = 0) -> Pattern:
     return _pattern_of_layer(data, layer)
 
 
-def plot_pattern(text: str, path: str | PathLike[str], title: str) -> None:
-    """Draw what `Pattern.draw` returned into `path`; its suffix says the format.
+def plot_patterns(drawings: Mapping[str, str], path: str | PathLike[str]) -> None:
+    """Draw what `Pattern.draw` returned into `path`, whose suffix says the format.
+
+    Args:
+        drawings: title → drawing; each has a panel.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     from matplotlib.colors import ListedColormap
 
-    rows = [[sign == "■" for sign in line] for line in text.splitlines()]
-    figure = new_figure(4.2, 4.6)
-    axis = figure.subplots()
-    axis.imshow(rows, cmap=ListedColormap(["#FFFFFF", COLOR]), vmin=0, vmax=1, interpolation="none")
-    axis.set_title(shorten(title, TITLE_LETTERS, placeholder=" …"), fontsize=10)
-    axis.set_xlabel(f"key\n{density_line(text)}")
-    axis.set_ylabel("query")
+    num_columns = min(len(drawings), MAX_COLUMNS)
+    num_rows = -(-len(drawings) // num_columns)
+    figure = new_figure(PANEL_INCHES * num_columns, (PANEL_INCHES + 0.4) * num_rows)
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
+    for axis, (title, text) in zip(axes, drawings.items(), strict=False):
+        rows = [[sign == "■" for sign in line] for line in text.splitlines()]
+        axis.imshow(rows, cmap=ListedColormap(["#FFFFFF", COLOR]), vmin=0, vmax=1, interpolation="none")
+        axis.set_title(shorten(title, TITLE_LETTERS, placeholder=" …"), fontsize=10)
+        axis.set_xlabel(f"key\n{density_line(text)}")
+        axis.set_ylabel("query")
+    for axis in axes[len(drawings) :]:
+        axis.set_axis_off()
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=PIXELS_PER_INCH)
 

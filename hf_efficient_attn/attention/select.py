@@ -18,8 +18,6 @@ BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, f
 # key for a block of queries, which is what a single query mostly waits for
 SCORES_PER_RUN = 40_000
 SCORES_PER_KEY = 8
-# the fused operator reads the keys once for so many queries
-DENSE_BLOCK_TOKENS = 32
 # below so many scores per head nothing is worth looking at
 FEW_SCORES = 1 << 14
 ESTIMATE_BLOCK_TOKENS = 32
@@ -106,8 +104,7 @@ def is_dense_faster(request: Request) -> bool:
 def dense_cost(request: Request) -> float:
     """Return the estimated time of dense attention for one example, in scores."""
     layout = request.layout
-    num_reads = -(-layout.num_queries // DENSE_BLOCK_TOKENS)
-    return layout.num_heads * layout.num_keys * (layout.num_queries + SCORES_PER_KEY * num_reads)
+    return layout.num_heads * layout.num_keys * (layout.num_queries + SCORES_PER_KEY)
 
 
 def blocked_cost(request: Request) -> float:

@@ -8,7 +8,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import count
 from os import environ
@@ -255,15 +255,12 @@ def _blocks(layout: Layout, documents: Documents | None, device: torch.device) -
 def _groups(layout: Layout, device: torch.device) -> tuple[tuple[int, Pattern], ...]:
     """Return (first head, pattern with tensors as lookup tables) of each run of heads with equal patterns."""
     with torch.inference_mode(False):
-        return tuple((first, _with_tensors(pattern, device)) for first, _, pattern in layout.head_groups())
-
-
-def _with_tensors(pattern: Pattern, device: torch.device) -> Pattern:
-    # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
-    pattern.allowed(0, 0)
-    if pattern.parts:
-        return pattern.with_parts(tuple(_with_tensors(part, device) for part in pattern.parts))
-    return pattern.with_tables(lambda column: torch.tensor(column, device=device))
+        groups = layout.head_groups()
+        for _, _, pattern in groups:
+            # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
+            pattern.allowed(0, 0)
+        convert = partial(torch.tensor, device=device)
+        return tuple((first, pattern.with_tables(convert)) for first, _, pattern in groups)
 
 
 @lru_cache(maxsize=256)

@@ -158,7 +158,10 @@ class Pattern:
 
     def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> "Pattern":
         """Return the pattern with each lookup column replaced by `convert(column)`, say a tensor on some device."""
-        return self._with_changed(part.with_tables(convert) for part in self.parts)
+        parts = tuple(part.with_tables(convert) for part in self.parts)
+        # lookup columns take no part in comparisons: a changed part still equals the old one
+        is_same = all(new is old for new, old in zip(parts, self.parts, strict=True))
+        return self if is_same else self.with_parts(parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pattern in JSON types; `Pattern.from_dict` is the way back."""

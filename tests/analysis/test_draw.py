@@ -29,9 +29,9 @@ def test_layer_and_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "folder" / "pattern.png"
-    main(["draw", "bigbird(4, 1)", "--tokens", "40", "--png", str(path)])
+    main(["draw", "bigbird(4, 1)", "band(2, 2)", "--tokens", "40", "--png", str(path)])
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert capsys.readouterr().out.startswith(f"{path}: ")
+    assert capsys.readouterr().out.splitlines()[1:] == ["band(2, 2): 194 of 1,600 pairs, 12.1%", f"Written: {path}"]
 
 
 def test_json_text() -> None:

@@ -82,6 +82,8 @@ def test_tables() -> None:
     converted = table.with_tables(list)
     assert [list(column) for column in converted.columns] == [[0, -1, 1], [2, -1, -1]]
     assert converted == table
+    nested = (Blocks(table, 2) | Band(1, 1)).with_tables(list)
+    assert nested.patterns[0].pattern.columns == converted.columns
 
 
 @pytest.mark.parametrize(
