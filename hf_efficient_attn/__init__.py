@@ -5,9 +5,12 @@ know them. Registration is per process: a script started on several processes im
 """
 
 from hf_efficient_attn import patterns
+from hf_efficient_attn.attention import interface
+from hf_efficient_attn.attention.cache import PatternCache
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.select import use_backend
+from hf_efficient_attn.attention.sparsify import sparsify
 from hf_efficient_attn.errors import (
     CheckpointError,
     ConfigurationError,
@@ -33,6 +36,7 @@ from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 __version__ = "0.1.0"
 
 register_families()
+interface.register_attention()
 
 __all__ = [
     "CheckpointError",
@@ -40,6 +44,7 @@ __all__ = [
     "Distance",
     "EfficientAttentionError",
     "InputError",
+    "PatternCache",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",
     "SimplifiedTransformerForMaskedLM",
@@ -55,5 +60,6 @@ __all__ = [
     "explain",
     "optimizer_groups",
     "patterns",
+    "sparsify",
     "use_backend",
 ]

@@ -1,0 +1,209 @@
+"""A cache that holds only the keys that a pattern can still read: the first tokens, and those of its band."""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from hf_efficient_attn.attention.layer_patterns import DECODER, FIELD, NAME, config_patterns
+from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+class PatternCache(Cache):
+    """A cache for `generate` whose size does not grow with the text, for patterns of a band and first tokens.
+
+    `model.generate(..., past_key_values=PatternCache(model.config))` gives the tokens that the default cache gives. A
+    layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
+    the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
+
+    Args:
+        config: of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, or that joined with
+            `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently from layer to layer.
+
+    Raises:
+        ConfigurationError: no pattern, or one that can read other tokens.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        text_config = config.get_text_config(decoder=True)
+        spec = getattr(text_config, FIELD, None)
+        if spec is None or text_config._attn_implementation != NAME:
+            raise ConfigurationError(
+                f"PatternCache needs a model with attention_pattern and attn_implementation={NAME!r}; this config has "
+                f"{spec!r} and {text_config._attn_implementation!r}. Call sparsify(model, pattern) first."
+            )
+        if getattr(text_config, "is_encoder_decoder", False):
+            raise ConfigurationError(
+                "PatternCache is for models that are only a decoder. An encoder-decoder computes its encoder once; use "
+                "the default cache."
+            )
+        self.padding = Padding()
+        layers = DynamicCache(config=config).layers
+        for layer, pattern in enumerate(config_patterns(spec, text_config, DECODER) or ()):
+            if pattern is not None:
+                num_first, left = readable_tokens(pattern.causal())
+                if left is not None:
+                    layers[layer] = PatternLayer(num_first, left, self.padding)
+        super().__init__(layers=layers)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of tokens a mask is for, and where they begin: all of them; layers take the last."""
+        if self.is_sliding[layer_idx]:
+            return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
+        origin = Origin()
+        origin.padding = self.padding
+        return self.get_seq_length(layer_idx) + query_length, origin
+
+
+class Origin(int):
+    """Where the keys begin, 0; through it the cache asks the mask function, which knows it, for the padding."""
+
+    padding: "Padding"
+
+
+class Padding:
+    """How many tokens at the start of each row are padding; shared by the layers of a cache.
+
+    Attributes:
+        num_tokens: int [batch]; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens: Tensor | None = None
+
+    def note(self, is_token: Tensor | None) -> None:
+        """Count the padding of a mask, bool [batch, tokens], True = a token.
+
+        Raises:
+            InputError: masked tokens stand after others.
+        """
+        if is_token is None or bool(is_token.all()):
+            self.num_tokens = None
+            return
+        if bool((is_token[:, :-1] & ~is_token[:, 1:]).any()):
+            raise InputError(
+                "attention_mask masks tokens after others that it does not mask, but PatternCache knows padding only "
+                "at the start. Pad on the left (tokenizer.padding_side = 'left'), or use the default cache."
+            )
+        self.num_tokens = (~is_token).sum(1)
+
+
+class PatternLayer(DynamicLayer):
+    """The keys and values of one layer: those of the first `num_first` tokens and of the last `left` ones.
+
+    A row with fewer tokens than that has its keys at the end. So the axis of the keys, with new keys appended, is an
+    axis of positions on which the pattern reads what it reads on the axis of all tokens: distances within the band
+    are unchanged, and the first tokens are the first.
+
+    Attributes:
+        num_first, left: in tokens.
+        cumulative_length: tokens seen so far, padding included.
+    """
+
+    is_croppable = False
+
+    def __init__(self, num_first: int, left: int, padding: Padding) -> None:
+        super().__init__()
+        self.num_first = num_first
+        self.left = left
+        self.padding = padding
+        self.cumulative_length = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim]."""
+        keys, values = super().update(key_states, value_states)
+        self.cumulative_length += key_states.shape[-2]
+        slots = self._kept_slots(keys.shape[-2], keys.device)
+        if slots is not None:
+            self.keys, self.values = _select(keys, slots), _select(values, slots)
+        return keys, values
+
+    def _kept_slots(self, num_slots: int, device: torch.device) -> Tensor | None:
+        """Return which of the slots stay, [batch or 1, num_first + left]; None: all."""
+        num_kept = self.num_first + self.left
+        if num_slots <= num_kept:
+            return None
+        slots = torch.arange(num_slots - num_kept, num_slots, device=device)[None]
+        first = torch.arange(self.num_first, device=device)
+        if self.padding.num_tokens is not None:
+            num_tokens = self.cumulative_length - self.padding.num_tokens.to(device)
+            first = first + (num_slots - num_tokens).clamp(min=0)[:, None]
+            slots = slots.expand(len(first), -1)
+        # a row without that many tokens keeps all of them
+        first = torch.minimum(first, slots[:, : self.num_first])
+        return torch.cat([first, slots[:, self.num_first :]], 1)
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens seen so far."""
+        return self.cumulative_length
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.cumulative_length = 0
+        self.padding.num_tokens = None
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        """Refuse: what a longer text has pushed out cannot come back.
+
+        Raises:
+            UnsupportedBackendError: always.
+        """
+        raise UnsupportedBackendError(
+            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped what only "
+            "they could read. Generate with the default cache."
+        )
+
+    def activate_past_recording(self) -> NoReturn:
+        """Refuse, as `crop` does."""
+        self.crop(0)
+
+
+def _select(states: Tensor, slots: Tensor) -> Tensor:
+    if len(slots) == 1:
+        return states.index_select(2, slots[0])
+    return states.gather(2, slots[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
+
+
+def readable_tokens(pattern: Pattern) -> tuple[int, int | None]:
+    """Return how many first tokens, and how many before itself, a token may read under a causal pattern; None: all.
+
+    Raises:
+        ConfigurationError: the pattern can read other tokens.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+    >>> readable_tokens((Band(8, 0) | GlobalTokens([0, 1])).causal())
+    (2, 8)
+    """
+    heads = pattern.parts if pattern.kind == "per_head" else (pattern,)
+    num_first, left = 0, 0
+    for member in (member for head in heads for member in head.members()):
+        atoms = [part for part in member.parts if part.kind != "causal"] or [member]
+        atom = atoms[0]
+        if len(atoms) > 1 or atom.kind not in ("band", "causal", "global_tokens"):
+            _refuse(atom)
+        if atom.kind == "causal":
+            return 0, None
+        if atom.kind == "band":
+            limit = atom.left  # type: ignore[attr-defined]
+            if limit is None:
+                return 0, None
+            left = max(left, limit)
+        else:
+            positions = tuple(atom.positions)  # type: ignore[attr-defined]
+            if positions != tuple(range(len(positions))):
+                _refuse(atom)
+            num_first = max(num_first, len(positions))
+    return num_first, left
+
+
+def _refuse(pattern: Pattern) -> NoReturn:
+    raise ConfigurationError(
+        f"PatternCache holds a band and first tokens, but attention_pattern has {pattern.to_dict()}. Generate with the "
+        "default cache, which holds everything."
+    )

@@ -1,0 +1,77 @@
+"""Attention where a matrix over all pairs is given or asked for: memory for all pairs, whatever the pattern."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import scaled_dot_product_attention
+
+from hf_efficient_attn.errors import InputError
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [batch, heads, queries, head_dim] and the weights [batch, heads, queries, keys], or None.
+
+    Args:
+        query: [batch, heads, queries, head_dim].
+        key, value: [batch, key heads, keys, head_dim].
+        allowed: bool that broadcasts to [batch, heads, queries, keys]; None: all pairs. A query without keys gives 0.
+        bias: of the same shape, added to the scores.
+        need_weights: False: the second result is None.
+    """
+    heads_per_key_head = query.shape[1] // key.shape[1]
+    if heads_per_key_head > 1:
+        key, value = (each.repeat_interleave(heads_per_key_head, 1) for each in (key, value))
+    attend: Callable[..., tuple[Tensor, Tensor | None]] = _explicit if need_weights else _fused
+    if allowed is None:
+        return attend(query, key, value, None if bias is None else bias.to(query.dtype), scale, dropout)
+    has_keys = allowed.any(-1, keepdim=True)
+    # a query without keys takes the softmax of its scores as they are; then it is cut
+    added = torch.zeros((), dtype=query.dtype, device=query.device) if bias is None else bias.to(query.dtype)
+    added = torch.where(allowed | ~has_keys, added, -torch.inf)
+    out, weights = attend(query, key, value, added, scale, dropout)
+    return out.masked_fill(~has_keys, 0), None if weights is None else weights.masked_fill(~has_keys, 0)
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float, dropout: float
+) -> tuple[Tensor, None]:
+    return scaled_dot_product_attention(query, key, value, added, dropout, scale=scale), None
+
+
+def _explicit(
+    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    scores = query @ key.transpose(-1, -2) * scale
+    weights = torch.softmax(scores if added is None else scores + added, -1, dtype=torch.float32).to(query.dtype)
+    weights = drop(weights, dropout)
+    return weights @ value, weights
+
+
+def check_matrix(name: str, matrix: Tensor, shape: tuple[int, int, int, int]) -> None:
+    """Raise InputError if a mask or bias does not broadcast to [batch, heads, queries, keys].
+
+    Raises:
+        InputError: names the shape, or a dtype that is neither bool nor floating-point.
+    """
+    fits = matrix.dim() == 4 and all(size in (1, full) for size, full in zip(matrix.shape, shape, strict=True))
+    if not fits or matrix.shape[3] != shape[3]:
+        raise InputError(
+            f"{name} has shape {list(matrix.shape)}; as a matrix it must be [batch or 1, heads or 1, queries or 1, "
+            f"keys] = [{shape[0]} or 1, {shape[1]} or 1, {shape[2]} or 1, {shape[3]}]."
+        )
+    if matrix.dtype != torch.bool and not matrix.is_floating_point():
+        raise InputError(
+            f"{name} has dtype {matrix.dtype}; a matrix must be bool, True = may be read, or floating-point, added to "
+            f"the scores. Use {name}.bool() on a matrix of 0 and 1."
+        )

@@ -1,0 +1,210 @@
+"""Which pattern an attention layer of a transformers model follows: the config's, or the layer's own attention."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# the attention implementation
+NAME = "efficient"
+# the config's fields: the pattern; the implementation, which transformers reads from config.json but never writes
+FIELD = "attention_pattern"
+SAVED_IMPLEMENTATION = "attn_implementation"
+ENCODER, DECODER = "encoder", "decoder"
+PARTS = {ENCODER, DECODER}
+FULL_ATTENTION = "full_attention"
+# where configs say how many layers a part has, first match
+LAYER_COUNTS = {
+    ENCODER: ("encoder_layers", "num_hidden_layers"),
+    DECODER: ("decoder_layers", "num_decoder_layers", "num_hidden_layers"),
+}
+
+
+@dataclass(frozen=True)
+class LayerPattern:
+    """What one attention layer computes.
+
+    Attributes:
+        pattern: causal for a causal layer.
+        layer: index of the layer, which random patterns depend on.
+        is_own: the layer's own attention, not a pattern of the config.
+        is_cross: the queries stand in another sequence than the keys.
+    """
+
+    pattern: Pattern
+    layer: int = 0
+    is_own: bool = True
+    is_cross: bool = False
+
+
+def layer_pattern(module: nn.Module, options: Mapping[str, Any]) -> LayerPattern:
+    """Return what an attention module computes.
+
+    Args:
+        options: keyword arguments of the attention call; `is_causal` and `sliding_window` count.
+
+    Raises:
+        ConfigurationError: an `attention_pattern` that the model cannot have.
+        UnsupportedBackendError: a layer that is sparse by itself in an unknown way.
+    """
+    is_causal = options.get("is_causal")
+    is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if is_cross_attention(module, is_causal):
+        return LayerPattern(Full(), is_cross=True)
+    window = options.get("sliding_window") or getattr(module, "sliding_window", None)
+    layer = getattr(module, "layer_idx", None)
+    check_window_is_known(module, layer, window)
+    patterns = module_patterns(module)
+    if patterns is None:
+        return LayerPattern(own_pattern(is_causal, window))
+    if layer is None and len(set(patterns)) > 1:
+        raise ConfigurationError(
+            f"attention_pattern differs from layer to layer, but {type(module).__name__} does not know which layer it "
+            "is (no layer_idx). Give one pattern for all layers."
+        )
+    layer = layer or 0
+    pattern = patterns[layer] if layer < len(patterns) else None
+    if pattern is None:
+        return LayerPattern(own_pattern(is_causal, window))
+    return LayerPattern(pattern.causal() if is_causal else pattern, layer, is_own=False)
+
+
+def is_cross_attention(module: nn.Module, is_causal: bool) -> bool:
+    """Return whether the module reads another sequence than its own; told by its class name or its flags."""
+    return (
+        "CrossAttention" in type(module).__name__
+        or bool(getattr(module, "is_cross_attention", False))
+        or (bool(getattr(module, "is_decoder", False)) and not is_causal)
+    )
+
+
+def own_pattern(is_causal: bool, window: int | None) -> Pattern:
+    """Return the pattern of a layer without `attention_pattern`; `window`: tokens before the query, itself included."""
+    if window is None:
+        return Causal() if is_causal else Full()
+    return Band(window - 1, 0 if is_causal else window - 1)
+
+
+def check_window_is_known(module: nn.Module, layer: int | None, window: int | None) -> None:
+    """Raise UnsupportedBackendError if the config says that a layer is sliding and the model does not say how far."""
+    if window is None and local_kind(module.config, layer) == "sliding_attention":
+        raise UnsupportedBackendError(
+            f"{type(module).__name__}, layer {layer}, has sliding attention but does not tell the attention function "
+            'how far it reads. attn_implementation="efficient" cannot compute this model; use "sdpa".'
+        )
+
+
+def local_kind(config: Any, layer: int | None) -> str | None:
+    """Return the kind of a layer that is sparse by itself, such as "sliding_attention"; None: it reads everything."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return "sliding_attention" if getattr(config, "sliding_window", None) is not None else None
+    if layer is None or layer >= len(kinds) or kinds[layer] == FULL_ATTENTION:
+        return None
+    return str(kinds[layer])
+
+
+def module_patterns(module: nn.Module) -> tuple[Pattern | None, ...] | None:
+    """Return the pattern of every layer beside `module`; None: the config has none for this part of the model."""
+    config: Any = module.config
+    spec = getattr(config, FIELD, None)
+    if spec is None:
+        return None
+    known = module.__dict__.get("_layer_patterns")
+    if known is not None and known[0] is spec:
+        return known[1]  # type: ignore[no-any-return]
+    is_decoder = bool(getattr(module, "is_decoder", False))
+    patterns = config_patterns(spec, config, DECODER if is_decoder else ENCODER)
+    if not torch.compiler.is_compiling():
+        # reading JSON in every call would cost as much as a short attention
+        module.__dict__["_layer_patterns"] = (spec, patterns)
+        # loading has taken it out of the config; saving again shall not lose it
+        setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
+    return patterns
+
+
+def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:
+    """Return the pattern of every layer of a part of the model; None: the part keeps its own attention.
+
+    Raises:
+        ConfigurationError: an `attention_pattern` of unknown form, or a pattern for a layer that is sparse by itself.
+    """
+    if is_by_part(spec):
+        spec = spec.get(part)
+        if spec is None:
+            return None
+    elif part == DECODER and getattr(config, "is_encoder_decoder", False):
+        return None
+    patterns = patterns_per_layer(spec, num_layers(config, part))
+    local = [layer for layer in range(len(patterns)) if local_kind(config, layer) is not None]
+    if is_single(spec):
+        if len(local) == len(patterns):
+            raise ConfigurationError(
+                f"All {len(patterns)} layers of this {type(config).__name__} have sliding or chunked attention of "
+                "their own, so no layer is left for attention_pattern. Set config.sliding_window to None for a model "
+                "that should follow the pattern instead."
+            )
+        return tuple(None if layer in local else pattern for layer, pattern in enumerate(patterns))
+    for layer in local:
+        if patterns[layer] is not None:
+            raise ConfigurationError(
+                f"attention_pattern has a {patterns[layer].kind} pattern for layer {layer}, whose own attention is "  # type: ignore[union-attr]
+                f"{local_kind(config, layer)!r}. Give None for this layer; None keeps its own attention."
+            )
+    return patterns
+
+
+def is_by_part(spec: Any) -> bool:
+    """Return whether a spec says what the encoder and the decoder do."""
+    return isinstance(spec, Mapping) and "kind" not in spec and bool(spec) and set(spec) <= PARTS
+
+
+def is_single(spec: Any) -> bool:
+    """Return whether a spec is one pattern for all layers."""
+    return isinstance(spec, Pattern) or (isinstance(spec, Mapping) and "kind" in spec)
+
+
+def num_layers(config: Any, part: str) -> int:
+    """Return how many layers the encoder or the decoder has; models that are only one of them count as either.
+
+    Raises:
+        ConfigurationError: the config does not say.
+    """
+    names = LAYER_COUNTS[part] if getattr(config, "is_encoder_decoder", False) else ("num_hidden_layers",)
+    for name in names:
+        count = getattr(config, name, None)
+        if count is not None:
+            return int(count)
+    raise ConfigurationError(
+        f"{type(config).__name__} has none of the fields {', '.join(names)}, so attention_pattern cannot be given to "
+        "its layers. Call sparsify on the part of the model whose config has them."
+    )
+
+
+def checked_spec(spec: Any, config: Any) -> Any:
+    """Return a spec in JSON types, after checking it against the config; for an encoder-decoder, by part.
+
+    Raises:
+        ConfigurationError: a spec of unknown form, or one the model cannot have.
+    """
+    is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    if is_by_part(spec):
+        if not is_encoder_decoder:
+            raise ConfigurationError(
+                f"attention_pattern has patterns for {' and '.join(sorted(spec))}, but {type(config).__name__} is no "
+                "encoder-decoder. Give the pattern itself."
+            )
+        written = {part: None if entry is None else layers_to_dict(entry) for part, entry in spec.items()}
+    else:
+        written = layers_to_dict(spec)
+        written = {ENCODER: written, DECODER: None} if is_encoder_decoder else written
+    for part in PARTS:
+        config_patterns(written, config, part)
+    return written

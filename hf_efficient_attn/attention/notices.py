@@ -1,0 +1,50 @@
+"""Warnings that users of the "efficient" attention get once."""
+
+import warnings
+from functools import lru_cache
+
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+@lru_cache(maxsize=256)
+def warn_once(message: str) -> None:
+    """Warn, the first time this message is given."""
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def warn_of_weights() -> None:
+    """Warn that attention weights were asked for."""
+    warn_once(
+        "output_attentions=True: attention weights are computed for all pairs of tokens, in time and memory that grow "
+        "with the square of the length, whatever the pattern. Ask for them on short inputs only."
+    )
+
+
+@lru_cache(maxsize=256)
+def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: int) -> None:
+    """Warn of the first position that may read no key, if there is one; once for a pattern and length."""
+    groups = Layout(pattern, num_heads, num_tokens, num_tokens, 0, layer).head_groups()
+    firsts = [first_keyless(drawn, 0, num_tokens - 1, num_tokens) for _, _, drawn in groups]
+    found = [first for first in firsts if first is not None]
+    if found:
+        warn_once(
+            f"attention_pattern ({pattern.kind}) leaves tokens without any key, the first at position {min(found)}: "
+            "their attention output is zero. Add `| Band(0, 0)` to let every token read itself."
+        )
+
+
+def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:
+    """Return the first query of first..last (inclusive) that may read no key; None: each has one.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> first_keyless(Band(4, -1), 0, 9, 10), first_keyless(Band(4, 0), 0, 9, 10)
+    (0, None)
+    """
+    if pattern.full_key_spans(first, last, num_keys):
+        return None
+    if first == last:
+        return first
+    middle = (first + last) // 2
+    before = first_keyless(pattern, first, middle, num_keys)
+    return first_keyless(pattern, middle + 1, last, num_keys) if before is None else before

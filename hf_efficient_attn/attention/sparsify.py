@@ -1,0 +1,110 @@
+"""`sparsify`: give a transformers model or config an attention pattern, or take it away."""
+
+import weakref
+from typing import Any, TypeVar
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, SAVED_IMPLEMENTATION, checked_spec
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+
+T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
+
+# attention implementations that sparsify replaced, by the identity of the config; configs have no hash
+_replaced: dict[int, tuple["weakref.ref[PreTrainedConfig]", str | None]] = {}
+
+
+def sparsify(model_or_config: T, pattern: Any) -> T:
+    """Return the model or config, changed in place: its attention follows `pattern` from now on.
+
+    The pattern is recorded in `config.attention_pattern` and saved with the model, and `attn_implementation` becomes
+    "efficient". No weight changes. Positions count from the first token that is not padding.
+
+    Args:
+        model_or_config: a model or config of transformers; of a composite one (vision and language), the text part.
+        pattern: one of these, or None, which restores the model's own attention:
+            - a pattern: for all layers, in causal models its causal form; layers that are sliding or chunked by
+              themselves keep their own attention;
+            - a list with one pattern or None per layer, None: the layer's own attention;
+            - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}: letters repeated over the layers;
+            - {"encoder": ..., "decoder": ...}, each one of the above or None, for an encoder-decoder. The other forms
+              are for its encoder, and the decoder keeps its own attention. Cross-attention is always full.
+
+    Raises:
+        ConfigurationError: a pattern of unknown form, or one the model cannot have.
+        UnsupportedBackendError: the model does not use the attention interface of transformers.
+    """
+    if isinstance(model_or_config, PreTrainedModel):
+        _sparsify_model(model_or_config, pattern)
+    elif isinstance(model_or_config, PreTrainedConfig):
+        _record(model_or_config, pattern)
+        model_or_config._attn_implementation = _implementation(model_or_config, pattern)
+    else:
+        raise ConfigurationError(
+            f"sparsify takes a model or a config of transformers, not {type(model_or_config).__name__}. Give the model "
+            "itself where another library wraps it (model.module, model.get_base_model())."
+        )
+    return model_or_config
+
+
+def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
+    if not model._can_set_attn_implementation():
+        raise UnsupportedBackendError(
+            f"{type(model).__name__} does not use the attention interface of transformers, so its attention cannot be "
+            "replaced. The README lists models that do."
+        )
+    spec = _record(model.config, pattern)
+    text_config_class = type(model.config.get_text_config())
+    for module in model.modules():
+        # encoder-decoders such as T5 copy their config for each part
+        config: Any = getattr(module, "config", None)
+        if type(config) is text_config_class:
+            _write(config, spec)
+        if isinstance(module, PreTrainedModel) and refuse_other_attention not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(refuse_other_attention)
+    # older versions of transformers have no such flag, and refuse every attention but sdpa
+    model._supports_context_parallel = pattern is None and getattr(type(model), "_supports_context_parallel", False)
+    model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
+
+
+def _record(config: PreTrainedConfig, pattern: Any) -> Any:
+    """Write the pattern into the config if the model can have it, and return what was written."""
+    text_config = config.get_text_config()
+    spec = None if pattern is None else checked_spec(pattern, text_config)
+    _write(text_config, spec)
+    if spec is None:
+        config.__dict__.pop(SAVED_IMPLEMENTATION, None)
+    else:
+        setattr(config, SAVED_IMPLEMENTATION, NAME)
+    return spec
+
+
+def _write(config: PreTrainedConfig, spec: Any) -> None:
+    if spec is None:
+        config.__dict__.pop(FIELD, None)
+    else:
+        setattr(config, FIELD, spec)
+
+
+def _implementation(config: PreTrainedConfig, pattern: Any) -> str | None:
+    """Return the attention implementation to set; None: the default. Remembers which one "efficient" replaces."""
+    key, current = id(config), config._attn_implementation
+    if pattern is not None:
+        if current != NAME:
+            _replaced[key] = (weakref.ref(config, lambda _: _replaced.pop(key, None)), current)
+        return NAME
+    replaced, before = _replaced.pop(key, (lambda: None, None))
+    if current != NAME:
+        return current
+    return before if replaced() is config else None
+
+
+def refuse_other_attention(model: Any, inputs: Any) -> None:
+    """Raise UnsupportedBackendError if a model with a pattern would compute without it; runs before every forward."""
+    implementation = model.config._attn_implementation
+    if getattr(model.config, FIELD, None) is not None and implementation != NAME:
+        raise UnsupportedBackendError(
+            f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is {implementation!r}, "
+            f'which knows no patterns and would compute something else. Call model.set_attn_implementation("{NAME}"), '
+            "or sparsify(model, None) for the model's own attention."
+        )

@@ -1,0 +1,216 @@
+"""What a model's masks say about every key, as one small tensor: the mask function of the "efficient" attention.
+
+A token table is an int32 tensor [batch, 1, rows, keys], which every cache and `generate` carry along like any mask:
+
+row 0 - 1 where the key is a token, 0 where it is padding or not written yet;
+row 1 - 1 where the key belongs to one of the current queries (only where a cache has room after the queries);
+row 2 - the number of the document it belongs to (only where sequences are packed).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from transformers.masking_utils import causal_mask_function
+
+from hf_efficient_attn.attention.cache import Origin
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+TABLE_DTYPE = torch.int32
+NOT_EXPRESSIBLE = (
+    "This model's mask is not one of causal, bidirectional, sliding, chunked or packed attention with padding: it lets "
+    "tokens read tokens that a pattern of positions cannot name (image tokens, prefixes, ...). The efficient attention "
+    "cannot compute it: load the model with attn_implementation='sdpa' and without attention_pattern."
+)
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """A token table, read.
+
+    Attributes:
+        key_mask: bool [batch, keys], True = a token.
+        segment_ids: int [batch, keys]; None: every example is one document.
+        query_offset: position of the first query on the axis of the keys; None: the queries are the last keys.
+    """
+
+    key_mask: Tensor | None = None
+    segment_ids: Tensor | None = None
+    query_offset: Tensor | int | None = None
+
+
+def efficient_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction = causal_mask_function,  # type: ignore[assignment]
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Tensor | None:
+    """Return the token table of a call, or None if no key is masked, packed or still to be written.
+
+    Called by transformers once per forward and kind of mask, with the arguments of its `sdpa_mask`.
+
+    Raises:
+        InputError: a padding mask that is too short.
+        UnsupportedBackendError: a mask that is not causal, bidirectional, sliding, chunked or packed attention.
+    """
+    # only transformers' bidirectional masks come with this argument
+    can_skip = kwargs.get("allow_is_bidirectional_skip")
+    is_causal = can_skip is None
+    probe = Probe(mask_function, batch_size, torch.arange(kv_length, device=device) + int(kv_offset), use_vmap)
+    documents = None
+    # without these, the mask is plain causal or bidirectional
+    if local_size is not None or not (allow_is_causal_skip if is_causal else can_skip):
+        documents = probe.documents()
+        probe.check(documents, is_causal, local_size)
+
+    is_token = key_padding(attention_mask, kv_length, int(kv_offset), q_offset, q_length if is_causal else 0)
+    if isinstance(kv_offset, Origin):
+        kv_offset.padding.note(is_token)
+    is_query = None
+    if is_causal and (isinstance(q_offset, Tensor) or q_offset - int(kv_offset) + q_length != kv_length):
+        slots = torch.arange(kv_length, device=device) + int(kv_offset)
+        is_query = (slots >= q_offset) & (slots < q_offset + q_length)
+        written = slots < q_offset + q_length
+        is_token = written if is_token is None else is_token & written
+    if is_query is None and documents is None and (is_token is None or _is_true(is_token.all())):
+        return None
+    return _table(batch_size, kv_length, is_token, is_query, documents, device)
+
+
+def _table(
+    batch_size: int,
+    kv_length: int,
+    is_token: Tensor | None,
+    is_query: Tensor | None,
+    documents: Tensor | None,
+    device: torch.device | str,
+) -> Tensor:
+    ones = torch.ones(batch_size, kv_length, dtype=TABLE_DTYPE, device=device)
+    rows = [ones if is_token is None else is_token.to(TABLE_DTYPE).expand(batch_size, -1)]
+    if is_query is not None or documents is not None:
+        rows.append(ones if is_query is None else is_query.to(TABLE_DTYPE).expand(batch_size, -1))
+    if documents is not None:
+        rows.append(documents.to(TABLE_DTYPE))
+    return torch.stack(rows, 1)[:, None]
+
+
+def is_table(mask: Tensor) -> bool:
+    """Return whether a mask is a token table."""
+    return mask.dtype == TABLE_DTYPE
+
+
+def read_table(table: Tensor | None, num_queries: int, num_keys: int) -> TokenColumns:
+    """Return what a token table says about the last `num_keys` keys; a pattern cache holds fewer than the table has."""
+    if table is None:
+        return TokenColumns()
+    rows = table[:, 0, :, -num_keys:]
+    query_offset = None
+    if rows.shape[1] > 1 and num_queries != num_keys:
+        query_offset = rows[0, 1].argmax()
+    return TokenColumns(rows[:, 0] > 0, rows[:, 2] if rows.shape[1] > 2 else None, query_offset)
+
+
+def key_padding(
+    attention_mask: Tensor | None, kv_length: int, kv_offset: int, q_offset: int | Tensor, q_length: int
+) -> Tensor | None:
+    """Return the part of a 2-D padding mask that belongs to the keys, bool [batch, kv_length]; False beyond its end.
+
+    q_length: 0: the queries are not among the keys.
+
+    Raises:
+        InputError: the mask ends before the last query.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens], or a mask "
+            "matrix [batch, 1, queries, keys]."
+        )
+    if isinstance(q_offset, int) and q_length and attention_mask.shape[1] < q_offset + q_length:
+        raise InputError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, but {q_offset} are cached and {q_length} are "
+            f"new. Pass a mask of {q_offset + q_length} columns, cached tokens first."
+        )
+    missing = max(0, kv_offset + kv_length - attention_mask.shape[1])
+    return torch.nn.functional.pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Asks a mask function of transformers about chosen pairs of positions, never about all of them.
+
+    Attributes:
+        batch_size: examples.
+        positions: of the keys, int [keys].
+        use_vmap: the function takes one position at a time.
+    """
+
+    mask_function: MaskFunction
+    batch_size: int
+    positions: Tensor
+    use_vmap: bool
+
+    def documents(self) -> Tensor | None:
+        """Return the number of the document of each key, [batch, keys] from 1; None: all are one document.
+
+        A key starts a document if it may not read the key before it. Chunks of chunked attention are documents, too.
+        """
+        follows = self.allowed(self.positions[1:], self.positions[:-1])
+        if _is_true(follows.all()):
+            return None
+        return 1 + torch.nn.functional.pad((~follows).cumsum(1), (1, 0))
+
+    def check(self, documents: Tensor | None, is_causal: bool, local_size: int | None) -> None:
+        """Raise UnsupportedBackendError if documents and distances do not say all that the mask function says.
+
+        Neighbours tell for the masks that transformers makes; for a model's own function every power of two is probed.
+        """
+        num_keys = len(self.positions)
+        distance = 1
+        while distance < num_keys and (distance == 1 or self.use_vmap):
+            before, after = self.positions[:-distance], self.positions[distance:]
+            is_near = local_size is None or distance < local_size + (0 if is_causal else 1)
+            same = torch.full((1, num_keys - distance), is_near, device=self.positions.device)
+            if documents is not None:
+                same = same & (documents[:, :-distance] == documents[:, distance:])
+            ahead = torch.zeros_like(same) if is_causal else same
+            is_right = (self.allowed(after, before) == same) & (self.allowed(before, after) == ahead)
+            _require(is_right.all())
+            distance *= 2
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether each query may read the key at the same place of `keys`, bool [batch, places]."""
+        batch = torch.arange(self.batch_size, device=keys.device)
+        head = torch.zeros((), dtype=torch.long, device=keys.device)
+        if not self.use_vmap:
+            answer = self.mask_function(batch[:, None], head, queries[None], keys[None])
+            return answer.expand(self.batch_size, len(keys))
+        one_example = torch.vmap(self.mask_function, in_dims=(None, None, 0, 0))
+        with TransformGetItemToIndex():
+            return torch.vmap(one_example, in_dims=(0, None, None, None))(batch, head, queries, keys)
+
+
+def _is_true(answer: Tensor) -> bool:
+    """Return a yes or no, where asking is possible; while tracing: False."""
+    return not torch.compiler.is_compiling() and bool(answer)
+
+
+def _require(answer: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        torch._assert_async(answer, NOT_EXPRESSIBLE)
+    elif not answer:
+        raise UnsupportedBackendError(NOT_EXPRESSIBLE)
