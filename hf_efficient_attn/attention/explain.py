@@ -176,11 +176,13 @@ def computed_pairs(request: Request, backend: str) -> int:
     if backend == blocked.NAME:
         return compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_pairs
     if backend == flex.NAME:
-        table = block_table(layout, None, flex.BLOCK_TOKENS, CPU)
+        block_size = flex.BLOCK_SIZES[request.device]
+        table = block_table(layout, None, block_size, CPU)
         num_blocks = int(table.num_partial.sum() + table.num_full.sum())
         # one table may stand for all heads
         heads = layout.num_heads // table.num_full.shape[1]
-        return min(num_blocks * heads * flex.BLOCK_TOKENS**2, layout.num_heads * layout.num_queries * layout.num_keys)
+        scores = num_blocks * heads * block_size[0] * block_size[1]
+        return min(scores, layout.num_heads * layout.num_queries * layout.num_keys)
     return layout.num_heads * layout.num_queries * layout.num_keys
 
 

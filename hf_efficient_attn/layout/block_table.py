@@ -31,8 +31,10 @@ class BlockTable:
 
 
 @lru_cache(maxsize=64)
-def block_table(layout: Layout, documents: Documents | None, block_tokens: int, device: torch.device) -> BlockTable:
-    """Return the table of the blocks of `block_tokens` queries and as many keys.
+def block_table(
+    layout: Layout, documents: Documents | None, block_size: tuple[int, int], device: torch.device
+) -> BlockTable:
+    """Return the table of the blocks of `block_size` = (queries, keys) tokens.
 
     Blocks that stand over the end of the queries or the keys, and those of documents with holes, count as partial.
 
@@ -42,15 +44,16 @@ def block_table(layout: Layout, documents: Documents | None, block_tokens: int, 
     """
     examples = documents or ((Document(0, layout.num_keys),),)
     groups = layout.head_groups()
-    num_rows, num_blocks = (-(-tokens // block_tokens) for tokens in (layout.num_queries, layout.num_keys))
+    query_tokens, key_tokens = block_size
+    num_rows, num_blocks = -(-layout.num_queries // query_tokens), -(-layout.num_keys // key_tokens)
     shape = (len(examples), len(groups), num_rows, num_blocks)
     partial, full = (torch.zeros(shape, dtype=torch.int32) for _ in range(2))
     num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))
     for example, its_documents in enumerate(examples):
         for group, (head, _, _) in enumerate(groups):
-            for row, (outer, inner) in enumerate(_rows(layout, its_documents, head, block_tokens)):
-                touched = _touched(outer, block_tokens)
-                inside = intersect(touched, _inside(inner, block_tokens))
+            for row, (outer, inner) in enumerate(_rows(layout, its_documents, head, query_tokens)):
+                touched = _touched(outer, key_tokens)
+                inside = intersect(touched, _inside(inner, key_tokens))
                 rest = _difference(touched, inside)
                 place = (example, group, row)
                 num_partial[place] = _write(partial[place], rest)

@@ -17,7 +17,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 
 CPU = torch.device("cpu")
-BLOCK_TOKENS = 8
+QUERY_TOKENS, KEY_TOKENS = 8, 16
 NUM_KEYS = 77
 PATTERNS = {
     "full": Full(),
@@ -51,13 +51,13 @@ def blocks(num: Tensor, indices: Tensor) -> Tensor:
 def test_blocks(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
     layout = Layout(pattern, 2, num_queries, NUM_KEYS, NUM_KEYS - num_queries)
     documents = None if tokens.is_empty else tuple(tokens.documents(2, NUM_KEYS))
-    table = block_table(layout, documents, BLOCK_TOKENS, CPU)
+    table = block_table(layout, documents, (QUERY_TOKENS, KEY_TOKENS), CPU)
     partial, full = blocks(table.num_partial, table.partial), blocks(table.num_full, table.full)
 
     allowed = allowed_pairs(layout, tokens, 2, CPU)
     allowed = torch.ones(1, 1, num_queries, NUM_KEYS).bool() if allowed is None else allowed
-    padded = pad(allowed, (0, -NUM_KEYS % BLOCK_TOKENS, 0, -num_queries % BLOCK_TOKENS))
-    squares = padded.unflatten(-2, (-1, BLOCK_TOKENS)).unflatten(-1, (-1, BLOCK_TOKENS))
+    padded = pad(allowed, (0, -NUM_KEYS % KEY_TOKENS, 0, -num_queries % QUERY_TOKENS))
+    squares = padded.unflatten(-2, (-1, QUERY_TOKENS)).unflatten(-1, (-1, KEY_TOKENS))
     assert not (partial & full).any()
     assert torch.equal((partial | full) | squares.any((-3, -1)), partial | full)
     assert torch.equal(full & squares.all((-3, -1)), full)
@@ -68,12 +68,12 @@ def test_blocks(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
 
 
 def test_tables_are_cached_by_value() -> None:
-    first = block_table(Layout(Band(3, 4), 2, 50, 50), None, BLOCK_TOKENS, CPU)
-    assert block_table(Layout(Band(3, 4), 2, 50, 50), None, BLOCK_TOKENS, CPU) is first
+    first = block_table(Layout(Band(3, 4), 2, 50, 50), None, (QUERY_TOKENS, KEY_TOKENS), CPU)
+    assert block_table(Layout(Band(3, 4), 2, 50, 50), None, (QUERY_TOKENS, KEY_TOKENS), CPU) is first
 
 
 def test_no_work_for_all_pairs() -> None:
     """131,072 tokens: 1,024 rows of blocks, five blocks each."""
-    table = block_table(Layout(Band(256, 256), 1, 131_072, 131_072), None, 128, CPU)
+    table = block_table(Layout(Band(256, 256), 1, 131_072, 131_072), None, (128, 128), CPU)
     assert (table.num_partial + table.num_full)[0, 0, 2:-2].unique().tolist() == [5]
     assert table.num_full[0, 0, 2:-2].unique().tolist() == [3]
