@@ -13,6 +13,7 @@ from hf_efficient_attn.errors import EfficientAttentionError
 # the words of a command (one, or a verb and its subject) -> the module that answers
 COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
+    ("bench", "attention"): "hf_efficient_attn.bench.attention",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",

@@ -1,0 +1,193 @@
+"""`hf-efficient-attn bench attention`: what it writes, computes and refuses. No timing is asserted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_efficient_attn.bench.attention_cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of
+from hf_efficient_attn.bench.attention_peers import PEERS, Problem, build_peer
+from hf_efficient_attn.bench.attention_summary import add_ratios, crossover
+from hf_efficient_attn.cli import main
+from hf_efficient_attn.patterns import bigbird
+
+PATTERNS = ["band(4, 4)", "bigbird(4, 1)"]
+LENGTHS = [16, 32, 64]
+TINY = ["--heads", "2", "--head-dim", "8", "--repeats", "2", "--max-seconds", "0", "--device", "cpu"]
+SUMMARY = {"median", "first_quartile", "third_quartile"}
+SHAPE = Shape(batch_size=2, num_heads=2, head_dim=8, dtype="float32", device="cpu")
+# those of torch's compiler, and of the way transformers 5 compiles its masks
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def bench(*options: object) -> None:
+    """Run the command at a tiny size; later options win."""
+    main(["bench", "attention", *TINY, *map(str, options)])
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a run over two patterns, two backends and some peers wrote; dense is measured up to 32 tokens."""
+    folder = tmp_path_factory.mktemp("bench") / "new"
+    options = ["--patterns", *PATTERNS, "--lengths", *LENGTHS, "--backends", "auto", "blocked"]
+    bench(*options, "--peers", "masked", "longformer_layer", "--dense-limit", 32, "--peer-limit", 32, "--no-memory",
+          "--output", folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(output: Path) -> Any:
+    return json.loads((output / "attention.json").read_text())
+
+
+def test_a_row_per_pattern_length_and_contestant(results: Any) -> None:
+    assert set(results) == {"machine", "settings", "dense", "results"}
+    rows = [(row["tokens"], row["pattern"], row["contestant"]) for row in results["results"]]
+    contestants = ["auto", "blocked", "masked"]
+    assert rows == [(tokens, name, by) for tokens in LENGTHS for name in PATTERNS for by in contestants]
+    assert [row["tokens"] for row in results["dense"]] == LENGTHS
+    assert results["settings"]["lengths"] == LENGTHS
+    assert results["machine"]["device"] == "cpu"
+
+
+def test_figures_belong_together(results: Any) -> None:
+    for row in results["results"]:
+        if row["contestant"] == "masked":
+            assert ("reason" in row["forward"]) == (row["tokens"] > 32)
+            continue
+        total = 2 * row["tokens"] ** 2
+        assert 0 < row["allowed_pairs"] <= min(row["computed_pairs"], total)
+        assert row["backend"] in ("blocked", "sdpa")
+        assert row["layout_milliseconds"] > 0
+        for measure in ("forward", "forward_backward"):
+            figures = row[measure]
+            for name in ("milliseconds", "speed_against_dense", "efficiency"):
+                assert set(figures[name]) == SUMMARY
+                assert 0 < figures[name]["first_quartile"] <= figures[name]["median"]
+            share = row["allowed_pairs"] / total
+            assert figures["efficiency"]["median"] == pytest.approx(figures["speed_against_dense"]["median"] * share)
+        # a causal BigBird of other sizes must be written out
+        assert ("reason" in row["decode"]) == row["pattern"].startswith("bigbird")
+        assert row["first_call_milliseconds"] > 0
+
+
+def test_dense_is_extrapolated_and_marked(results: Any, output: Path) -> None:
+    measured, extrapolated = results["dense"][1]["forward"], results["dense"][2]["forward"]
+    assert "is_extrapolated" not in measured
+    assert extrapolated["is_extrapolated"]
+    assert extrapolated["milliseconds"]["median"] == pytest.approx(4 * measured["milliseconds"]["median"])
+    assert "*" in (output / "attention.md").read_text()
+
+
+def test_tables_and_picture(output: Path) -> None:
+    markdown = (output / "attention.md").read_text()
+    for title in ("Useful-pair efficiency, forward", "Growth, crossover, layout", "Milliseconds per decoding step"):
+        assert f"## {title}" in markdown
+    assert "| band(4, 4), auto " in markdown
+    assert "- masked, forward and forward + backward: peers are measured up to 32 tokens." in markdown
+    assert "Peak MiB" not in markdown
+    assert (output / "attention.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_memory_and_absent_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--patterns", "band", "--lengths", 32, 64, "--backends", "auto", "--peers", "natten"]
+    bench(*options, "--memory-from", 64, "--dense-limit", 32, "--output", tmp_path)
+    printed = capsys.readouterr().out
+    assert "natten, forward and forward + backward: natten needs a CUDA device." in printed
+    rows = json.loads((tmp_path / "attention.json").read_text())["results"]
+    peaks = {row["tokens"]: row["peak_memory_bytes"] for row in rows if row["contestant"] == "auto"}
+    assert peaks[32] is None
+    assert peaks[64] > 0
+
+
+def test_a_backend_that_has_no_backward_pass_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench("--patterns", "band(4, 4)", "--lengths", 32, "--backends", "flex", "--peers", "--no-memory",
+          "--output", tmp_path)  # fmt: skip
+    (row,) = json.loads((tmp_path / "attention.json").read_text())["results"]
+    if "milliseconds" in row["forward"]:
+        assert row["backend"] == "flex"
+    assert "flex" in row["forward_backward"]["reason"]
+    assert "Not measured:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("peer", "name"),
+    [*(("masked", name) for name in PRESETS), ("longformer_layer", "longformer"), ("transformers_flex", "longformer")],
+)
+def test_peers_compute_what_we_compute(peer: str, name: str) -> None:
+    tokens = 512
+    inputs = SHAPE.tensors(tokens)
+    call = build_peer(peer, Problem(name, inputs))
+    assert not isinstance(call, str)
+    out = call.run_forward()
+    expected = own_call(pattern_of(name, tokens), inputs, "reference").run_forward()
+    if out.shape != expected.shape:
+        out = out.reshape(2, tokens, 2, 8).transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+    if call.no_backward is None:
+        call.forward_backward_case(torch.ones_like(call.run_forward())).run(None)
+
+
+def test_the_in_tree_bigbird_layer_computes_its_published_plan() -> None:
+    # at 1,024 tokens it reads some blocks twice
+    tokens = 2048
+    inputs = SHAPE.tensors(tokens)
+    call = build_peer("bigbird_layer", Problem("bigbird", inputs))
+    assert not isinstance(call, str)
+    expected = own_call(bigbird(64, 3, plan="transformers"), inputs, "reference").run_forward()
+    torch.testing.assert_close(call.run_forward().reshape(2, tokens, 2, 8).transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_peer_is_built_or_says_why_not(peer: str) -> None:
+    for name in PEERS[peer].patterns or ("band",):
+        call = build_peer(peer, Problem(name, SHAPE.tensors(100)))
+        assert not isinstance(call, str) or call.endswith(".")
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "band(4, 4) | global(0)"])
+def test_decoding_is_causal(name: str) -> None:
+    pattern = decode_pattern_of(name, 1024).resolve(1024)
+    assert pattern.num_keys_of(500, 1024) > 0
+    assert all(stop <= 501 for _, stop in pattern.key_spans(500, 500, 1024)) or pattern.is_causal
+
+
+def test_crossover() -> None:
+    dense = [(100, 1.0), (200, 4.0), (400, 16.0)]
+    assert crossover(dense, [(100, 2.0), (200, 8.0), (400, 32.0)]) is None
+    assert crossover(dense, [(100, 0.5), (200, 0.5), (400, 0.5)]) == (100.0, 0.5)
+    # faster, slower, faster: what counts is from where on it stays so
+    place = crossover(dense, [(100, 0.5), (200, 8.0), (400, 8.0)])
+    assert place is not None
+    assert 200 < place[0] < 400
+
+
+def test_rounds_are_compared_one_by_one() -> None:
+    def row(samples: list[float], **more: Any) -> dict[str, Any]:
+        timed = {"milliseconds": {"median": samples[0]}, "samples": samples}
+        missing = {"reason": "."}
+        return {"tokens": 4, "forward": timed, "forward_backward": missing, "decode": missing, **more}
+
+    ours = row([1.0, 2.0], num_heads=2, allowed_pairs=8)
+    add_ratios([row([2.0, 8.0])], [ours])
+    assert ours["forward"]["speed_against_dense"]["median"] == 3.0
+    assert ours["forward"]["efficiency"]["median"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--repeats", 0], "repeats=0 must be at least 1"),
+        (["--lengths", 0], "lengths=0 must be at least 1"),
+        (["--patterns", "bands"], "bands"),
+        (["--backends", "flash"], "invalid choice: 'flash'"),
+        (["--peers", "flash"], "invalid choice: 'flash'"),
+    ],
+)
+def test_refusals(options: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench(*options)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
