@@ -17,6 +17,8 @@ NAME = "efficient"
 # the config's fields: the pattern; the implementation, which transformers reads from config.json but never writes
 FIELD = "attention_pattern"
 SAVED_IMPLEMENTATION = "attn_implementation"
+# where a module keeps its patterns
+KNOWN = "_layer_patterns"
 ENCODER, DECODER = "encoder", "decoder"
 PARTS = {ENCODER, DECODER}
 FULL_ATTENTION = "full_attention"
@@ -117,17 +119,25 @@ def module_patterns(module: nn.Module) -> tuple[Pattern | None, ...] | None:
     spec = getattr(config, FIELD, None)
     if spec is None:
         return None
-    known = module.__dict__.get("_layer_patterns")
-    if known is not None and known[0] is spec:
-        return known[1]  # type: ignore[no-any-return]
-    is_decoder = bool(getattr(module, "is_decoder", False))
-    patterns = config_patterns(spec, config, DECODER if is_decoder else ENCODER)
-    if not torch.compiler.is_compiling():
-        # reading JSON in every call would cost as much as a short attention
-        module.__dict__["_layer_patterns"] = (spec, patterns)
-        # loading has taken it out of the config; saving again shall not lose it
-        setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
-    return patterns
+    # a compiler cannot trace the reading, and takes its result for granted
+    if torch.compiler.is_compiling() or module.__dict__.get(KNOWN, (None,))[0] is not spec:
+        read_patterns(module)
+    return module.__dict__[KNOWN][1]  # type: ignore[no-any-return]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def read_patterns(module: nn.Module) -> bool:
+    """Keep the patterns of the config with the module: reading JSON in every call would cost as much as short attention.
+
+    Returns True, always.
+    """
+    config: Any = module.config
+    part = DECODER if getattr(module, "is_decoder", False) else ENCODER
+    spec = getattr(config, FIELD)
+    module.__dict__[KNOWN] = (spec, config_patterns(spec, config, part))
+    # loading has taken it out of the config; saving again shall not lose it
+    setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
+    return True
 
 
 def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:

@@ -3,6 +3,8 @@
 import warnings
 from functools import lru_cache
 
+import torch
+
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -14,7 +16,9 @@ def warn_once(message: str) -> None:
 
 
 def warn_of_weights() -> None:
-    """Warn that attention weights were asked for."""
+    """Warn that attention weights were asked for; not from compiled models."""
+    if torch.compiler.is_compiling():
+        return
     warn_once(
         "output_attentions=True: attention weights are computed for all pairs of tokens, in time and memory that grow "
         "with the square of the length, whatever the pattern. Ask for them on short inputs only."

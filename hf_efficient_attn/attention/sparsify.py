@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, SAVED_IMPLEMENTATION, checked_spec
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, SAVED_IMPLEMENTATION, checked_spec
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
@@ -60,6 +60,8 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
         config: Any = getattr(module, "config", None)
         if type(config) is text_config_class:
             _write(config, spec)
+        # a compiled model notices, and is compiled again
+        module.__dict__.pop(KNOWN, None)
         if isinstance(module, PreTrainedModel) and refuse_other_attention not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(refuse_other_attention)
     # older versions of transformers have no such flag, and refuse every attention but sdpa

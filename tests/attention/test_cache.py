@@ -1,0 +1,108 @@
+"""PatternCache: the same tokens from a memory that does not grow."""
+
+from typing import Any
+
+import pytest
+import torch
+from attention_models import build, padding, token_ids
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache import readable_tokens
+from hf_efficient_attn.patterns import (
+    Band,
+    BlockLocal,
+    Causal,
+    Dilated,
+    Full,
+    GlobalTokens,
+    Pattern,
+    PerHead,
+    Strided,
+)
+
+OPTIONS = {"max_new_tokens": 14, "min_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+# a pattern, and how many keys it needs
+KEPT: list[tuple[Pattern, int]] = [
+    (Band(3, 0), 3),
+    (Band(0, 0), 0),
+    (Band(4, 7) | GlobalTokens([0, 1]), 6),
+    (GlobalTokens([0], reads_all=False) | Band(1, 0), 2),
+    (PerHead([Band(4, 0), Band(2, 0) | GlobalTokens([0])]), 5),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}], ids=str)
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize(("pattern", "num_kept"), KEPT, ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_same_tokens_from_constant_memory(
+    name: str, pattern: Pattern, num_kept: int, side: str, options: dict[str, Any]
+) -> None:
+    model, ids = hea.sparsify(build(name), pattern), token_ids(3, 9)
+    mask, beams = padding(ids, side), options.get("num_beams", 1)
+    expected = model.generate(ids, attention_mask=mask, use_cache=False, num_beams=beams, **OPTIONS)
+    cache = hea.PatternCache(model.config)
+    actual = model.generate(ids, attention_mask=mask, past_key_values=cache, **options, **OPTIONS)
+    assert torch.equal(actual, expected)
+    # the second layer of each follows the pattern, also where the first is sliding
+    assert cache.layers[1].keys.shape[2] == cache.layers[1].values.shape[2] == num_kept
+    assert cache.get_seq_length() == 9 + 13
+
+
+def test_layers_keep_what_they_need() -> None:
+    model, ids = hea.sparsify(build("llama"), [Band(3, 0) | GlobalTokens([0]), None]), token_ids(2, 12)
+    mask = padding(ids, "left")
+    cache = hea.PatternCache(model.config)
+    expected = model.generate(ids, attention_mask=mask, use_cache=False, **OPTIONS)
+    assert torch.equal(model.generate(ids, attention_mask=mask, past_key_values=cache, **OPTIONS), expected)
+    assert [layer.keys.shape[2] for layer in cache.layers] == [4, 25]
+
+
+def test_rows_of_very_different_lengths() -> None:
+    """A row may hold fewer tokens than the cache keeps, at the start of decoding and for a while after."""
+    model, ids = hea.sparsify(build("llama"), Band(5, 0) | GlobalTokens([0, 1, 2])), token_ids(3, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :11] = 0
+    mask[1, :6] = 0
+    expected = model.generate(ids, attention_mask=mask, use_cache=False, **OPTIONS)
+    cache = hea.PatternCache(model.config)
+    assert torch.equal(model.generate(ids, attention_mask=mask, past_key_values=cache, **OPTIONS), expected)
+
+
+def test_a_cache_can_be_used_again_after_reset() -> None:
+    model = hea.sparsify(build("llama"), Band(3, 0))
+    cache = hea.PatternCache(model.config)
+    ids = token_ids(2, 8)
+    first = model.generate(ids, attention_mask=padding(ids, "left"), past_key_values=cache, **OPTIONS)
+    cache.reset()
+    again = model.generate(ids, attention_mask=padding(ids, "left"), past_key_values=cache, **OPTIONS)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(
+    "pattern", [Strided(3), Dilated(8, 0, 2), BlockLocal(4), GlobalTokens([1]) | Band(2, 0), ~Band(2, 0)], ids=str
+)
+def test_patterns_that_read_more_are_refused(pattern: Pattern) -> None:
+    model = hea.sparsify(build("llama"), pattern)
+    with pytest.raises(hea.ConfigurationError, match="band and first tokens"):
+        hea.PatternCache(model.config)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(hea.ConfigurationError, match="sparsify"):
+        hea.PatternCache(build("llama").config)
+    with pytest.raises(hea.ConfigurationError, match="only a decoder"):
+        hea.PatternCache(hea.sparsify(build("bart"), Band(2, 0)).config)
+    model, ids = hea.sparsify(build("llama"), Band(2, 0)), token_ids(1, 8)
+    with pytest.raises(hea.UnsupportedBackendError, match="take tokens back"):
+        model.generate(ids, past_key_values=hea.PatternCache(model.config), prompt_lookup_num_tokens=2, **OPTIONS)
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]])
+    with pytest.raises(hea.InputError, match="left"):
+        model.generate(ids, attention_mask=mask, past_key_values=hea.PatternCache(model.config), **OPTIONS)
+
+
+def test_full_patterns_keep_everything() -> None:
+    for pattern in (Causal(), Full(), Band(None, 0), Band(2, 0) | Causal()):
+        assert readable_tokens(pattern.causal()) == (0, None)
+        model = hea.sparsify(build("llama"), pattern)
+        assert type(hea.PatternCache(model.config).layers[0]).__name__ == "DynamicLayer"

@@ -1,0 +1,96 @@
+"""`generate` with every cache gives the tokens that are found without one."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from attention_models import DECODER, PATTERN, SEQ2SEQS, build, padding, token_ids
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, Causal, PerHead, RandomBlocks, Strided
+
+OPTIONS = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+DECODERS = ("llama", "qwen3", "gemma3", "mistral", "gpt2")
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+    "beams": {"num_beams": 3},
+    "static_beams": {"cache_implementation": "static", "num_beams": 2},
+    "chunks": {"prefill_chunk_size": 3},
+}
+
+
+def generated(model: Any, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
+    return model.generate(ids, attention_mask=mask, **OPTIONS, **options)
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_caches_change_no_token(name: str, cache: str, side: str) -> None:
+    model, ids = hea.sparsify(build(name), PATTERN), token_ids(2, 10)
+    mask, options = padding(ids, side), CACHES[cache]
+    expected = generated(model, ids, mask, use_cache=False, num_beams=options.get("num_beams", 1))
+    assert torch.equal(generated(model, ids, mask, **options), expected)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Causal(),
+        Strided(3) | Band(1, 0),
+        PerHead([Band(2, 0), Band(5, 0)]),
+        RandomBlocks(num_blocks=1, block_tokens=2, seed=0) | Band(2, 0),
+        [None, Band(2, 0)],
+    ],
+    ids=str,
+)
+def test_caches_change_no_token_of_any_pattern(pattern: Any) -> None:
+    model, ids = hea.sparsify(build("llama"), pattern), token_ids(2, 10)
+    mask = padding(ids, "left")
+    expected = generated(model, ids, mask, use_cache=False)
+    for cache in ("dynamic", "static"):
+        assert torch.equal(generated(model, ids, mask, **CACHES[cache]), expected)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "beams"])
+@pytest.mark.parametrize("name", SEQ2SEQS)
+def test_encoder_decoders_generate(name: str, cache: str) -> None:
+    model, ids = hea.sparsify(build(name), {"encoder": PATTERN, "decoder": PATTERN}), token_ids(2, 10)
+    mask, options = padding(ids, "right"), CACHES[cache]
+    expected = generated(model, ids, mask, use_cache=False, num_beams=options.get("num_beams", 1))
+    assert torch.equal(generated(model, ids, mask, **options), expected)
+
+
+@pytest.mark.parametrize("pattern", [PATTERN, None])
+def test_assisted_decoding(pattern: Any) -> None:
+    model, ids = build("llama"), token_ids(1, 10)
+    assistant = tr.LlamaForCausalLM(tr.LlamaConfig(**{**DECODER, "num_hidden_layers": 1})).eval()
+    for each in (model, assistant):
+        each.set_attn_implementation("efficient")
+        if pattern is not None:
+            hea.sparsify(each, pattern)
+    mask = torch.ones_like(ids)
+    expected = generated(model, ids, mask, use_cache=False)
+    assert torch.equal(generated(model, ids, mask, assistant_model=assistant), expected)
+    assert torch.equal(generated(model, ids, mask, prompt_lookup_num_tokens=2), expected)
+
+
+def test_cached_logits_are_those_of_the_whole_text() -> None:
+    model, ids = hea.sparsify(build("gemma3"), PATTERN), token_ids(2, 30)
+    mask = padding(ids, "left")
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits
+        cache = tr.DynamicCache(config=model.config)
+        for start, stop in ((0, 11), (11, 12), (12, 20), (20, 30)):
+            logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits
+            real = mask[:, start:stop].bool()
+            torch.testing.assert_close(logits[real], expected[:, start:stop][real], atol=1e-5, rtol=1e-5)
+
+
+def test_paged_decoding_is_refused() -> None:
+    model = hea.sparsify(build("llama"), PATTERN)
+    with pytest.raises(ValueError, match="efficient"):
+        model.generate_batch([[3, 4, 5]], tr.GenerationConfig(max_new_tokens=2, pad_token_id=0, eos_token_id=2))

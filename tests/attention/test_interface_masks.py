@@ -1,0 +1,166 @@
+"""Masks that transformers or a user gives to models on "efficient": packing, matrices, windows; what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from attention_models import DECODER, PATTERN, SLIDING, build, inputs_of, outputs_of, padding, token_ids
+from transformers.masking_utils import create_causal_mask
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.notices import first_keyless, warn_of_keyless, warn_once
+from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens
+
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+@pytest.mark.parametrize("pattern", [None, PATTERN])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_packed_documents_are_computed_as_if_alone(name: str, pattern: Any) -> None:
+    model = build(name)
+    model.set_attn_implementation("efficient")
+    if pattern is not None:
+        hea.sparsify(model, pattern)
+    documents = [token_ids(1, length, seed=length) for length in (7, 1, 12)]
+    positions = torch.cat([torch.arange(ids.shape[1]) for ids in documents])[None]
+    with torch.no_grad():
+        packed = model(torch.cat(documents, 1), position_ids=positions, use_cache=False).logits
+        alone = torch.cat([model(ids).logits for ids in documents], 1)
+    torch.testing.assert_close(packed, alone, **TOLERANCE)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 40])
+@pytest.mark.parametrize("name", ["mistral_sliding", "modernbert"])
+def test_own_windows_of_every_width(name: str, window: int) -> None:
+    model = build(name)
+    field = {"local_attention": 2 * window} if name == "modernbert" else {"sliding_window": window}
+    config = type(model.config)(**{**model.config.to_dict(), **field, "layer_types": None})
+    model = type(model)(config).eval()
+    inputs = inputs_of(name, "left", tokens=20)
+    expected = outputs_of(model, inputs)
+    model.set_attn_implementation("efficient")
+    torch.testing.assert_close(outputs_of(model, inputs), expected, **TOLERANCE)
+
+
+def test_chunked_attention_is_documents() -> None:
+    chunked = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"]}
+    experts = {"num_local_experts": 2, "intermediate_size_mlp": 64, "head_dim": 8}
+    config = tr.Llama4TextConfig(**DECODER, **experts, **chunked)
+    model = tr.Llama4ForCausalLM(config).eval()
+    inputs = {"input_ids": token_ids(2, 11), "attention_mask": padding(token_ids(2, 11), "left")}
+    expected = outputs_of(model, inputs)
+    model.set_attn_implementation("efficient")
+    torch.testing.assert_close(outputs_of(model, inputs), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_matrix_is_obeyed_and_cut_by_the_pattern(name: str, kind: str) -> None:
+    model, ids = build(name), token_ids(2, 9)
+    allowed = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.5
+    allowed |= torch.eye(9, dtype=torch.bool)
+    positions = torch.arange(9)
+    pattern = PATTERN.causal() if name == "llama" else PATTERN
+    both = allowed & pattern.allowed(positions[:, None], positions)
+
+    def given(mask: torch.Tensor) -> torch.Tensor:
+        return mask if kind == "bool" else torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+    own, cut = (outputs_of(model, {"input_ids": ids, "attention_mask": given(mask)}) for mask in (allowed, both))
+    model.set_attn_implementation("efficient")
+    inputs = {"input_ids": ids, "attention_mask": given(allowed)}
+    torch.testing.assert_close(outputs_of(model, inputs), own, **TOLERANCE)
+    torch.testing.assert_close(outputs_of(hea.sparsify(model, PATTERN), inputs), cut, **TOLERANCE)
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    for name in ("llama", "bert"):
+        model, ids = hea.sparsify(build(name), PATTERN), token_ids(2, 9)
+        for mask in (torch.ones(2, 1, 9, 8).bool(), torch.ones(2, 3, 9, 9).bool(), torch.ones(2, 1, 9, 9).long()):
+            with pytest.raises(hea.InputError, match="attention_mask has"):
+                model(ids, attention_mask=mask)
+        for mask in (padding(ids[:, :7], "left"), torch.ones(2, 1, 9)):
+            with pytest.raises(hea.InputError, match="mask"):
+                model(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_row_of_padding_alone_is_finite(name: str) -> None:
+    model, ids = hea.sparsify(build(name), PATTERN).train(), token_ids(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0] = 0
+    logits = model(ids, attention_mask=mask).logits
+    logits.sum().backward()
+    assert torch.isfinite(logits).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_masks_that_no_pattern_of_positions_expresses_are_refused() -> None:
+    config = build("llama").config
+    config._attn_implementation = "efficient"
+    embeddings, ids = torch.zeros(1, 9, 32), torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, -1]])
+    with pytest.raises(hea.UnsupportedBackendError, match="image tokens"):
+        create_causal_mask(config, embeddings, None, None, block_sequence_ids=ids)
+    with pytest.raises(hea.UnsupportedBackendError, match="image tokens"):
+        create_causal_mask(config, embeddings, None, None, or_mask_function=lambda b, h, q, kv: kv < 4)
+    with pytest.raises(hea.UnsupportedBackendError, match="image tokens"):
+        create_causal_mask(config, embeddings, None, None, and_mask_function=lambda b, h, q, kv: (q - kv) % 2 == 0)
+
+
+def test_an_overlay_that_cuts_documents_is_read() -> None:
+    config = build("llama").config
+    config._attn_implementation = "efficient"
+    documents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+    overlay = lambda b, h, q, kv: documents[b, q] == documents[b, kv]  # noqa: E731
+    table = create_causal_mask(config, torch.zeros(2, 6, 32), None, None, and_mask_function=overlay)
+    assert table.shape == (2, 1, 3, 6)
+    assert (table[:, 0, 2] - 1).tolist() == documents.tolist()
+
+
+def test_nothing_masked_is_no_table() -> None:
+    config = build("llama").config
+    config._attn_implementation = "efficient"
+    for mask in (None, torch.ones(1, 6)):
+        assert create_causal_mask(config, torch.zeros(1, 6, 32), mask, None) is None
+
+
+def test_scores_that_are_capped_or_have_sinks_are_refused() -> None:
+    gemma2 = tr.Gemma2ForCausalLM(tr.Gemma2Config(**DECODER, head_dim=8))
+    gpt_oss = tr.GptOssForCausalLM(tr.GptOssConfig(**DECODER, **SLIDING, num_local_experts=2))
+    for model, what in ((gemma2, "softcap"), (gpt_oss, "sinks")):
+        model.set_attn_implementation("efficient")
+        with pytest.raises(hea.UnsupportedBackendError, match=what):
+            model(token_ids(1, 5))
+
+
+def test_prefixes_of_an_encoder_are_refused() -> None:
+    model = hea.sparsify(build("bert"), PATTERN)
+    layer = model.bert.encoder.layer[0].attention.self
+    states = torch.zeros(1, 4, 5, 8)
+    forward = tr.AttentionInterface()["efficient"]
+    with pytest.raises(hea.UnsupportedBackendError, match="5 queries and 7 keys"):
+        forward(layer, states, torch.zeros(1, 4, 7, 8), torch.zeros(1, 4, 7, 8), None)
+
+
+def test_the_first_token_without_keys_is_named_once() -> None:
+    warn_once.cache_clear()
+    warn_of_keyless.cache_clear()
+    model = hea.sparsify(build("llama"), Dilated(left=4, right=-1, step=2) | GlobalTokens([1], reads_all=False))
+    with pytest.warns(UserWarning, match="the first at position 0"):
+        model(token_ids(1, 9))
+    # pytest turns a second warning into an error
+    model(token_ids(1, 9))
+
+
+def test_first_keyless_is_the_first() -> None:
+    for pattern in (Band(-1, 3), Band(2, -1), Band(3, 0), Dilated(6, -1, 3), ~Band(2, 2), Band(-1, -1)):
+        expected = next((q for q in range(12) if not any(pattern.allowed(q, k) for k in range(12))), None)
+        assert first_keyless(pattern, 0, 11, 12) == expected
+
+
+def test_patterns_that_change_with_the_length_are_refused_while_decoding() -> None:
+    model = hea.sparsify(build("llama"), GlobalTokens([-3]) | Band(2, 0))
+    with pytest.raises(hea.ConfigurationError, match="use_cache=False"):
+        model.generate(token_ids(1, 8), max_new_tokens=3, pad_token_id=0)
+    assert model.generate(token_ids(1, 8), max_new_tokens=3, pad_token_id=0, use_cache=False).shape == (1, 11)

@@ -1,0 +1,150 @@
+"""Real models of transformers on the attention implementation "efficient", against their own on sdpa."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention_models import CAUSAL, CONFIGS, PATTERN, SEQ2SEQS, SPARSE, build, inputs_of, matrix, outputs_of
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, Causal, Full, Pattern
+
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+SIDES = ("none", "left", "right")
+
+
+def sides_of(name: str) -> tuple[str, ...]:
+    return SIDES if name != "vit" else ("none",)
+
+
+CASES = [(name, side) for name in CONFIGS for side in sides_of(name)]
+SPARSE_CASES = [(name, side) for name in SPARSE for side in sides_of(name)]
+
+
+@pytest.mark.parametrize(("name", "side"), CASES)
+def test_without_pattern_it_is_the_models_own_attention(name: str, side: str) -> None:
+    model, inputs = build(name), inputs_of(name, side)
+    expected = outputs_of(model, inputs)
+    model.set_attn_implementation("efficient")
+    torch.testing.assert_close(outputs_of(model, inputs), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "side"), SPARSE_CASES)
+def test_full_or_causal_pattern_is_the_models_own_attention(name: str, side: str) -> None:
+    model, inputs = build(name), inputs_of(name, side)
+    expected = outputs_of(model, inputs)
+    for pattern in (Full(), Causal()) if name in CAUSAL else (Full(),):
+        hea.sparsify(model, pattern)
+        torch.testing.assert_close(outputs_of(model, inputs), expected, **TOLERANCE)
+
+
+def with_matrix(name: str, pattern: Pattern, inputs: dict[str, Tensor]) -> dict[str, Any]:
+    """Return inputs in which a matrix says what the pattern says."""
+    allowed: Any = matrix(pattern.causal() if name in CAUSAL else pattern, inputs["attention_mask"])
+    if name == "gemma3":
+        allowed = {"full_attention": allowed, "sliding_attention": matrix(Band(4, 0), inputs["attention_mask"])}
+    if name == "modernbert":
+        allowed = {"full_attention": allowed, "sliding_attention": matrix(Band(3, 3), inputs["attention_mask"])}
+    return {**inputs, "attention_mask": allowed}
+
+
+@pytest.mark.parametrize("backend", ["blocked", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "side"), [(name, side) for name, side in SPARSE_CASES if name not in ("vit", *SEQ2SEQS)]
+)
+def test_pattern_is_the_dense_mask_on_sdpa(name: str, side: str, backend: str) -> None:
+    model, inputs = build(name), inputs_of(name, side)
+    with torch.no_grad():
+        expected = model(**with_matrix(name, PATTERN, inputs)).logits[inputs["attention_mask"].bool()]
+    own = outputs_of(model, inputs)
+    hea.sparsify(model, PATTERN)
+    with hea.use_backend(backend):
+        actual = outputs_of(model, inputs)
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    assert (actual - own).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", SEQ2SEQS)
+def test_pattern_of_an_encoder_decoder_is_for_its_encoder(name: str, side: str) -> None:
+    model, inputs = build(name), inputs_of(name, side)
+    encoder, ids, mask = model.get_encoder(), inputs["input_ids"], inputs["attention_mask"]
+    with torch.no_grad():
+        expected = encoder(ids, attention_mask=matrix(PATTERN, mask)).last_hidden_state
+        logits = model(**{**inputs, "encoder_outputs": (expected,)}).logits
+        hea.sparsify(model, PATTERN)
+        actual = encoder(ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], **TOLERANCE)
+        torch.testing.assert_close(model(**inputs).logits, logits, **TOLERANCE)
+
+
+def test_pattern_of_the_decoder_of_an_encoder_decoder() -> None:
+    for name in SEQ2SEQS:
+        model, inputs = build(name), inputs_of(name, "right")
+        with torch.no_grad():
+            allowed = matrix(PATTERN.causal(), torch.ones_like(inputs["decoder_input_ids"]))
+            expected = model(**inputs, decoder_attention_mask=allowed).logits
+            hea.sparsify(model, {"decoder": PATTERN})
+            torch.testing.assert_close(model(**inputs).logits, expected, **TOLERANCE)
+
+
+def test_pattern_over_the_patches_of_a_picture() -> None:
+    model, inputs = build("vit"), inputs_of("vit", "none")
+    hea.sparsify(model, PATTERN)
+    with hea.use_backend("reference"):
+        expected = outputs_of(model, inputs)
+    with hea.use_backend("blocked"):
+        torch.testing.assert_close(outputs_of(model, inputs), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_saved_model_follows_its_pattern_again(name: str, tmp_path: Path) -> None:
+    model, inputs = hea.sparsify(build(name), PATTERN), inputs_of(name, "none")
+    expected = outputs_of(model, inputs)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert again.config._attn_implementation == "efficient"
+    torch.testing.assert_close(outputs_of(again, inputs), expected, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions")
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bert", "modernbert", "bart", "t5"])
+def test_output_attentions_are_those_of_eager(name: str) -> None:
+    model, inputs = build(name), inputs_of(name, "right")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**inputs, output_attentions=True)
+        model.set_attn_implementation("efficient")
+        actual = model(**inputs, output_attentions=True)
+    fields = ["encoder_attentions", "decoder_attentions", "cross_attentions"] if name in SEQ2SEQS else ["attentions"]
+    for field in fields:
+        assert len(expected[field]) == 2
+        for ours, theirs in zip(actual[field], expected[field], strict=True):
+            # queries that are padding are not computed
+            is_decoder = field in ("decoder_attentions", "cross_attentions")
+            rows = 1 if is_decoder else inputs["attention_mask"][:, None, :, None]
+            torch.testing.assert_close(ours * rows, theirs * rows, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions")
+def test_output_attentions_show_the_pattern() -> None:
+    model, inputs = hea.sparsify(build("bert"), PATTERN), inputs_of("bert", "none")
+    with torch.no_grad():
+        weights = model(**inputs, output_attentions=True).attentions
+    allowed = matrix(PATTERN, inputs["attention_mask"]).expand(2, 4, -1, -1)
+    for layer in weights:
+        assert torch.equal(layer > 0, allowed)
+        torch.testing.assert_close(layer.sum(-1), torch.ones(2, 4, 14))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bert", "t5"])
+def test_compiles_without_breaks(name: str) -> None:
+    torch._dynamo.reset()
+    model = build(name)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for pattern in (PATTERN, Band(1, 1)):
+        hea.sparsify(model, pattern)
+        inputs = inputs_of(name, "left", tokens=150)
+        torch.testing.assert_close(outputs_of(compiled, inputs), outputs_of(model, inputs), **TOLERANCE)

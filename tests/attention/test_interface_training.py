@@ -1,0 +1,84 @@
+"""Training on "efficient": Trainer, gradient checkpointing, LoRA."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from attention_models import PATTERN, SPARSE, build, inputs_of, token_ids
+from peft import LoraConfig, get_peft_model
+
+import hf_efficient_attn as hea
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_gradients_are_those_of_the_reference_with_and_without_checkpointing(name: str) -> None:
+    gradients = []
+    for backend, checkpointing in (("reference", False), ("blocked", False), ("blocked", True)):
+        model = hea.sparsify(build(name), PATTERN).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        for config in {
+            id(module.config): module.config for module in model.modules() if hasattr(module, "config")
+        }.values():
+            for field in ("attention_probs_dropout_prob", "attention_dropout", "dropout", "attn_pdrop", "dropout_rate"):
+                if hasattr(config, field):
+                    setattr(config, field, 0.0)
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
+        with hea.use_backend(backend):
+            model(**inputs_of(name, "right")).logits.square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    for expected, plain, checkpointed in zip(*gradients, strict=True):
+        scale = expected.abs().max().clamp(min=1e-3)
+        assert ((plain - expected).abs() / scale).max() < 1e-3
+        torch.testing.assert_close(checkpointed, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_trainer_trains_and_saves_a_sparse_model(tmp_path: Path) -> None:
+    model = hea.sparsify(build("llama"), PATTERN)
+    before = model.model.layers[1].self_attn.q_proj.weight.clone()
+    rows = [{"input_ids": ids, "labels": ids} for ids in token_ids(8, 12)]
+    arguments = tr.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = tr.Trainer(model=model, args=arguments, train_dataset=rows)
+    assert torch.isfinite(torch.tensor(trainer.train().training_loss))
+    assert not torch.equal(before, model.model.layers[1].self_attn.q_proj.weight)
+    trainer.save_model(str(tmp_path / "saved"))
+    again = tr.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.config.attention_pattern == PATTERN.to_dict()
+
+
+# peft asks models for an attribute that transformers has renamed
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_learn_under_a_pattern() -> None:
+    model: Any = hea.sparsify(build("llama"), PATTERN)
+    ids = token_ids(2, 12)
+    with torch.no_grad():
+        expected = model(ids).logits
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(ids).logits, expected)
+    adapted(ids, labels=ids).loss.backward()
+    learned = [name for name, parameter in adapted.named_parameters() if parameter.grad is not None]
+    assert len(learned) == 8
+    assert all("lora_" in name for name in learned)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_finite(dtype: torch.dtype) -> None:
+    for name in ("llama", "bert"):
+        model = hea.sparsify(build(name), PATTERN).to(dtype).train()
+        logits = model(**inputs_of(name, "left")).logits
+        logits.float().square().mean().backward()
+        assert torch.isfinite(logits).all()

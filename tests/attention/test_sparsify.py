@@ -1,0 +1,139 @@
+"""`sparsify`: records, checks, restores, and keeps a model from computing without its pattern."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from attention_models import CONFIGS, PATTERN, build, inputs_of, outputs_of, token_ids
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, Full
+
+
+def test_the_pattern_is_recorded_and_the_model_returned() -> None:
+    model = build("llama")
+    assert hea.sparsify(model, PATTERN) is model
+    assert model.config.attention_pattern == PATTERN.to_dict()
+    assert model.config._attn_implementation == "efficient"
+    # each part of the model can be asked for what it computes
+    assert model.model.config.attention_pattern == PATTERN.to_dict()
+
+
+def test_another_pattern_replaces_the_first_and_none_restores() -> None:
+    model, inputs = build("llama"), inputs_of("llama", "left")
+    before, own = model.config.to_dict(), outputs_of(model, inputs)
+    first = outputs_of(hea.sparsify(model, Band(1, 0)), inputs)
+    second = outputs_of(hea.sparsify(model, PATTERN), inputs)
+    assert not torch.allclose(first, second, atol=1e-2)
+    assert torch.equal(outputs_of(hea.sparsify(model, Band(1, 0)), inputs), first)
+    hea.sparsify(model, None)
+    assert model.config._attn_implementation == "sdpa"
+    assert model.config.to_dict() == before
+    assert torch.equal(outputs_of(model, inputs), own)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_none_restores_the_implementation(implementation: str) -> None:
+    model = build("bert", attn_implementation=implementation)
+    hea.sparsify(hea.sparsify(hea.sparsify(model, PATTERN), Full()), None)
+    assert model.config._attn_implementation == implementation
+    # nothing to restore
+    assert hea.sparsify(model, None).config._attn_implementation == implementation
+    config = CONFIGS["bert"]()
+    config._attn_implementation = implementation
+    assert hea.sparsify(hea.sparsify(config, PATTERN), None)._attn_implementation == implementation
+
+
+def test_a_config_makes_sparse_models() -> None:
+    config = hea.sparsify(CONFIGS["llama"](), PATTERN)
+    model = tr.AutoModelForCausalLM.from_config(config).eval()
+    assert model.config._attn_implementation == "efficient"
+    expected = outputs_of(model, inputs_of("llama", "none"))
+    hea.sparsify(model, None)
+    assert not torch.allclose(outputs_of(model, inputs_of("llama", "none")), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "gemma3", "bart"])
+def test_saved_twice_it_is_still_sparse(name: str, tmp_path: Path) -> None:
+    model = hea.sparsify(build(name), PATTERN)
+    for _ in range(3):
+        model.save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())["attention_pattern"]
+        model = type(model).from_pretrained(tmp_path)
+        assert model.config._attn_implementation == "efficient"
+        outputs_of(model, inputs_of(name, "none"))
+
+
+def test_patterns_differ_from_layer_to_layer() -> None:
+    model, inputs = build("llama"), inputs_of("llama", "none")
+    own = outputs_of(model, inputs)
+    mixed = outputs_of(hea.sparsify(model, [None, Band(2, 0)]), inputs)
+    tiled = {"tile": "AB", "patterns": {"A": None, "B": Band(2, 0)}}
+    assert torch.equal(outputs_of(hea.sparsify(model, tiled), inputs), mixed)
+    assert torch.allclose(outputs_of(hea.sparsify(model, [None, None]), inputs), own, atol=1e-5)
+    assert not torch.allclose(mixed, own, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "message"),
+    [
+        ("llama", {"kind": "bnad", "left": 1, "right": 0}, "Did you mean 'band'"),
+        ("llama", {"kind": "band", "left": -7, "right": 0}, "left is -7"),
+        ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
+        ("llama", 7, "not 7"),
+        ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
+        ("mistral_sliding", Band(2, 0), "sliding_window to None"),
+        ("gemma3", [Band(2, 0), Band(2, 0)], "Give None for this layer"),
+    ],
+)
+def test_bad_patterns_are_refused_before_anything_changes(name: str, pattern: Any, message: str) -> None:
+    model = build(name)
+    before = model.config.to_dict()
+    with pytest.raises(hea.ConfigurationError, match=message):
+        hea.sparsify(model, pattern)
+    assert model.config.to_dict() == before
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_models_without_the_interface_are_refused() -> None:
+    config = tr.LongformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=61)
+    with pytest.raises(hea.UnsupportedBackendError, match="LongformerModel does not use the attention interface"):
+        hea.sparsify(tr.LongformerModel(config), PATTERN)
+    with pytest.raises(hea.ConfigurationError, match="not Linear"):
+        hea.sparsify(torch.nn.Linear(2, 2), PATTERN)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "vllm", "sglang"])
+def test_another_implementation_is_refused(implementation: str) -> None:
+    model = hea.sparsify(build("llama"), PATTERN)
+    model.config._attn_implementation = implementation
+    for part in (model, model.model):
+        with pytest.raises(hea.UnsupportedBackendError, match=f"attn_implementation is '{implementation}'"):
+            part(token_ids(1, 4))
+    model.set_attn_implementation("efficient")
+    model(token_ids(1, 4))
+
+
+def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    model = hea.sparsify(build("llama"), PATTERN)
+    assert model._supports_context_parallel is False
+    monkeypatch.setattr(_attention, "_replaced_functions", {"scaled_dot_product_attention": None})
+    with pytest.raises(hea.UnsupportedBackendError, match="Context parallelism"):
+        model(token_ids(1, 4))
+
+
+def test_of_a_composite_model_the_text_part_is_sparse() -> None:
+    vision = tr.SiglipVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=4
+    )
+    config = tr.Gemma3Config(text_config=CONFIGS["gemma3"]().to_dict(), vision_config=vision, mm_tokens_per_image=4)
+    model = hea.sparsify(tr.Gemma3ForConditionalGeneration(config).eval(), PATTERN)
+    assert model.config.text_config.attention_pattern == PATTERN.to_dict()
+    assert getattr(model.config.vision_config, "attention_pattern", None) is None
+    text = outputs_of(model, {"input_ids": token_ids(1, 12)})
+    assert torch.isfinite(text).all()
