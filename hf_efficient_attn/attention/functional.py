@@ -95,17 +95,16 @@ def attention(
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise an error if q, k and v cannot belong together."""
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise InputError(f"{shapes}: all three must have four dimensions, [batch, heads, tokens, head_dim].")
+        raise wrong_shapes(q, k, v, "all three must have four dimensions, [batch, heads, tokens, head_dim].")
     if not (q.shape[0] == k.shape[0] == v.shape[0]):
-        raise InputError(f"{shapes}: the batch sizes (first dimension) must be equal.")
+        raise wrong_shapes(q, k, v, "the batch sizes (first dimension) must be equal.")
     if k.shape[1:3] != v.shape[1:3]:
-        raise InputError(f"{shapes}: k and v must have the same heads and tokens (second and third dimension).")
+        raise wrong_shapes(q, k, v, "k and v must have the same heads and tokens (second and third dimension).")
     if q.shape[3] != k.shape[3]:
-        raise InputError(f"{shapes}: q and k must have the same head_dim (last dimension).")
+        raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
     if q.shape[1] % k.shape[1]:
-        raise InputError(f"{shapes}: the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
+        raise wrong_shapes(q, k, v, f"the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal.")
     if not q.dtype.is_floating_point:
@@ -117,6 +116,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             "torch.func transforms (grad, vmap, jvp, ...) are not supported. Use torch.autograd for gradients, and the "
             "batch dimension for vmap."
         )
+
+
+def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
+    """Return the error that says what is wrong with the shapes of q, k and v."""
+    return InputError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: {problem}")
 
 
 def check_terms(terms: Sequence[Term], q: Tensor) -> None:

@@ -18,6 +18,7 @@ BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, f
 # key for a block of queries, which is what a single query mostly waits for
 SCORES_PER_RUN = 40_000
 SCORES_PER_KEY = 8
+SCORES_PER_MASKED_SCORE = 1.1
 # below so many scores per head nothing is worth looking at
 FEW_SCORES = 1 << 14
 ESTIMATE_BLOCK_TOKENS = 32
@@ -104,7 +105,8 @@ def is_dense_faster(request: Request) -> bool:
 def dense_cost(request: Request) -> float:
     """Return the estimated time of dense attention for one example, in scores."""
     layout = request.layout
-    return layout.num_heads * layout.num_keys * (layout.num_queries + SCORES_PER_KEY)
+    per_score = 1.0 if sdpa.maskless(layout) is not None else SCORES_PER_MASKED_SCORE
+    return layout.num_heads * layout.num_keys * (per_score * layout.num_queries + SCORES_PER_KEY)
 
 
 def blocked_cost(request: Request) -> float:

@@ -23,7 +23,7 @@ MAX_BLOCK_TOKENS = 512
 MAX_MERGED_PAIRS = 1 << 22
 # reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
 DENSE_HULL = 0.8
-# at the ends of the sequence so many blocks are computed as one: scores in vain, but fewer masks and calls
+# near the ends of the sequence so many blocks are computed as one: some scores in vain, but fewer masks and calls
 EDGE_BLOCKS = 4
 MAX_GRANULE = 128
 
@@ -86,7 +86,8 @@ class PartCompiler:
         """Return the runs that hold all pairs of the job."""
         first, last = self.inner_blocks()
         if first == last:
-            return tuple(self.runs_of(self.rows(0, self.num_queries, self.block_tokens)))
+            tokens = self.block_tokens * (EDGE_BLOCKS if self.is_invariant else 1)
+            return tuple(self.runs_of(self.rows(0, self.num_queries, tokens)))
         start, stop = first * self.block_tokens, last * self.block_tokens
         inner = self.run([self.row(start, self.block_tokens)], last - first, self.block_tokens)
         edges = (self.rows(*ends, EDGE_BLOCKS * self.block_tokens) for ends in ((0, start), (stop, self.num_queries)))
