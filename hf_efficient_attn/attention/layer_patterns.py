@@ -127,10 +127,7 @@ def module_patterns(module: nn.Module) -> tuple[Pattern | None, ...] | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def read_patterns(module: nn.Module) -> bool:
-    """Keep the patterns of the config with the module: reading JSON in every call would cost as much as short attention.
-
-    Returns True, always.
-    """
+    """Keep the config's patterns with the module, as reading JSON costs as much as a short attention; return True."""
     config: Any = module.config
     part = DECODER if getattr(module, "is_decoder", False) else ENCODER
     spec = getattr(config, FIELD)

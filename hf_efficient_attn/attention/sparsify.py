@@ -54,12 +54,14 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
             "replaced. The README lists models that do."
         )
     spec = _record(model.config, pattern)
-    text_config_class = type(model.config.get_text_config())
+    text_config = model.config.get_text_config()
+    copies = []
     for module in model.modules():
         # encoder-decoders such as T5 copy their config for each part
         config: Any = getattr(module, "config", None)
-        if type(config) is text_config_class:
+        if type(config) is type(text_config):
             _write(config, spec)
+            copies.append(config)
         # a compiled model notices, and is compiled again
         module.__dict__.pop(KNOWN, None)
         if isinstance(module, PreTrainedModel) and refuse_other_attention not in module._forward_pre_hooks.values():
@@ -67,6 +69,8 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     # older versions of transformers have no such flag, and refuse every attention but sdpa
     model._supports_context_parallel = pattern is None and getattr(type(model), "_supports_context_parallel", False)
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
+    for config in copies:
+        config._attn_implementation = text_config._attn_implementation
 
 
 def _record(config: PreTrainedConfig, pattern: Any) -> Any:

@@ -25,10 +25,10 @@ SPARSE_CASES = [(name, side) for name in SPARSE for side in sides_of(name)]
 
 @pytest.mark.parametrize(("name", "side"), CASES)
 def test_without_pattern_it_is_the_models_own_attention(name: str, side: str) -> None:
-    model, inputs = build(name), inputs_of(name, side)
-    expected = outputs_of(model, inputs)
-    model.set_attn_implementation("efficient")
-    torch.testing.assert_close(outputs_of(model, inputs), expected, **TOLERANCE)
+    inputs = inputs_of(name, side)
+    expected = outputs_of(build(name), inputs)
+    actual = outputs_of(build(name, attn_implementation="efficient"), inputs)
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize(("name", "side"), SPARSE_CASES)
@@ -112,12 +112,10 @@ def test_saved_model_follows_its_pattern_again(name: str, tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore:output_attentions")
 @pytest.mark.parametrize("name", ["llama", "gemma3", "bert", "modernbert", "bart", "t5"])
 def test_output_attentions_are_those_of_eager(name: str) -> None:
-    model, inputs = build(name), inputs_of(name, "right")
-    model.set_attn_implementation("eager")
+    inputs = inputs_of(name, "right")
     with torch.no_grad():
-        expected = model(**inputs, output_attentions=True)
-        model.set_attn_implementation("efficient")
-        actual = model(**inputs, output_attentions=True)
+        expected = build(name, attn_implementation="eager")(**inputs, output_attentions=True)
+        actual = build(name, attn_implementation="efficient")(**inputs, output_attentions=True)
     fields = ["encoder_attentions", "decoder_attentions", "cross_attentions"] if name in SEQ2SEQS else ["attentions"]
     for field in fields:
         assert len(expected[field]) == 2

@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers as tr
 from attention_models import PATTERN, SPARSE, build, inputs_of, token_ids
-from peft import LoraConfig, get_peft_model
 
 import hf_efficient_attn as hea
 
@@ -62,11 +61,12 @@ def test_trainer_trains_and_saves_a_sparse_model(tmp_path: Path) -> None:
 # peft asks models for an attribute that transformers has renamed
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_learn_under_a_pattern() -> None:
+    peft = pytest.importorskip("peft")
     model: Any = hea.sparsify(build("llama"), PATTERN)
     ids = token_ids(2, 12)
     with torch.no_grad():
         expected = model(ids).logits
-    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
     with torch.no_grad():
         torch.testing.assert_close(adapted(ids).logits, expected)
     adapted(ids, labels=ids).loss.backward()
