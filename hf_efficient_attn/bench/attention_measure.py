@@ -23,9 +23,9 @@ from hf_efficient_attn.bench.attention_cases import (
     pattern_of,
     repeated,
 )
-from hf_efficient_attn.bench.attention_peers import Problem, build_peer, peers_of
+from hf_efficient_attn.bench.attention_peers import PEERS, Problem, build_peer, peers_of
 from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_interleaved, time_once
-from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError, UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import block_table
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
@@ -88,11 +88,12 @@ def build(row: Row, inputs: list[Tensor], settings: dict[str, Any]) -> Call | st
     tokens, contestant = row["tokens"], row["contestant"]
     if contestant == DENSE:
         limit = settings["dense_limit"]
-        return dense_call(inputs) if tokens <= limit else f"dense attention is measured up to {limit:,} tokens."
+        return dense_call(inputs) if tokens <= limit else f"measured up to {limit:,} tokens."
     if contestant in settings["backends"]:
         return own_call(pattern_of(row["pattern"], tokens), inputs, contestant)
-    if tokens > settings["peer_limit"]:
-        return f"peers are measured up to {settings['peer_limit']:,} tokens."
+    first, last = PEERS[contestant].from_tokens, settings["peer_limit"]
+    if not first <= tokens <= last:
+        return f"measured from {first:,} to {last:,} tokens."
     return build_peer(contestant, Problem(row["pattern"], inputs))
 
 
@@ -151,8 +152,9 @@ def attempt(row: Row, measure: str, case: Case, failures: Failures, device: torc
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of an error, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of an error, with its name unless it is a sentence of ours."""
+    text = (str(error).strip() or "no message").splitlines()[0]
+    return text if isinstance(error, EfficientAttentionError) else f"{type(error).__name__}: {text}"
 
 
 def time_within(

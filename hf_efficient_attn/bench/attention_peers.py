@@ -69,7 +69,8 @@ def masked(problem: Problem) -> Call:
 def transformers_flex(problem: Problem, is_mask_timed: bool = True) -> Call:
     """transformers' flex path, its mask made in every call, as every forward pass of a model makes it once.
 
-    Its masks know no heads: a pattern that differs by head is that of the first one.
+    Its masks know no heads: a pattern that differs by head is that of the first one. On a CPU every length is compiled
+    by itself, since torch 2.13 cannot compile all of these masks for any length there.
     """
     q = problem.inputs[0]
     pattern = problem.layout.head_groups()[0][2]
@@ -77,6 +78,7 @@ def transformers_flex(problem: Problem, is_mask_timed: bool = True) -> Call:
     pattern.allowed(0, 0)
     pattern = pattern.with_tables(lambda column: torch.tensor(column, device=q.device))
     module = nn.Module().eval()
+    is_cpu = q.device.type == "cpu"
 
     def allowed(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return pattern.allowed(query, key)  # type: ignore[no-any-return]
@@ -85,14 +87,16 @@ def transformers_flex(problem: Problem, is_mask_timed: bool = True) -> Call:
         size = (len(q), problem.tokens, problem.tokens)
         return flex_attention_mask(*size, mask_function=allowed, device=q.device)
 
-    made = None if is_mask_timed else make_mask()
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=not is_cpu):
+        made = None if is_mask_timed else make_mask()
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = make_mask() if made is None else made
-        return flex_attention_forward(module, q, k, v, mask, scaling=q.shape[3] ** -0.5)[0]  # type: ignore[no-any-return]
+        with torch._dynamo.config.patch(automatic_dynamic_shapes=not is_cpu):
+            mask = make_mask() if made is None else made
+            return flex_attention_forward(module, q, k, v, mask, scaling=q.shape[3] ** -0.5)[0]  # type: ignore[no-any-return]
 
     # after one failed backward pass torch runs the same function unfused, without a word
-    no_backward = "flex has no backward pass on cpu." if q.device.type == "cpu" else None
+    no_backward = "flex has no backward pass on cpu." if is_cpu else None
     return Call(forward, problem.inputs, no_backward)
 
 
@@ -217,18 +221,21 @@ class Peer:
         patterns: the presets it can compute; empty: every pattern.
         package: what must be installed.
         needs_cuda: it computes on CUDA devices only.
+        from_tokens: the shortest length at which it is measured.
     """
 
     build: Callable[[Problem], Call | str]
     patterns: tuple[str, ...] = ()
     package: str = "torch"
     needs_cuda: bool = False
+    from_tokens: int = 1
 
 
 PEERS = {
     "masked": Peer(masked),
-    "transformers_flex": Peer(transformers_flex),
-    "transformers_flex_kernel": Peer(transformers_flex_kernel),
+    # each of its lengths is compiled for seconds
+    "transformers_flex": Peer(transformers_flex, from_tokens=2048),
+    "transformers_flex_kernel": Peer(transformers_flex_kernel, from_tokens=2048),
     "longformer_layer": Peer(longformer_layer, ("longformer",)),
     "bigbird_layer": Peer(bigbird_layer, ("bigbird",)),
     "local_attention": Peer(local_attention, ("band", "causal_band"), "local_attention"),

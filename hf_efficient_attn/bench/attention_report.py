@@ -128,14 +128,14 @@ def _reasons(rows: list[Row]) -> str:
 def _legend(settings: dict[str, Any]) -> str:
     return (
         "Useful-pair efficiency: allowed pairs per second over the pairs per second of torch's SDPA without a mask, in "
-        "the same round. Medians of interleaved rounds, at least 2, at most "
-        f"{settings['repeats']}. *: extrapolated from the longest measured length by the number of pairs, and so are "
-        "the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
-        "dense from: at this length and all longer ones. Layout: choosing a "
-        "backend and building what it needs of the pattern with empty caches, at the longest length; once per length. "
-        "Decoding: one query, the cache one token longer every step, layouts built in every step. `masked`: SDPA with "
-        "the pattern as a mask. `transformers_flex`: with the mask made in every call; `_kernel`: beforehand; of "
-        "patterns that differ by head, the first head's. In-tree layers: without projections."
+        f"the same round. Medians of up to {settings['repeats']} interleaved rounds, as many as fit into "
+        f"{settings['max_seconds']:g} seconds a length. *: extrapolated from the longest measured length by the number of "
+        "pairs, and so are the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
+        "dense from: at this length and all longer ones. Layout: choosing a backend and building what it needs of the "
+        "pattern with empty caches, at the longest length; once per length. Decoding: one query, the cache one token "
+        "longer every step, layouts built in every step. `masked`: SDPA with the pattern as a mask made beforehand. "
+        "`transformers_flex`: its mask made in every call; `_kernel`: beforehand; of patterns that differ by head, the "
+        "first head's. In-tree layers: without projections."
     )
 
 

@@ -86,7 +86,7 @@ def test_tables_and_picture(output: Path) -> None:
     for title in ("Useful-pair efficiency, forward", "Growth, crossover, layout", "Milliseconds per decoding step"):
         assert f"## {title}" in markdown
     assert "| band(4, 4), auto " in markdown
-    assert "- masked, forward and forward + backward: peers are measured up to 32 tokens." in markdown
+    assert "- masked, forward and forward + backward: measured from 1 to 32 tokens." in markdown
     assert "Peak MiB" not in markdown
     assert (output / "attention.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
