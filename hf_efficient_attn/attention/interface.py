@@ -22,7 +22,13 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 # parts of the score that no pattern has, by the argument that brings them
-UNSUPPORTED = {"softcap": "caps its scores (softcap)", "s_aux": "has attention sinks (s_aux)"}
+UNSUPPORTED = {
+    "softcap": "caps its scores (softcap)",
+    "s_aux": "has attention sinks (s_aux)",
+    "sinks": "has attention sinks (sinks)",
+    "indices": "chooses its keys by content (indices)",
+    "block_indices": "chooses its keys by content (block_indices)",
+}
 CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -68,7 +74,8 @@ def efficient_attention_forward(
         columns = read_columns(attention_mask, followed, query, key)
     bias = kwargs.get("position_bias")
     need_weights = bool(kwargs.get("output_attentions"))
-    if followed.is_cross or matrix is not None or bias is not None or need_weights:
+    reads_all = followed.reads_all and columns.segment_ids is None
+    if reads_all or matrix is not None or bias is not None or need_weights:
         if need_weights:
             warn_of_weights()
         added = added_scores(matrix, bias, query, key)
@@ -166,7 +173,7 @@ def pairs_of(
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
     allowed = None
-    if followed.is_cross:
+    if followed.reads_all and columns.segment_ids is None:
         allowed = None if columns.key_mask is None else columns.key_mask[:, None, None]
     elif matrix is None or not followed.is_own:
         offset = num_keys - num_queries if columns.query_offset is None else int(columns.query_offset)

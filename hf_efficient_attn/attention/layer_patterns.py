@@ -37,13 +37,14 @@ class LayerPattern:
         pattern: causal for a causal layer.
         layer: index of the layer, which random patterns depend on.
         is_own: the layer's own attention, not a pattern of the config.
-        is_cross: the queries stand in another sequence than the keys.
+        reads_all: every query reads every token: full attention of the layer's own, or cross-attention, whose queries
+            and keys stand in different sequences.
     """
 
     pattern: Pattern
     layer: int = 0
     is_own: bool = True
-    is_cross: bool = False
+    reads_all: bool = False
 
 
 def layer_pattern(module: nn.Module, options: Mapping[str, Any]) -> LayerPattern:
@@ -59,13 +60,12 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any]) -> LayerPattern
     is_causal = options.get("is_causal")
     is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if is_cross_attention(module, is_causal):
-        return LayerPattern(Full(), is_cross=True)
-    window = options.get("sliding_window") or getattr(module, "sliding_window", None)
+        return LayerPattern(Full(), reads_all=True)
     layer = getattr(module, "layer_idx", None)
-    check_window_is_known(module, layer, window)
+    window = own_window(module, layer, options)
     patterns = module_patterns(module)
     if patterns is None:
-        return LayerPattern(own_pattern(is_causal, window))
+        return own_pattern(is_causal, window)
     if layer is None and len(set(patterns)) > 1:
         raise ConfigurationError(
             f"attention_pattern differs from layer to layer, but {type(module).__name__} does not know which layer it "
@@ -74,7 +74,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any]) -> LayerPattern
     layer = layer or 0
     pattern = patterns[layer] if layer < len(patterns) else None
     if pattern is None:
-        return LayerPattern(own_pattern(is_causal, window))
+        return own_pattern(is_causal, window)
     return LayerPattern(pattern.causal() if is_causal else pattern, layer, is_own=False)
 
 
@@ -87,20 +87,27 @@ def is_cross_attention(module: nn.Module, is_causal: bool) -> bool:
     )
 
 
-def own_pattern(is_causal: bool, window: int | None) -> Pattern:
-    """Return the pattern of a layer without `attention_pattern`; `window`: tokens before the query, itself included."""
-    if window is None:
-        return Causal() if is_causal else Full()
-    return Band(window - 1, 0 if is_causal else window - 1)
+def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:
+    """Return what a layer computes by itself; `window`: how many tokens it reads up to the query, that one included."""
+    if window is not None:
+        return LayerPattern(Band(window - 1, 0 if is_causal else window - 1))
+    return LayerPattern(Causal()) if is_causal else LayerPattern(Full(), reads_all=True)
 
 
-def check_window_is_known(module: nn.Module, layer: int | None, window: int | None) -> None:
-    """Raise UnsupportedBackendError if the config says that a layer is sliding and the model does not say how far."""
-    if window is None and local_kind(module.config, layer) == "sliding_attention":
+def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a sliding layer reads up to the query, that one included; None: the layer is not sliding.
+
+    Raises:
+        UnsupportedBackendError: the config says that the layer is sliding, and the model does not say how far.
+    """
+    is_sliding = local_kind(module.config, layer) == "sliding_attention"
+    window = options.get("sliding_window", getattr(module, "sliding_window", None) if is_sliding else None)
+    if window is None and is_sliding:
         raise UnsupportedBackendError(
             f"{type(module).__name__}, layer {layer}, has sliding attention but does not tell the attention function "
             'how far it reads. attn_implementation="efficient" cannot compute this model; use "sdpa".'
         )
+    return window
 
 
 def local_kind(config: Any, layer: int | None) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as tr
 from attention_models import DECODER, PATTERN, SLIDING, build, inputs_of, outputs_of, padding, token_ids
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import first_keyless, warn_of_keyless, warn_once
@@ -141,6 +141,21 @@ def test_prefixes_of_an_encoder_are_refused() -> None:
     forward = tr.AttentionInterface()["efficient"]
     with pytest.raises(hea.UnsupportedBackendError, match="5 queries and 7 keys"):
         forward(layer, states, torch.zeros(1, 4, 7, 8), torch.zeros(1, 4, 7, 8), None)
+
+
+@pytest.mark.parametrize("num_queries", [5, 7, 9])
+def test_cross_attention_reads_every_token(num_queries: int) -> None:
+    """Also where nothing but the shapes tells that it is cross-attention, and the padding is that of the keys."""
+    layer = build("bert").bert.encoder.layer[0].attention.self
+    query, key, value = (torch.randn(2, 4, tokens, 8) for tokens in (num_queries, 7, 7))
+    config = layer.config
+    config._attn_implementation = "efficient"
+    mask = padding(token_ids(2, 7), "right")
+    states = {"inputs_embeds": torch.zeros(2, num_queries, 32), "encoder_hidden_states": torch.zeros(2, 7, 32)}
+    table = create_bidirectional_mask(config, attention_mask=mask, **states)
+    out, _ = tr.AttentionInterface()["efficient"](layer, query, key, value, table)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask.bool()[:, None, None])
+    torch.testing.assert_close(out.transpose(1, 2), expected, **TOLERANCE)
 
 
 def test_the_first_token_without_keys_is_named_once() -> None:
