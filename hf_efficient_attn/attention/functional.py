@@ -70,6 +70,8 @@ def attention(
     query_start = query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None
     if query_offset is None or query_start is not None:
         query_offset = k.shape[2] - q.shape[2]
+    # layers that are alike share what is compiled from their layout
+    layer = layer if pattern.is_random else 0
     layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer)
     request = Request(
         layout=layout,

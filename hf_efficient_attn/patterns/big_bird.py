@@ -82,6 +82,10 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
     def depends_on_length(self) -> bool:
         return True
 
+    @property
+    def is_random(self) -> bool:
+        return True
+
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         # the layer is part of the seed, so that layers need no place in the cache of their own
         heads = _draw(replace(self, seed=self.seed + layer), -(-num_keys // self.block_tokens), num_heads)

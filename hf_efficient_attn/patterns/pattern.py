@@ -106,6 +106,11 @@ class Pattern:
         """Whether `resolve` gives another relation for another number of keys."""
         return any(part.depends_on_length for part in self.parts)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether `resolve` gives another relation for another layer or head."""
+        return any(part.is_random for part in self.parts)
+
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> "Pattern":
         """Return the pattern for this length, layer and head: random blocks drawn, positions counted from the start.
 

@@ -61,6 +61,10 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         return not self.is_causal
 
     @property
+    def is_random(self) -> bool:
+        return True
+
+    @property
     def max_tokens_ahead(self) -> int | None:
         return -1 if self.is_causal else None
 

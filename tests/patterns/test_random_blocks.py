@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns import Band, Blocks, GlobalTokens, Pattern, RandomBlocks
+from hf_efficient_attn.patterns import Band, Blocks, Full, GlobalTokens, Pattern, RandomBlocks, bigbird
 
 
 def drawn_rows(pattern: Pattern, num_keys: int, layer: int = 0, head: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -68,3 +68,9 @@ def test_draws_are_even() -> None:
 def test_bad_values(make: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_only_random_patterns_differ_by_layer() -> None:
+    assert (Band(1, 1) | RandomBlocks(1, 4)).causal().is_random
+    assert bigbird(plan="authors").is_random
+    assert not (Band(1, 1) | Full()).is_random
