@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
 from hf_efficient_attn.bench.attention_summary import PASSES, Row, by_contestant, crossover, curve, growth
 from hf_efficient_attn.bench.report import machine_line, markdown_table
 from hf_efficient_attn.pictures import new_figure
@@ -126,11 +127,12 @@ def _reasons(rows: list[Row]) -> str:
 
 
 def _legend(settings: dict[str, Any]) -> str:
+    seconds = f"{settings['max_seconds']:g} seconds a length"
+    rounds = f"up to {settings['repeats']} interleaved rounds, as many as fit into {seconds}, at least {LEAST_ROUNDS}"
     return (
         "Useful-pair efficiency: allowed pairs per second over the pairs per second of torch's SDPA without a mask, in "
-        f"the same round. Medians of up to {settings['repeats']} interleaved rounds, as many as fit into "
-        f"{settings['max_seconds']:g} seconds a length. *: extrapolated from the longest measured length by the number of "
-        "pairs, and so are the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
+        f"the same round. Medians of {rounds}. *: extrapolated from the longest measured length by its pairs, "
+        "and so are the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
         "dense from: at this length and all longer ones. Layout: choosing a backend and building what it needs of the "
         "pattern with empty caches, at the longest length; once per length. Decoding: one query, the cache one token "
         "longer every step, layouts built in every step. `masked`: SDPA with the pattern as a mask made beforehand. "
