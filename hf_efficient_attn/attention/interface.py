@@ -137,7 +137,7 @@ def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key:
             f"A pattern of kind {pattern.kind!r} is drawn anew for every length, so decoding with a cache would not "
             "equal the computation without one. Generate with use_cache=False."
         )
-    elif not pattern.is_causal:
+    elif not followed.is_causal:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "
             "attention_pattern is not defined for such calls (prefix tuning of an encoder, cross-attention of an "

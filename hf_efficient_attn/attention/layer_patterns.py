@@ -17,8 +17,8 @@ NAME = "efficient"
 # the config's fields: the pattern; the implementation, which transformers reads from config.json but never writes
 FIELD = "attention_pattern"
 SAVED_IMPLEMENTATION = "attn_implementation"
-# where a module keeps its patterns
-KNOWN = "_layer_patterns"
+# where a module keeps its pattern
+KNOWN = "_attention_pattern"
 ENCODER, DECODER = "encoder", "decoder"
 PARTS = {ENCODER, DECODER}
 FULL_ATTENTION = "full_attention"
@@ -37,6 +37,7 @@ class LayerPattern:
         pattern: causal for a causal layer.
         layer: index of the layer, which random patterns depend on.
         is_own: the layer's own attention, not a pattern of the config.
+        is_causal: the config's pattern is in its causal form.
         reads_all: every query reads every token: full attention of the layer's own, or cross-attention, whose queries
             and keys stand in different sequences.
     """
@@ -44,6 +45,7 @@ class LayerPattern:
     pattern: Pattern
     layer: int = 0
     is_own: bool = True
+    is_causal: bool = False
     reads_all: bool = False
 
 
@@ -63,19 +65,10 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any]) -> LayerPattern
         return LayerPattern(Full(), reads_all=True)
     layer = getattr(module, "layer_idx", None)
     window = own_window(module, layer, options)
-    patterns = module_patterns(module)
-    if patterns is None:
-        return own_pattern(is_causal, window)
-    if layer is None and len(set(patterns)) > 1:
-        raise ConfigurationError(
-            f"attention_pattern differs from layer to layer, but {type(module).__name__} does not know which layer it "
-            "is (no layer_idx). Give one pattern for all layers."
-        )
-    layer = layer or 0
-    pattern = patterns[layer] if layer < len(patterns) else None
+    pattern = module_pattern(module, is_causal)
     if pattern is None:
         return own_pattern(is_causal, window)
-    return LayerPattern(pattern.causal() if is_causal else pattern, layer, is_own=False)
+    return LayerPattern(pattern, layer or 0, is_own=False, is_causal=is_causal)
 
 
 def is_cross_attention(module: nn.Module, is_causal: bool) -> bool:
@@ -120,25 +113,36 @@ def local_kind(config: Any, layer: int | None) -> str | None:
     return str(kinds[layer])
 
 
-def module_patterns(module: nn.Module) -> tuple[Pattern | None, ...] | None:
-    """Return the pattern of every layer beside `module`; None: the config has none for this part of the model."""
-    config: Any = module.config
-    spec = getattr(config, FIELD, None)
+def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
+    """Return the pattern that the config has for this attention module, or its causal form; None: it has none."""
+    spec = getattr(module.config, FIELD, None)
     if spec is None:
         return None
     # a compiler cannot trace the reading, and takes its result for granted
     if torch.compiler.is_compiling() or module.__dict__.get(KNOWN, (None,))[0] is not spec:
-        read_patterns(module)
-    return module.__dict__[KNOWN][1]  # type: ignore[no-any-return]
+        read_pattern(module)
+    return module.__dict__[KNOWN][2 if is_causal else 1]  # type: ignore[no-any-return]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def read_patterns(module: nn.Module) -> bool:
-    """Keep the config's patterns with the module, as reading JSON costs as much as a short attention; return True."""
+def read_pattern(module: nn.Module) -> bool:
+    """Keep a module's pattern and its causal form with it, as reading JSON takes long; return True.
+
+    Raises:
+        ConfigurationError: an `attention_pattern` that the model, or this module, cannot have.
+    """
     config: Any = module.config
     part = DECODER if getattr(module, "is_decoder", False) else ENCODER
     spec = getattr(config, FIELD)
-    module.__dict__[KNOWN] = (spec, config_patterns(spec, config, part))
+    patterns = config_patterns(spec, config, part) or (None,)
+    layer = getattr(module, "layer_idx", None)
+    if layer is None and len(set(patterns)) > 1:
+        raise ConfigurationError(
+            f"attention_pattern differs from layer to layer, but {type(module).__name__} does not know which layer it "
+            "is (no layer_idx). Give one pattern for all layers."
+        )
+    pattern = patterns[layer or 0] if (layer or 0) < len(patterns) else None
+    module.__dict__[KNOWN] = (spec, pattern, None if pattern is None else pattern.causal())
     # loading has taken it out of the config; saving again shall not lose it
     setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
     return True

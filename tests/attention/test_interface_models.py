@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tr
 from attention_models import CAUSAL, CONFIGS, PATTERN, SEQ2SEQS, SPARSE, build, inputs_of, matrix, outputs_of
 from torch import Tensor
 
@@ -146,3 +147,30 @@ def test_compiles_without_breaks(name: str) -> None:
         hea.sparsify(model, pattern)
         inputs = inputs_of(name, "left", tokens=150)
         torch.testing.assert_close(outputs_of(compiled, inputs), outputs_of(model, inputs), **TOLERANCE)
+
+
+def test_static_decoding_compiles_without_breaks() -> None:
+    torch._dynamo.reset()
+    model, ids = hea.sparsify(build("llama"), PATTERN), inputs_of("llama", "left")["input_ids"]
+    mask = inputs_of("llama", "left")["attention_mask"]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    cache = tr.StaticCache(model.config, max_cache_len=20)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits
+        model(ids[:, :10], attention_mask=mask[:, :10], past_key_values=cache)
+        for i in range(10, 14):
+            step = compiled(ids[:, i : i + 1], attention_mask=mask[:, : i + 1], past_key_values=cache).logits
+            torch.testing.assert_close(step[:, 0], expected[:, i], **TOLERANCE)
+
+
+def test_exports_with_padding() -> None:
+    model, inputs = hea.sparsify(build("bert"), PATTERN), inputs_of("bert", "none")
+    program = torch.export.export(model, (), inputs).module()
+    padded = inputs_of("bert", "right")
+    torch.testing.assert_close(outputs_of(program, padded), outputs_of(model, padded), **TOLERANCE)
+
+
+def test_modules_that_do_not_know_their_layer_follow_one_pattern_only() -> None:
+    model = hea.sparsify(build("vit"), [PATTERN, None])
+    with pytest.raises(hea.ConfigurationError, match="no layer_idx"):
+        model(**inputs_of("vit", "none"))
