@@ -18,7 +18,7 @@ from hf_efficient_attn.errors import (
     InputError,
     UnsupportedBackendError,
 )
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.terms import Distance, SpanRelation, Term
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerConfig,
@@ -53,6 +53,7 @@ __all__ = [
     "SimplifiedTransformerForSequenceClassification",
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
+    "SpanRelation",
     "StopOnNonFiniteLoss",
     "Term",
     "UnsupportedBackendError",

@@ -10,7 +10,7 @@ from hf_efficient_attn.backends import reference
 from hf_efficient_attn.layout.dense import allowed_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
-from hf_efficient_attn.layout.terms import Distance, Label, Term
+from hf_efficient_attn.layout.terms import Distance, Label, SpanRelation, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
@@ -18,6 +18,7 @@ from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.span_tree import SpanTree
 
 BATCH_SIZE = 2
 HEAD_DIM = 16
@@ -38,6 +39,9 @@ PATTERNS: dict[str, Pattern] = {
     "causal random": bigbird(block_tokens=16, num_random_blocks=2, causal=True),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
 }
+# its positions are the nodes of a tree, so that few lengths are possible
+SPAN_TREE = "span tree"
+TREE_TOKENS, TREE_POSITIONS = 64, 127
 LENGTHS = (1, 2, 63, 64, 65, 127, 1000, 1024)
 MASKS = ("none", "left", "right", "holes", "documents", "globals")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -88,7 +92,8 @@ class Case:
     def layout(self) -> Layout:
         """The layout, the queries being the last positions."""
         num_queries = self.num_queries or self.num_keys
-        return Layout(PATTERNS[self.pattern], self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
+        pattern = SpanTree(2) if self.pattern == SPAN_TREE else PATTERNS[self.pattern]
+        return Layout(pattern, self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
 
     def request(self, device: str = "cpu") -> Request:
         """What the backend is asked."""
@@ -218,4 +223,6 @@ def special_cases() -> list[Case]:
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),
         Case("causal", 90, value_dim=8),
+        Case(SPAN_TREE, TREE_POSITIONS),
+        Case(SPAN_TREE, TREE_POSITIONS, label=SpanRelation(TREE_TOKENS, 2, clip_distance=3)),
     ]

@@ -26,6 +26,7 @@ FLOORS = {
     "bench": 6,
     "cli": 7,
     "__init__": 8,
+    "__main__": 8,
 }
 OPTIONAL = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "triton")
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -77,9 +77,14 @@ def select(request: Request, name: str = AUTO) -> ModuleType:
 
 
 def fastest(request: Request) -> str:
-    """Return the backend that "auto" takes: off the CPU flex where it can, else blocked or dense by cost."""
+    """Return the backend that "auto" takes.
+
+    Dense attention where it needs no mask; off the CPU flex where it can; else blocked or dense with a mask, by cost.
+    """
     if request.has_query_start:
         return blocked.NAME
+    if not request.has_token_mask and sdpa.maskless(request.layout) is not None and sdpa.why_not(request) is None:
+        return sdpa.NAME
     if request.device != "cpu" and flex.why_not(request) is None:
         return flex.NAME
     if sdpa.why_not(request) is None and is_dense_faster(request):

@@ -36,7 +36,7 @@ def attend(
 
     Arguments as for the reference backend.
     """
-    plain = None if terms or not is_idle(tokens) else _maskless(layout)
+    plain = None if terms or not is_idle(tokens) else maskless(layout)
     mask: Tensor | None = None
     keyless: Tensor | None = None
     is_causal = False
@@ -77,9 +77,13 @@ def _fused(
     return out, None
 
 
-def _maskless(layout: Layout) -> tuple[int, int, bool] | None:
+def maskless(layout: Layout) -> tuple[int, int, bool] | None:
+    """Return (start, stop, is_causal) if no mask is needed over the keys start … stop - 1; None if one is.
+
+    Either every query of every head reads all of these keys, or query i reads them up to the i-th.
+    """
     if not torch.compiler.is_compiling():
-        return maskless(layout)
+        return _of_spans(layout)
     # a compiler cannot trace the spans of patterns
     if layout.pattern.kind == "full":
         return 0, layout.num_keys, False
@@ -88,11 +92,7 @@ def _maskless(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 @lru_cache(maxsize=1024)
-def maskless(layout: Layout) -> tuple[int, int, bool] | None:
-    """Return (start, stop, is_causal) if no mask is needed over the keys start … stop - 1; None if one is.
-
-    Either every query of every head reads all of these keys, or query i reads them up to the i-th.
-    """
+def _of_spans(layout: Layout) -> tuple[int, int, bool] | None:
     groups = layout.head_groups()
     if len(groups) > 1:
         return None

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,35 @@ class Distance(Label):
         return (query - key).clamp(self.first, self.last) - self.first
 
 
-LABELS: dict[str, type[Label]] = {Distance.kind: Distance}
+@dataclass(frozen=True)
+class SpanRelation(Label):
+    """The relation of BP-Transformer between a node and one it reads (`SizedSpanTree.relation_label`); else 0.
+
+    The labels of a layer index its table of relative positions (Ye et al., arXiv:1911.04070; the authors' code).
+
+    Attributes:
+        num_tokens, num_nodes, left_only: of the tree; see `SizedSpanTree`.
+        clip_distance: levels above it share the labels of this level.
+    """
+
+    num_tokens: int
+    num_nodes: int
+    clip_distance: int
+    left_only: bool = False
+    kind: ClassVar[str] = "span_relation"
+
+    @property
+    def num_labels(self) -> int:
+        """2 · num_nodes + 1 labels a level: the affiliated span, and the nodes to the left and to the right."""
+        return (2 * self.num_nodes + 1) * (self.clip_distance + 1)
+
+    def of(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the relation of each pair of nodes."""
+        tree = SizedSpanTree(self.num_tokens, self.num_nodes, self.left_only)
+        return tree.relation_label(query, key, self.clip_distance).clamp(min=0)
+
+
+LABELS: dict[str, type[Label]] = {label.kind: label for label in (Distance, SpanRelation)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,6 @@
+"""`python -m hf_efficient_attn`: the command line, also from a source tree that is not installed."""
+
+from hf_efficient_attn.cli import main
+
+if __name__ == "__main__":
+    main()
