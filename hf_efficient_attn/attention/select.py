@@ -14,13 +14,16 @@ from hf_efficient_attn.layout.request import Request
 
 AUTO = "auto"
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
-# times in scores of dense attention: that of one run of the blocked backend beyond its scores, and that of reading one
-# key for a block of queries, which is what a single query mostly waits for
-SCORES_PER_RUN = 40_000
+# times in scores of dense attention without a mask: a score of the blocked backend, one of its runs beyond that, one key
+# read for a block of queries (what a single query mostly waits for), a score of dense attention with a mask, and making
+# one entry of that mask
+SCORES_PER_BLOCKED_SCORE = 1.15
+SCORES_PER_RUN = 80_000
 SCORES_PER_KEY = 8
 SCORES_PER_MASKED_SCORE = 1.1
+SCORES_PER_MASK_ENTRY = 50
 # below so many scores per head nothing is worth looking at
-FEW_SCORES = 1 << 14
+FEW_SCORES = 1 << 11
 ESTIMATE_BLOCK_TOKENS = 32
 
 # a stack; a plain list, since a compiler can read no context variable
@@ -110,11 +113,17 @@ def is_dense_faster(request: Request) -> bool:
 def dense_cost(request: Request) -> float:
     """Return the estimated time of dense attention for one example, in scores."""
     layout = request.layout
-    per_score = 1.0 if sdpa.maskless(layout) is not None else SCORES_PER_MASKED_SCORE
-    return layout.num_heads * layout.num_keys * (per_score * layout.num_queries + SCORES_PER_KEY)
+    if sdpa.maskless(layout) is not None:
+        per_key = layout.num_queries + SCORES_PER_KEY
+    else:
+        # in cached decoding every step has a mask of its own
+        per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
+        per_key = SCORES_PER_MASKED_SCORE * layout.num_queries + SCORES_PER_KEY + per_mask
+    return layout.num_heads * layout.num_keys * per_key
 
 
 def blocked_cost(request: Request) -> float:
     """Return the estimated time of the blocked backend for one example, in scores of dense attention."""
     blocks = compile_layout(request.layout, ESTIMATE_BLOCK_TOKENS, torch.device("cpu"))
-    return blocks.num_pairs + SCORES_PER_KEY * blocks.num_key_reads + SCORES_PER_RUN * blocks.num_runs
+    per_score = SCORES_PER_BLOCKED_SCORE * blocks.num_pairs
+    return per_score + SCORES_PER_KEY * blocks.num_key_reads + SCORES_PER_RUN * blocks.num_runs
