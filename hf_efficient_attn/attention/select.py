@@ -14,16 +14,15 @@ from hf_efficient_attn.layout.request import Request
 
 AUTO = "auto"
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
-# times in scores of dense attention without a mask: a score of the blocked backend, one of its runs beyond that, one key
-# read for a block of queries (what a single query mostly waits for), a score of dense attention with a mask, and making
-# one entry of that mask
+# times in scores of dense attention without a mask: a score of the blocked backend, one of its runs beyond that, a key
+# read for a block of queries (what a single query mostly waits for), a score with a mask, and making a mask's entry
 SCORES_PER_BLOCKED_SCORE = 1.15
 SCORES_PER_RUN = 80_000
 SCORES_PER_KEY = 8
 SCORES_PER_MASKED_SCORE = 1.1
 SCORES_PER_MASK_ENTRY = 50
 # below so many scores per head nothing is worth looking at
-FEW_SCORES = 1 << 11
+FEW_SCORES = 1 << 10
 ESTIMATE_BLOCK_TOKENS = 32
 
 # a stack; a plain list, since a compiler can read no context variable
@@ -114,7 +113,7 @@ def dense_cost(request: Request) -> float:
     """Return the estimated time of dense attention for one example, in scores."""
     layout = request.layout
     if sdpa.maskless(layout) is not None:
-        per_key = layout.num_queries + SCORES_PER_KEY
+        per_key = float(layout.num_queries + SCORES_PER_KEY)
     else:
         # in cached decoding every step has a mask of its own
         per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
