@@ -160,8 +160,7 @@ def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, ke
                 f"The padding mask is for {table.shape[0]} x {width} keys, but there are {len(key)} x {num_keys}. Pass "
                 "an attention_mask with one column a token, cached tokens first."
             )
-        table = table.expand(len(key), -1, -1, -1)
-    return read_table(table, query.shape[2], num_keys)
+    return read_table(table, len(query), query.shape[2], num_keys)
 
 
 def pairs_of(

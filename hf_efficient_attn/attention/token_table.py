@@ -44,6 +44,10 @@ class TokenColumns:
     query_offset: Tensor | int | None = None
 
 
+# the table read last, what was asked of it, and the answer
+_last_read: list[tuple[Tensor, tuple[int, ...], TokenColumns]] = []
+
+
 def efficient_mask(
     batch_size: int,
     q_length: int,
@@ -112,11 +116,25 @@ def is_table(mask: Tensor) -> bool:
     return mask.dtype == TABLE_DTYPE
 
 
-def read_table(table: Tensor | None, num_queries: int, num_keys: int) -> TokenColumns:
-    """Return what a token table says about the last `num_keys` keys; a pattern cache holds fewer than the table has."""
+def read_table(table: Tensor | None, batch_size: int, num_queries: int, num_keys: int) -> TokenColumns:
+    """Return what a token table says about the last `num_keys` keys; a pattern cache holds fewer than the table has.
+
+    The layers of a forward pass get the same tensors, and so what backends make of them is made once.
+    """
     if table is None:
         return TokenColumns()
-    rows = table[:, 0, :, -num_keys:]
+    if torch.compiler.is_compiling():
+        return _columns(table, batch_size, num_queries, num_keys)
+    # inference tensors count no versions
+    version = 0 if table.is_inference() else table._version
+    asked = (version, batch_size, num_queries, num_keys)
+    if not _last_read or _last_read[0][0] is not table or _last_read[0][1] != asked:
+        _last_read[:] = [(table, asked, _columns(table, batch_size, num_queries, num_keys))]
+    return _last_read[0][2]
+
+
+def _columns(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> TokenColumns:
+    rows = table.expand(batch_size, -1, -1, -1)[:, 0, :, -num_keys:]
     query_offset = None
     if rows.shape[1] > 1 and num_queries != num_keys:
         query_offset = rows[0, 1].argmax()

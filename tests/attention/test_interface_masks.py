@@ -179,3 +179,15 @@ def test_patterns_that_change_with_the_length_are_refused_while_decoding() -> No
     with pytest.raises(hea.ConfigurationError, match="use_cache=False"):
         model.generate(token_ids(1, 8), max_new_tokens=3, pad_token_id=0)
     assert model.generate(token_ids(1, 8), max_new_tokens=3, pad_token_id=0, use_cache=False).shape == (1, 11)
+
+
+def test_inference_mode_and_changed_masks() -> None:
+    model = hea.sparsify(build("llama"), PATTERN).eval()
+    ids = token_ids(2, 14)
+    mask = padding(ids, "left")
+    for _ in range(2):
+        with torch.no_grad():
+            expected = model(ids, attention_mask=mask).logits
+        with torch.inference_mode():
+            torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected)
+        mask[1, :9] = 0
