@@ -37,6 +37,7 @@ PATTERNS: dict[str, Pattern] = {
     "block local": BlockLocal(48),
     "random": bigbird(block_tokens=16, num_random_blocks=2),
     "causal random": bigbird(block_tokens=16, num_random_blocks=2, causal=True),
+    "keyless blocks": BlockLocal(16) & ~GlobalTokens(range(16, 48)),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
 }
 # its positions are the nodes of a tree, so that few lengths are possible

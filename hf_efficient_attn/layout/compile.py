@@ -223,6 +223,9 @@ def row_step(group: list[Row]) -> int:
 def can_join(group: list[Row], row: Row) -> bool:
     """Return whether `row` continues the run of `group`."""
     last = group[-1]
+    # queries that read nothing are no row, and may lie in between
+    if row.first != last.first + last.tokens:
+        return False
     if row.tokens != last.tokens or row.is_full != last.is_full or size(row.spans) != size(last.spans):
         return False
     if len(row.spans) > 1 or len(last.spans) > 1:

@@ -13,10 +13,11 @@ from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import bigbird
-from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 from hf_efficient_attn.patterns.span_tree import SpanTree
 
 CPU = torch.device("cpu")
@@ -34,6 +35,8 @@ PATTERNS = {
     "block local": BlockLocal(24),
     "odd blocks": BlockLocal(37).causal(),
     "random": bigbird(block_tokens=16, num_random_blocks=2),
+    "keyless blocks": BlockLocal(8) & ~GlobalTokens(range(8, 16)),
+    "few random blocks": RandomBlocks(1, 8) & Band(9, 0),
     "per head": PerHead([Band(5, 5), Dilated(40, 40, 4)]) | GlobalTokens([7]),
 }
 
@@ -103,6 +106,38 @@ def test_every_allowed_pair_once_in_any_longformer(
         pattern | GlobalTokens(chosen), 1, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries))
     )
     check(layout, compile_layout(layout, 16, CPU))
+
+
+def compositions() -> st.SearchStrategy[Pattern]:
+    """Patterns of patterns, many of which leave queries without keys."""
+    atoms = st.one_of(
+        st.builds(Band, st.integers(-1, 30), st.integers(-1, 30)),
+        st.builds(BlockLocal, st.integers(1, 40)),
+        st.builds(RandomBlocks, st.integers(1, 3), st.sampled_from([4, 8, 16]), st.integers(0, 5)),
+        st.builds(lambda start, size: GlobalTokens(range(start, start + size)), st.integers(0, 60), st.integers(1, 30)),
+        st.builds(Dilated, st.integers(0, 30), st.integers(0, 30), st.integers(2, 5)),
+        st.just(Causal()),
+    )
+    return st.recursive(
+        atoms,
+        lambda parts: st.one_of(
+            st.builds(lambda a, b: a | b, parts, parts),
+            st.builds(lambda a, b: a & b, parts, parts),
+            st.builds(lambda a: ~a, parts),
+            st.builds(Blocks, parts, st.integers(2, 9)),
+        ),
+        max_leaves=4,
+    )
+
+
+@given(pattern=compositions(), num_keys=st.integers(1, 140), block_tokens=st.sampled_from([4, 8, 32]), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_allowed_pair_once_in_any_composition(
+    pattern: Pattern, num_keys: int, block_tokens: int, data: st.DataObject
+) -> None:
+    num_queries = data.draw(st.integers(1, num_keys))
+    layout = Layout(pattern, 2, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries)))
+    check(layout, compile_layout(layout, block_tokens, CPU))
 
 
 def test_a_band_is_three_kinds_of_blocks() -> None:
