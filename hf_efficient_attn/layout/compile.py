@@ -66,7 +66,7 @@ class PartCompiler:
         self.target, self.piece, self.device = job.target, job.piece, device
         self.local_offset = self.piece.local_query_offset
         self.num_queries, self.num_keys = len(self.piece.queries), len(self.piece.keys)
-        self.step = max(self.piece.step, 1)
+        self.step = self.piece.step
         self.block_tokens = self.choose_block_tokens(block_tokens)
 
     def choose_block_tokens(self, wished: int) -> int:
@@ -84,29 +84,34 @@ class PartCompiler:
 
     def runs(self) -> tuple[Run, ...]:
         """Return the runs that hold all pairs of the job."""
-        first, last = self.inner_blocks()
+        pattern_row = self.inner_row()
+        first, last = self.inner_blocks(pattern_row)
         if first == last:
             tokens = self.block_tokens * (EDGE_BLOCKS if self.is_invariant else 1)
             return tuple(self.runs_of(self.rows(0, self.num_queries, tokens)))
         start, stop = first * self.block_tokens, last * self.block_tokens
-        inner = self.run([self.row(start, self.block_tokens)], last - first, self.block_tokens)
+        spans = tuple((begin + start, end + start) for begin, end in pattern_row)
+        row = Row(start, self.block_tokens, spans, self.is_full(self.bounds(start, self.block_tokens), spans))
         edges = (self.rows(*ends, EDGE_BLOCKS * self.block_tokens) for ends in ((0, start), (stop, self.num_queries)))
         left, right = (self.runs_of(rows) for rows in edges)
-        return (*left, inner, *right)
+        return (*left, self.run([row], last - first, self.block_tokens), *right)
+
+    def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
+        """Return (first query, last query, number of keys) of a row for the local pattern."""
+        return first + self.local_offset, first + tokens - 1 + self.local_offset, self.num_keys
 
     def row(self, first: int, tokens: int) -> Row:
         """Return the row of the queries at places `first` … `first + tokens - 1`, by looking at the pattern."""
         if self.piece.local is None:
             return Row(first, tokens, ((0, self.num_keys),))
-        bounds = (first + self.local_offset, first + tokens - 1 + self.local_offset, self.num_keys)
-        spans = self.piece.local.key_spans(*bounds)
-        if len(spans) > 1 and size(spans) >= DENSE_HULL * (spans[-1][1] - spans[0][0]):
-            spans = ((spans[0][0], spans[-1][1]),)
+        bounds = self.bounds(first, tokens)
+        spans = without_small_gaps(self.piece.local.key_spans(*bounds))
         return Row(first, tokens, spans, self.is_full(bounds, spans))
 
     def is_full(self, bounds: tuple[int, int, int], spans: Spans) -> bool:
         """Return whether the bounds alone prove that every query of a row reads every key of `spans`."""
-        if self.step > 1:
+        queries, keys = self.piece.queries, self.piece.keys
+        if self.step != 1 or keys[0] != 0 or queries[0] != self.local_offset:
             # the bounds are places in another order than the target's; its mask is looked at instead
             return False
         return intersect(self.target.full_key_spans(*bounds), spans) == spans
@@ -129,20 +134,29 @@ class PartCompiler:
     def is_invariant(self) -> bool:
         """Whether moving on by one block of queries and as many keys changes nothing."""
         period = self.target.period
-        return period is not None and self.piece.local is not None and self.block_tokens * self.step % period == 0
+        if period is None or self.piece.local is None or self.step == 0:
+            return False
+        return self.block_tokens * self.step % period == 0
 
-    def inner_blocks(self) -> tuple[int, int]:
-        """Return the range of blocks that are copies of each other, far from the ends of the sequence."""
-        num_blocks = self.num_queries // self.block_tokens
-        if not self.is_invariant or num_blocks < 3:
+    def inner_row(self) -> Spans:
+        """Return the keys that a block far from both ends reads, counted from the place of its first query.
+
+        Seen on an axis with room for all keys before and after it, so that no end hides any; empty: no block is alike.
+        """
+        if not self.is_invariant or self.piece.local is None:
+            return ()
+        room = self.block_tokens * -(-self.num_keys // self.block_tokens)
+        first, last, _ = self.bounds(room, self.block_tokens)
+        spans = without_small_gaps(self.piece.local.key_spans(first, last, 3 * room))
+        return tuple((start - room, stop - room) for start, stop in spans)
+
+    def inner_blocks(self, inner_row: Spans) -> tuple[int, int]:
+        """Return the range of the blocks that read all of `inner_row`, moved to their place."""
+        if not inner_row:
             return 0, 0
-        middle = num_blocks // 2
-        spans = self.row(middle * self.block_tokens, self.block_tokens).spans
-        if not spans or spans[0][0] == 0 or spans[-1][1] == self.num_keys:
-            return 0, 0
-        before = spans[0][0] // self.block_tokens
-        after = (self.num_keys - spans[-1][1]) // self.block_tokens
-        return max(0, middle - before), min(num_blocks, middle + after + 1)
+        first = max(0, -(inner_row[0][0] // self.block_tokens))
+        last = min(self.num_queries, self.num_keys - inner_row[-1][1] + self.block_tokens) // self.block_tokens
+        return (first, last) if last - first > 1 else (0, 0)
 
     def runs_of(self, rows: Iterator[Row]) -> Iterator[Run]:
         """Yield runs of as many neighbouring rows as read alike."""
@@ -206,6 +220,13 @@ def positions(order: Sequence[int], places: list[Spans]) -> Tensor:
     """Return the positions at the given places of an order, [rows, places]; every row has equally many places."""
     index = torch.stack([torch.cat([torch.arange(*span) for span in spans]) for spans in places])
     return index * order.step + order.start if isinstance(order, range) else torch.tensor(list(order))[index]
+
+
+def without_small_gaps(spans: Spans) -> Spans:
+    """Return one span for several that fill most of it."""
+    if len(spans) > 1 and size(spans) >= DENSE_HULL * (spans[-1][1] - spans[0][0]):
+        return ((spans[0][0], spans[-1][1]),)
+    return spans
 
 
 def can_merge(row: Row, after: Row) -> bool:
