@@ -1,17 +1,21 @@
 """Attention with a pattern, as a function of tensors."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def attention(
@@ -62,16 +66,18 @@ def attention(
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
     check_tensors(q, k, v)
+    if not torch.compiler.is_compiling():
+        check_numbers(pattern, scale, dropout, query_offset, layer)
     tokens = TokenMask(key_mask, segment_ids, global_mask)
-    tokens.check(q.shape[0], k.shape[2])
+    tokens.check(q.shape[0], k.shape[2], q.device)
     check_terms(terms, q)
-    if not 0.0 <= dropout < 1.0:
-        raise InputError(f"dropout={dropout} must be at least 0 and below 1.")
     query_start = query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None
     if query_offset is None or query_start is not None:
         query_offset = k.shape[2] - q.shape[2]
     # layers that are alike share what is compiled from their layout
     layer = layer if pattern.is_random else 0
+    if q.shape[2] == k.shape[2] and not torch.compiler.is_compiling():
+        warn_of_keyless(pattern, q.shape[1], k.shape[2], layer)
     layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer)
     request = Request(
         layout=layout,
@@ -105,12 +111,16 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise wrong_shapes(q, k, v, "k and v must have the same heads and tokens (second and third dimension).")
     if q.shape[3] != k.shape[3]:
         raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
+    if not (q.shape[1] and k.shape[1]):
+        raise wrong_shapes(q, k, v, "there must be at least one head (second dimension).")
+    if q.shape[2] > k.shape[2]:
+        raise wrong_shapes(q, k, v, "there are more queries than keys; each query stands where a key does.")
     if q.shape[1] % k.shape[1]:
         raise wrong_shapes(q, k, v, f"the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal.")
-    if not q.dtype.is_floating_point:
-        raise InputError(f"q, k and v have dtype {q.dtype}; it must be a floating-point one.")
+    if q.dtype not in DTYPES:
+        raise InputError(f"q, k and v have dtype {q.dtype}; it must be one of {', '.join(map(str, DTYPES))}.")
     if not q.device == k.device == v.device:
         raise InputError(f"q, k and v are on {q.device}, {k.device} and {v.device}; move them to one device.")
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
@@ -118,6 +128,31 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             "torch.func transforms (grad, vmap, jvp, ...) are not supported. Use torch.autograd for gradients, and the "
             "batch dimension for vmap."
         )
+
+
+def check_numbers(
+    pattern: Pattern, scale: float | None, dropout: float, query_offset: int | Tensor | None, layer: int
+) -> None:
+    """Raise an error if the pattern is none, or a number is not of its kind or out of its range."""
+    if not hasattr(pattern, "key_spans"):
+        raise ConfigurationError(
+            f"pattern is {pattern!r}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a dict, and "
+            "patterns.parse_pattern a text."
+        )
+    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
+        raise InputError(f"scale={scale!r} must be a finite number, or None for 1 / sqrt(head_dim).")
+    if not (isinstance(dropout, int | float) and 0.0 <= dropout < 1.0):
+        raise InputError(f"dropout={dropout!r} must be a number of at least 0 and below 1.")
+    if isinstance(query_offset, Tensor):
+        is_integer = query_offset.numel() == 1 and not query_offset.is_floating_point()
+    else:
+        is_integer = query_offset is None or isinstance(query_offset, int)
+    if not is_integer:
+        raise InputError(
+            f"query_offset={query_offset!r} must be an integer, an integer tensor of one element, or None."
+        )
+    if not isinstance(layer, int) or layer < 0:
+        raise InputError(f"layer={layer!r} must be the index of a layer, an integer of at least 0.")
 
 
 def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:

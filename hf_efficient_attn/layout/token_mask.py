@@ -45,12 +45,16 @@ class TokenMask:
         """Whether all examples are one whole document."""
         return self.key_mask is None and self.segment_ids is None and self.global_mask is None
 
-    def check(self, batch_size: int, num_keys: int) -> None:
-        """Raise InputError if a mask has the wrong shape, or holds floats where True and False are meant."""
+    def check(self, batch_size: int, num_keys: int, device: torch.device) -> None:
+        """Raise InputError if a mask is no tensor, on another device, of another shape, or of another dtype."""
         for name in ("key_mask", "segment_ids", "global_mask"):
             mask = getattr(self, name)
             if mask is None:
                 continue
+            if not isinstance(mask, Tensor):
+                raise InputError(f"{name} is a {type(mask).__name__}; it must be a tensor. Use torch.tensor({name}).")
+            if mask.device != device:
+                raise InputError(f"{name} is on {mask.device}, and q, k and v on {device}; move it there.")
             if tuple(mask.shape) != (batch_size, num_keys):
                 raise InputError(
                     f"{name} has shape {tuple(mask.shape)}; it must be [batch, keys] = [{batch_size}, {num_keys}]."

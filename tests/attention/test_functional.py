@@ -5,6 +5,7 @@ import torch
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import Layout
@@ -24,8 +25,14 @@ X = torch.randn(2, 4, 20, 8)
         ({"q": X[..., :4]}, "same head_dim"),
         ({"k": X[:, :3], "v": X[:, :3]}, "3 key heads must divide the 4 query heads"),
         ({"k": X.half()}, "they must be equal"),
-        ({"q": X.long(), "k": X.long(), "v": X.long()}, "floating-point"),
-        ({"k": X[:, :, :10], "v": X[:, :, :10]}, "20 queries from position -10"),
+        ({"q": X.long(), "k": X.long(), "v": X.long()}, "dtype torch.int64; it must be one of"),
+        ({"q": X[:, :0], "k": X[:, :0], "v": X[:, :0]}, "at least one head"),
+        ({"k": X[:, :, :10], "v": X[:, :, :10]}, "more queries than keys"),
+        ({"query_offset": 0.5}, "query_offset=0.5 must be an integer"),
+        ({"query_offset": torch.tensor([0, 0])}, r"query_offset=tensor\(\[0, 0\]\) must be an integer"),
+        ({"scale": "x"}, "scale='x' must be a finite number"),
+        ({"scale": float("nan")}, "scale=nan must be a finite number"),
+        ({"layer": -1}, "layer=-1 must be the index"),
         ({"query_offset": 3}, "20 queries from position 3 end at 23"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"key_mask": torch.ones(2, 20)}, "key_mask has dtype torch.float32"),
@@ -38,6 +45,21 @@ def test_refusals(changes: dict[str, object], message: str) -> None:
     arguments = {"q": X, "k": X, "v": X, "pattern": Band(3, 3), **changes}
     with pytest.raises(InputError, match=message):
         attention(**arguments)
+
+
+@pytest.mark.parametrize("pattern", [{"kind": "band", "left": 1, "right": 1}, "band(1, 1)", None], ids=str)
+def test_what_is_no_pattern_is_refused(pattern: object) -> None:
+    with pytest.raises(hea.ConfigurationError, match="it must be a pattern such as Band"):
+        attention(X, X, X, pattern)
+
+
+def test_queries_without_keys_are_named_once() -> None:
+    warn_of_keyless.cache_clear()
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="the first at position 0"):
+        attention(X, X, X, Band(3, -1))
+    # pytest turns a second warning into an error
+    attention(X, X, X, Band(3, -1))
 
 
 # torch's own compiler uses what torch has deprecated

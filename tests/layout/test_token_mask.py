@@ -44,11 +44,13 @@ def test_segments_and_chosen_globals_count_from_the_start_of_their_document() ->
         (TokenMask(key_mask=torch.ones(2, 5)), "key_mask has dtype torch.float32"),
         (TokenMask(global_mask=torch.ones(2, 5, dtype=torch.int64)), "global_mask has dtype torch.int64"),
         (TokenMask(segment_ids=torch.ones(2, 5)), "segment_ids has dtype torch.float32"),
+        (TokenMask(key_mask=[[True] * 5] * 2), "key_mask is a list; it must be a tensor"),
+        (TokenMask(key_mask=torch.ones(2, 5, dtype=torch.bool, device="meta")), "key_mask is on meta"),
     ],
 )
 def test_wrong_masks_are_refused(tokens: TokenMask, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        tokens.check(2, 5)
+        tokens.check(2, 5, torch.device("cpu"))
 
 
 def test_a_layout_of_a_document_counts_from_zero() -> None:
