@@ -1,0 +1,88 @@
+"""What `attention` refuses before any work starts."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.patterns.pattern import Pattern
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise InputError if the shapes of q, k and v do not fit together."""
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise wrong_shapes(q, k, v, "all three must have four dimensions, [batch, heads, tokens, head_dim].")
+    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+        raise wrong_shapes(q, k, v, "the batch sizes (first dimension) must be equal.")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise wrong_shapes(q, k, v, "k and v must have the same heads and tokens (second and third dimension).")
+    if q.shape[3] != k.shape[3]:
+        raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
+    if not (q.shape[1] and k.shape[1]):
+        raise wrong_shapes(q, k, v, "there must be at least one head (second dimension).")
+    if q.shape[2] > k.shape[2]:
+        raise wrong_shapes(q, k, v, "there are more queries than keys; each query stands where a key does.")
+    if q.shape[1] % k.shape[1]:
+        raise wrong_shapes(q, k, v, f"the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
+
+
+def check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise an error if q, k and v differ in dtype or device, or are what no backend can compute."""
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal.")
+    if q.dtype not in DTYPES:
+        raise InputError(f"q, k and v have dtype {q.dtype}; it must be one of {', '.join(map(str, DTYPES))}.")
+    if not q.device == k.device == v.device:
+        raise InputError(f"q, k and v are on {q.device}, {k.device} and {v.device}; move them to one device.")
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedBackendError(
+            "torch.func transforms (grad, vmap, jvp, ...) are not supported. Use torch.autograd for gradients, and the "
+            "batch dimension for vmap."
+        )
+
+
+def check_numbers(
+    pattern: Pattern, scale: float | None, dropout: float, query_offset: int | Tensor | None, layer: int
+) -> None:
+    """Raise an error if the pattern is none, or a number is not of its kind or out of its range."""
+    if not hasattr(pattern, "key_spans"):
+        raise ConfigurationError(
+            f"pattern is {pattern!r}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a dict, and "
+            "patterns.parse_pattern a text."
+        )
+    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
+        raise InputError(f"scale={scale!r} must be a finite number, or None for 1 / sqrt(head_dim).")
+    if not (isinstance(dropout, int | float) and 0.0 <= dropout < 1.0):
+        raise InputError(f"dropout={dropout!r} must be a number of at least 0 and below 1.")
+    if isinstance(query_offset, Tensor):
+        is_integer = query_offset.numel() == 1 and not query_offset.is_floating_point()
+    else:
+        is_integer = query_offset is None or isinstance(query_offset, int)
+    if not is_integer:
+        raise InputError(
+            f"query_offset={query_offset!r} must be an integer, an integer tensor of one element, or None."
+        )
+    if not isinstance(layer, int) or layer < 0:
+        raise InputError(f"layer={layer!r} must be the index of a layer, an integer of at least 0.")
+
+
+def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
+    """Return the error that says what is wrong with the shapes of q, k and v."""
+    return InputError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: {problem}")
+
+
+def check_terms(terms: Sequence[Term], q: Tensor) -> None:
+    """Raise InputError if the values of a term do not broadcast to [B, H, Nq, labels]."""
+    for term in terms:
+        shape, num_labels = tuple(term.values.shape), term.label.num_labels
+        fits = len(shape) == 4 and shape[3] == num_labels
+        if not fits or any(size not in (1, full) for size, full in zip(shape, q.shape[:3], strict=False)):
+            raise InputError(
+                f"A term of {term.label} has values of shape {list(shape)}; they must be [batch or 1, heads or 1, "
+                f"queries or 1, labels] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_labels}]."
+            )
