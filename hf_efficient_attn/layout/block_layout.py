@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import Tensor
 
@@ -92,17 +93,17 @@ class BlockLayout:
 
     parts: tuple[Part, ...]
 
-    @property
+    @cached_property
     def num_pairs(self) -> int:
         """How many scores are computed, allowed or not, in all heads."""
         return sum(part.num_heads * run.num_pairs for part in self.parts for run in part.runs)
 
-    @property
+    @cached_property
     def num_key_reads(self) -> int:
         """How many keys are read, once for every block of queries, in all heads."""
         return sum(part.num_heads * run.num_blocks * run.key_tokens for part in self.parts for run in part.runs)
 
-    @property
+    @cached_property
     def num_runs(self) -> int:
         """How many runs there are; each costs a fixed time."""
         return sum(len(part.runs) for part in self.parts)
