@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.checks import check_kinds, check_numbers, check_shapes, check_terms
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
-from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -72,8 +72,7 @@ def attention(
     query_start = query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None
     if query_offset is None or query_start is not None:
         query_offset = k.shape[2] - q.shape[2]
-    # layers that are alike share what is compiled from their layout
-    layer = layer if pattern.is_random else 0
+    layer = drawn_layer(pattern, layer)
     if q.shape[2] == k.shape[2] and not torch.compiler.is_compiling():
         warn_of_keyless(pattern, q.shape[1], k.shape[2], layer)
     layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer)

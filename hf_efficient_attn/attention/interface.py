@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.notices import warn_of_keyless, warn_of_weights
 from hf_efficient_attn.attention.token_table import TokenColumns, efficient_mask, is_table, read_table
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.dense import allowed_pairs
-from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 # parts of the score that no pattern has, by the argument that brings them
@@ -131,7 +131,7 @@ def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key:
     pattern, num_queries, num_keys = followed.pattern, query.shape[2], key.shape[2]
     if num_queries == num_keys:
         if not torch.compiler.is_compiling():
-            warn_of_keyless(pattern, query.shape[1], num_keys, followed.layer)
+            warn_of_keyless(pattern, query.shape[1], num_keys, drawn_layer(pattern, followed.layer))
     elif pattern.depends_on_length:
         raise ConfigurationError(
             f"A pattern of kind {pattern.kind!r} is drawn anew for every length, so decoding with a cache would not "

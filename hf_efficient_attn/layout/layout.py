@@ -65,6 +65,11 @@ class Layout:
         return replace(self, pattern=pattern, num_queries=last - first, num_keys=stop - start, query_offset=offset)
 
 
+def drawn_layer(pattern: Pattern, layer: int) -> int:
+    """Return the layer that a pattern is drawn for: 0 where all layers are alike, so that they share what is cached."""
+    return layer if pattern.is_random else 0
+
+
 @lru_cache(maxsize=256)
 def _head_patterns(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[Pattern, ...]:
     heads = pattern.heads(num_heads)
