@@ -11,15 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
-from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
-from hf_efficient_attn.attention.notices import warn_of_keyless, warn_of_weights
-from hf_efficient_attn.attention.token_table import TokenColumns, efficient_mask, is_table, read_table
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.dense import allowed_pairs
-from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.attention.notices import warn_of_keyless
+from hf_efficient_attn.attention.token_table import efficient_mask
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.layout.layout import drawn_layer
 
 # parts of the score that no pattern has, by the argument that brings them
 UNSUPPORTED = {
@@ -68,33 +65,17 @@ def efficient_attention_forward(
     followed = layer_pattern(module, kwargs)
     check_lengths(module, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    matrix = None if attention_mask is None or is_table(attention_mask) else attention_mask
-    columns = TokenColumns()
-    if matrix is None:
-        columns = read_columns(attention_mask, followed, query, key)
-    bias = kwargs.get("position_bias")
-    need_weights = bool(kwargs.get("output_attentions"))
-    reads_all = followed.reads_all and columns.segment_ids is None
-    if reads_all or matrix is not None or bias is not None or need_weights:
-        if need_weights:
-            warn_of_weights()
-        added = added_scores(matrix, bias, query, key)
-        pairs = pairs_of(followed, columns, matrix, query, key)
-        out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights)
-        return out.transpose(1, 2).contiguous(), weights
-    attended: Any = attention(
+    return attend_layer(
         query,
         key,
         value,
-        followed.pattern,
-        scale=scale,
-        key_mask=columns.key_mask,
-        segment_ids=columns.segment_ids,
-        dropout=dropout,
-        query_offset=columns.query_offset,
-        layer=followed.layer,
+        followed,
+        attention_mask,
+        scale,
+        dropout,
+        bias=kwargs.get("position_bias"),
+        need_weights=bool(kwargs.get("output_attentions")),
     )
-    return attended.transpose(1, 2).contiguous(), None
 
 
 def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
@@ -143,58 +124,3 @@ def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key:
             "attention_pattern is not defined for such calls (prefix tuning of an encoder, cross-attention of an "
             "unknown kind). Remove attention_pattern with sparsify(model, None)."
         )
-
-
-def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor) -> TokenColumns:
-    """Return what the token table says about the keys.
-
-    Raises:
-        InputError: the table was made for other keys.
-    """
-    num_keys = key.shape[2]
-    if table is not None:
-        width = table.shape[3]
-        # a pattern cache holds fewer keys than there are tokens
-        if table.shape[0] not in (1, len(key)) or width < num_keys or (width > num_keys and followed.is_own):
-            raise InputError(
-                f"The padding mask is for {table.shape[0]} x {width} keys, but there are {len(key)} x {num_keys}. Pass "
-                "an attention_mask with one column a token, cached tokens first."
-            )
-    return read_table(table, len(query), query.shape[2], num_keys)
-
-
-def pairs_of(
-    followed: LayerPattern, columns: TokenColumns, matrix: Tensor | None, query: Tensor, key: Tensor
-) -> Tensor | None:
-    """Return which query may read which key, bool that broadcasts to [batch, heads, queries, keys]; None: all pairs.
-
-    A matrix that the user gave takes the place of the layer's own attention, and is cut down by a pattern.
-    """
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    allowed = None
-    if followed.reads_all and columns.segment_ids is None:
-        allowed = None if columns.key_mask is None else columns.key_mask[:, None, None]
-    elif matrix is None or not followed.is_own:
-        offset = num_keys - num_queries if columns.query_offset is None else int(columns.query_offset)
-        layout = Layout(followed.pattern, query.shape[1], num_queries, num_keys, offset, followed.layer)
-        tokens = TokenMask(columns.key_mask, columns.segment_ids)
-        allowed = allowed_pairs(layout, tokens, len(query), query.device)
-    if matrix is not None and matrix.dtype == torch.bool:
-        allowed = matrix if allowed is None else allowed & matrix
-    return allowed
-
-
-def added_scores(matrix: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return what is added to the scores: a floating-point mask matrix, a position bias, or both.
-
-    Raises:
-        InputError: one of them does not belong to these queries and keys.
-    """
-    shape = (len(query), query.shape[1], query.shape[2], key.shape[2])
-    if matrix is not None:
-        check_matrix("attention_mask", matrix, shape)
-    if bias is not None:
-        check_matrix("position_bias", bias, shape)
-    if matrix is None or matrix.dtype == torch.bool:
-        return bias
-    return matrix if bias is None else bias + matrix

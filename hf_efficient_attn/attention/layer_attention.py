@@ -1,0 +1,145 @@
+"""One layer's attention, given what the layer follows and what the masks of its model say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.dense import allowed_pairs, term_bias
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+
+def attend_layer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    followed: LayerPattern,
+    attention_mask: Tensor | None,
+    scale: float,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    global_mask: Tensor | None = None,
+    terms: Sequence[Term] = (),
+    need_weights: bool = False,
+    backend: str = AUTO,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [batch, queries, heads, head_dim] and the weights [batch, heads, queries, keys] or None.
+
+    Args:
+        query: [batch, heads, queries, head_dim].
+        key, value: [batch, key heads, keys, head_dim], the cached ones first.
+        attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
+            gave, or None.
+        bias: added to the scores, [batch or 1, heads or 1, queries, keys].
+        global_mask: bool [batch, keys], True = reads and is read by its whole document.
+        terms: learned parts of the scores.
+        need_weights: compute densely, and return the weights.
+
+    Raises:
+        InputError: a mask that does not belong to these queries and keys.
+    """
+    matrix = None if attention_mask is None or is_table(attention_mask) else attention_mask
+    columns = TokenColumns()
+    if matrix is None:
+        columns = read_columns(attention_mask, followed, query, key)
+    tokens = TokenMask(columns.key_mask, columns.segment_ids, global_mask)
+    reads_all = followed.reads_all and columns.segment_ids is None
+    if reads_all or matrix is not None or bias is not None or need_weights:
+        if need_weights:
+            warn_of_weights()
+        added = added_scores(matrix, bias, query, key)
+        if terms:
+            looked_up: Any = term_bias(terms, layout_of(followed, columns.query_offset, query, key), tokens, key.device)
+            added = looked_up if added is None else added + looked_up
+        pairs = pairs_of(followed, columns.query_offset, tokens, matrix, query, key)
+        out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights)
+        return out.transpose(1, 2).contiguous(), weights
+    attended: Any = attention(
+        query,
+        key,
+        value,
+        followed.pattern,
+        scale=scale,
+        key_mask=columns.key_mask,
+        segment_ids=columns.segment_ids,
+        global_mask=global_mask,
+        terms=terms,
+        dropout=dropout,
+        backend=backend,
+        query_offset=columns.query_offset,
+        layer=followed.layer,
+    )
+    return attended.transpose(1, 2).contiguous(), None
+
+
+def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor) -> TokenColumns:
+    """Return what the token table says about the keys.
+
+    Raises:
+        InputError: the table was made for other keys.
+    """
+    num_keys = key.shape[2]
+    if table is not None:
+        width = table.shape[3]
+        # a pattern cache holds fewer keys than there are tokens
+        if table.shape[0] not in (1, len(key)) or width < num_keys or (width > num_keys and followed.is_own):
+            raise InputError(
+                f"The padding mask is for {table.shape[0]} x {width} keys, but there are {len(key)} x {num_keys}. Pass "
+                "an attention_mask with one column a token, cached tokens first."
+            )
+    return read_table(table, len(query), query.shape[2], num_keys)
+
+
+def pairs_of(
+    followed: LayerPattern,
+    query_offset: int | Tensor | None,
+    tokens: TokenMask,
+    matrix: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+) -> Tensor | None:
+    """Return which query may read which key, bool that broadcasts to [batch, heads, queries, keys]; None: all pairs.
+
+    A matrix that the user gave takes the place of the layer's own attention, and is cut down by a pattern.
+    """
+    allowed = None
+    if followed.reads_all and tokens.segment_ids is None:
+        allowed = None if tokens.key_mask is None else tokens.key_mask[:, None, None]
+    elif matrix is None or not followed.is_own:
+        allowed = allowed_pairs(layout_of(followed, query_offset, query, key), tokens, len(query), query.device)
+    if matrix is not None and matrix.dtype == torch.bool:
+        allowed = matrix if allowed is None else allowed & matrix
+    return allowed
+
+
+def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, query: Tensor, key: Tensor) -> Layout:
+    """Return the layer's pattern laid over these queries and keys; by default the queries are the last positions."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    offset = num_keys - num_queries if query_offset is None else int(query_offset)
+    return Layout(followed.pattern, query.shape[1], num_queries, num_keys, offset, followed.layer)
+
+
+def added_scores(matrix: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Return what is added to the scores: a floating-point mask matrix, a position bias, or both.
+
+    Raises:
+        InputError: one of them does not belong to these queries and keys.
+    """
+    shape = (len(query), query.shape[1], query.shape[2], key.shape[2])
+    if matrix is not None:
+        check_matrix("attention_mask", matrix, shape)
+    if bias is not None:
+        check_matrix("position_bias", bias, shape)
+    if matrix is None or matrix.dtype == torch.bool:
+        return bias
+    return matrix if bias is None else bias + matrix
