@@ -1,4 +1,22 @@
-"""tbd"""
+"""Extractive question answering over the Free On-line Dictionary of Computing.
+
+Package: Debian `dict-foldoc` 20230119-1, 2.4 MB. Its copyright file names the GNU Free Documentation License 1.1 or
+later, without invariant sections, and asks to be cited as "The Free On-line Dictionary of Computing,
+http://www.foldoc.org/, Editor Denis Howe".
+
+12,012 entries, of which 10,223 have an answer of 4 to 60 words and are unique in headword, definition and answer. With
+the 8 entries of a context that `load` takes unless told:
+
+| split | questions | words of a context, median | 90 % | longest | words of an answer, median | longest |
+|---|---:|---:|---:|---:|---:|---:|
+| train | 8,220 | 475 | 802 | 4,517 | 14 | 59 |
+| validation | 957 | 507 | 881 | 1,764 | 13 | 57 |
+| test | 1,046 | 495 | 824 | 4,632 | 14 | 52 |
+
+The text is real, the questions are four templates: what is learnt is to find an entry in a long text and where its
+first sentence ends, not to understand free questions. An answer occurs once in its context. Entries serve as company in
+other contexts of their own split only. Some are jargon, a few of them crude; first sentences are found by rule.
+"""
 
 import gzip
 import re
@@ -21,7 +39,8 @@ PACKAGE = Package(
 QUESTIONS = ("What is {}?", "What does {} mean?", "How is {} defined?", "What is meant by {}?")
 MIN_ANSWER_WORDS, MAX_ANSWER_WORDS = 4, 60
 NO_ANSWER = ("See ", "See:", "Compare ")
-SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)(?<!\bc)(?<!\b[A-Z])[.!?][\"')\]]*(?=\s|$)")
+ABBREVIATIONS = "".join(rf"(?<!\b{word})" for word in (r"e\.g", r"i\.e", "etc", "vs", "c", "Mr", "Dr", "Prof", "[A-Z]"))
+SENTENCE_END = re.compile(ABBREVIATIONS + r"[.!?][\"')\]]*(?=\s+[^a-z\s]|\s*$)")
 
 
 @dataclass(frozen=True)

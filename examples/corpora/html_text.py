@@ -14,12 +14,12 @@ class _TextParser(HTMLParser):
         self.unseen: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in UNSEEN and self.unseen is None:
+        if tag == "body":
+            self.unseen = None
+        elif tag in UNSEEN and self.unseen is None:
             self.unseen = tag
         elif tag in LINES:
             self.pieces.append("\n")
-            if tag == "body":
-                self.unseen = None
 
     def handle_endtag(self, tag: str) -> None:
         if tag == self.unseen:

@@ -1,4 +1,21 @@
-"""tbd"""
+"""The help of LibreOffice 7.4 in English and German: pairs of sentences and short paragraphs.
+
+Packages: Debian `libreoffice-help-en-us` and `libreoffice-help-de` 4:7.4.7-1+deb12u14, 1.8 and 3.3 MB, of 29 and 32 MB
+of HTML. Their copyright file names MPL-2.0.
+
+Both have the same 64,305 paragraphs and headings, told apart by page and id, so no alignment is guessed: 35,456 pairs
+have at least 3 words in both languages and differ in them, 27,329 of them with distinct English letters.
+
+| split | pairs | English words | German words | English words, median | 90 % | longest |
+|---|---:|---:|---:|---:|---:|---:|
+| train | 21,988 | 366,243 | 353,456 | 12 | 35 | 204 |
+| validation | 2,663 | 44,978 | 43,345 | 12 | 36 | 121 |
+| test | 2,678 | 44,919 | 43,300 | 13 | 35 | 138 |
+
+One narrow domain, with many sentences that differ from each other in a word or two: scores are higher than on general
+text. Where German is not translated yet, parts of it are English. Debian raises the last part of the version with
+security updates: see `accept_other_version` of `packages.fetch`.
+"""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,24 @@
-"""tbd"""
+"""Linux manual pages and their one-line summaries: long documents, short summaries.
+
+Packages: Debian `manpages` and `manpages-dev` 6.03-2, 1.3 and 2.0 MB. Their copyright file names GPL-2+ for most pages,
+and Linux-man-pages-copyleft, GPL-1+, GPL-2, BSD and Expat licences for others.
+
+1,113 pages, of which 13 only refer to another one.
+
+| split | pages | words, median | 90 % | longest | words of a summary, median | longest |
+|---|---:|---:|---:|---:|---:|---:|
+| train | 868 | 390 | 1,600 | 24,527 | 5 | 23 |
+| validation | 106 | 434 | 1,626 | 6,507 | 5 | 15 |
+| test | 126 | 364 | 2,105 | 6,354 | 5 | 13 |
+
+The summary is what stands behind the dash of the NAME section, which is taken out of the page; 84 of the 1,100 pages
+hold it word by word elsewhere. The first 12 words of DESCRIPTION reach ROUGE-L 0.22 on the test split. The summaries
+name things rather than retell: this is closer to giving a title than to a summary of news. Pages of one family (such as
+the character sets) resemble each other across the splits.
+
+The pages are read by `roff_text`: compared with what nroff prints of all 1,100, 22 words are missing and 5 too many of
+937,582.
+"""
 
 import gzip
 import re

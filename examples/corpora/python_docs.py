@@ -1,4 +1,20 @@
-"""tbd"""
+"""The prose of the documentation of Python 3.11: long English documents for language modelling.
+
+Package: Debian `python3.11-doc` 3.11.2-6+deb12u9, 12.6 MB. Its copyright file names the Python Software Foundation
+License version 2.
+
+497 reStructuredText files, of which 463 hold at least 50 words of prose and are no copies.
+
+| split | files | words | characters | words of a file, median | 90 % | longest |
+|---|---:|---:|---:|---:|---:|---:|
+| train | 390 | 941,055 | 6,118,237 | 1,123 | 6,724 | 20,698 |
+| validation | 38 | 91,874 | 597,082 | 1,258 | 6,800 | 10,776 |
+| test | 35 | 75,743 | 484,927 | 1,296 | 5,684 | 9,458 |
+
+Code, tables of contents and markup are left out by `rst_text`; signatures of functions and the cells of simple tables
+remain. Debian raises the last part of the version with security updates: see `accept_other_version` of
+`packages.fetch`.
+"""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ FIELD = re.compile(r":[\w -]+:(\s|$)")
 VERSION = re.compile("version|deprecated")
 ROLE = re.compile(r":[\w:+-]+:`(?P<shown>[^`<]+?)(?:\s*<[^`]*>)?`")
 LINK = re.compile(r"`(?P<shown>[^`<]+?)\s*<[^`]*>`__?")
-REFERENCE = re.compile(r"`(?P<shown>[^`]+)`__?")
+REFERENCE = re.compile(r"(?<!`)`(?P<shown>[^`]+)`(?!`)(?:__?)?")
 
 
 def rst_text(source: str) -> str:
@@ -28,31 +28,36 @@ def rst_text(source: str) -> str:
     """
     paragraphs: list[list[str]] = [[]]
     skipped_indent: int | None = None  # lines indented more than this are left out
+    in_session = False  # from ">>>" to the next empty line
     for line in source.expandtabs().splitlines():
         text, indent = line.strip(), len(line) - len(line.lstrip())
+        in_session = bool(text) and (in_session or text.startswith(">>>"))
         if not text or RULE.fullmatch(text) or TABLE_ROW.fullmatch(text):
             paragraphs.append([])
             continue
-        if skipped_indent is not None and indent > skipped_indent:
+        if in_session or (skipped_indent is not None and indent > skipped_indent):
             continue
-        skipped_indent = None
-        directive = DIRECTIVE.match(text)
-        if directive:
-            paragraphs.append([])
-            text = (directive["rest"] or "").strip() if directive["name"] in PROSE else ""
-            skipped_indent = None if directive["name"] in PROSE else indent
-            if VERSION.match(directive["name"] or ""):
-                text = text.partition(" ")[2]
-        elif text.startswith(">>>"):
-            text, skipped_indent = "", indent - 1
-        elif text.endswith("::"):
-            text, skipped_indent = text[:-1], indent
-        if BULLET.match(text):
-            paragraphs.append([])
+        text, has_prose = _begin(text, paragraphs)
+        skipped_indent = None if has_prose else indent
         if text and not FIELD.match(text):
-            paragraphs[-1].append(BULLET.sub("", text))
+            paragraphs[-1].append(text)
     joined = (" ".join(unmarked(" ".join(lines)).split()) for lines in paragraphs)
     return "\n\n".join(text for text in joined if re.search(r"\w", text))
+
+
+def _begin(text: str, paragraphs: list[list[str]]) -> tuple[str, bool]:
+    """Return the prose of a line and whether what is indented below it is prose; begin a paragraph where it does."""
+    directive = DIRECTIVE.match(text)
+    if directive:
+        paragraphs.append([])
+        name, rest = directive["name"] or "", (directive["rest"] or "").strip()
+        if name not in PROSE:
+            return "", False
+        return rest.partition(" ")[2] if VERSION.match(name) else rest, True
+    if BULLET.match(text):
+        paragraphs.append([])
+        text = BULLET.sub("", text)
+    return (text[:-1], False) if text.endswith("::") else (text, True)
 
 
 def unmarked(text: str) -> str:

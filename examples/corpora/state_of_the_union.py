@@ -7,9 +7,11 @@ government without copyright; its software is Apache-2.0.
 Democrats and Republicans only: 182 of the 233 addresses, 1829 to 2021. The 51 of Federalists, Democratic-Republicans,
 Whigs, the National Union and of no party are dropped.
 
-| split | addresses | Democrat | Republican | words, median | words, longest |
-|---|---:|---:|---:|---:|---:|
-SIZES
+| split | addresses | presidents | Democrat | Republican | words, median | longest |
+|---|---:|---:|---:|---:|---:|---:|
+| train | 106 | 21 | 52 | 54 | 6,763 | 27,382 |
+| validation | 28 | 6 | 14 | 14 | 6,964 | 33,558 |
+| test | 48 | 6 | 24 | 24 | 6,568 | 27,708 |
 
 The split is by president, fixed by hand below: no president is on two sides, since one president's addresses share
 their phrases, and each side has both parties and old and new times. A few presidents decide each score: report it with
