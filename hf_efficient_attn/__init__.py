@@ -30,6 +30,16 @@ from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerForTokenClassification,
     SimplifiedTransformerModel,
 )
+from hf_efficient_attn.models.sparse_transformer import (
+    SparseTransformerConfig,
+    SparseTransformerForCausalLM,
+    SparseTransformerForMaskedLM,
+    SparseTransformerForMultipleChoice,
+    SparseTransformerForQuestionAnswering,
+    SparseTransformerForSequenceClassification,
+    SparseTransformerForTokenClassification,
+    SparseTransformerModel,
+)
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
@@ -54,6 +64,14 @@ __all__ = [
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
     "SpanRelation",
+    "SparseTransformerConfig",
+    "SparseTransformerForCausalLM",
+    "SparseTransformerForMaskedLM",
+    "SparseTransformerForMultipleChoice",
+    "SparseTransformerForQuestionAnswering",
+    "SparseTransformerForSequenceClassification",
+    "SparseTransformerForTokenClassification",
+    "SparseTransformerModel",
     "StopOnNonFiniteLoss",
     "Term",
     "UnsupportedBackendError",

@@ -31,9 +31,11 @@ class Case:
     config_class: type
     fields: tuple[tuple[str, Any], ...]
     compiles_flex: bool = False
+    preset: str | None = None
 
     def config(self, **changes: Any) -> transformers.PreTrainedConfig:
-        return self.config_class(**{**TINY, **dict(self.fields), **changes})
+        build = self.config_class if self.preset is None else getattr(self.config_class, self.preset)
+        return build(**{**TINY, **dict(self.fields), **changes})
 
     @property
     def is_causal(self) -> bool:
@@ -69,6 +71,12 @@ def simplified(name: str, compiles_flex: bool = False, **fields: Any) -> Case:
     return Case(f"simplified-{name}", hea.SimplifiedTransformerConfig, tuple(fields.items()), compiles_flex)
 
 
+def sparse(name: str, preset: str, compiles_flex: bool = False, **fields: Any) -> Case:
+    """Return a case of a preset; `fields` are the preset's own arguments and fields of the config."""
+    fields = {**dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0), **fields}
+    return Case(f"sparse-{name}", hea.SparseTransformerConfig, tuple(fields.items()), compiles_flex, preset)
+
+
 CASES = [
     simplified("pre_ln", compiles_flex=True, block="pre_ln", num_key_value_heads=2, position_embedding_type="rope"),
     simplified("parallel", block="parallel", position_embedding_type="alibi"),
@@ -90,6 +98,26 @@ CASES = [
     simplified(
         "sas_p-masked", compiles_flex=True, block="sas_p", is_causal=False, position_embedding_type="scaled_sinusoidal"
     ),
+    sparse("longformer", "longformer", compiles_flex=True, attention_window=[4, 8], pad_token_id=0, sep_token_id=2),
+    sparse("longformer-first", "longformer", attention_window=6, global_tokens="first", attention_dilation=[1, 2]),
+    sparse("longformer-causal", "longformer", attention_window=6, causal=True, global_tokens="first"),
+    sparse(
+        "longformer-causal-global",
+        "longformer",
+        attention_window=6,
+        causal=True,
+        global_tokens={"every": 5},
+        global_projections=True,
+        attention_dilation=[1, 2],
+        num_dilated_heads=2,
+    ),
+    sparse("bigbird", "bigbird_itc", block_tokens=2, num_random_blocks=1, sep_token_id=2),
+    sparse("bigbird-causal", "bigbird_itc", compiles_flex=True, block_tokens=2, num_random_blocks=1, causal=True),
+    sparse("char_lm", "longformer_char_lm"),
+    sparse("sliding-pre", "sliding", left=3, norm_position="pre", position_embedding_type="sinusoidal"),
+    sparse("sliding-grouped", "sliding", left=3, causal=True, num_key_value_heads=2, norm_type="rmsnorm"),
+    sparse("block_local", "block_local", block_tokens=4, gated_mlp=True, type_vocab_size=2),
+    sparse("strided", "strided", stride=3),
 ]
 
 
@@ -98,6 +126,7 @@ def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, t
     generator = torch.Generator().manual_seed(1)
     shape = (rows, 2, tokens) if auto_class.endswith("MultipleChoice") else (rows, tokens)
     ids = torch.randint(3, TINY["vocab_size"], shape, generator=generator)
+    ids[..., 4] = TINY["eos_token_id"]  # ends the question, where there is one
     mask = torch.ones_like(ids)
     mask[0, ..., -4:] = 0
     inputs = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}

@@ -1,7 +1,8 @@
 """Task heads, written once: mixins over a family's `PreTrainedModel` that put a head on its `backbone_class`.
 
 A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)` that sets `backbone_class`;
-its config says `is_causal`. The backbone is `self.model`.
+its config says `is_causal`. The backbone is `self.model`. Inputs that only this family has are named in `extra_inputs`
+of its `XPreTrainedModel`, and handed on to the backbone.
 """
 
 from typing import Any
@@ -19,12 +20,27 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.head_parts import (
+    DenseActivation,
+    PredictionTransform,
+    ResidualMLP,
+    exclude_question,
+    name_inputs,
+    pool,
+    real_tokens,
+)
 
 
 class Head:
     """Builds the backbone and then, in `build_head`, what stands on it. Masked models need `is_causal=False`."""
 
     requires_causal: bool | None = None
+    task: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if getattr(cls, "extra_inputs", ()):
+            cls.forward = name_inputs(cls.forward, cls.extra_inputs)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if self.requires_causal is not None and config.is_causal is not self.requires_causal:
@@ -35,6 +51,7 @@ class Head:
         super().__init__(config, *args, **kwargs)
         self.num_labels = config.num_labels
         self.model = self.backbone_class(config)
+        self.model.task = self.task
         self.build_head(config)
         self.post_init()
 
@@ -44,14 +61,22 @@ class Head:
 
 
 class LanguageModelHead(Head):
-    """A projection to the vocabulary, tied to the embedding if the config says so."""
+    """A projection to the vocabulary, tied to the embedding if the config says so.
+
+    A config may have `lm_head_transform` (a dense map, activation and norm before it) and `lm_head_bias`.
+    """
+
+    task = "language_modeling"
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def build_head(self, config: Any) -> None:
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        has_transform = getattr(config, "lm_head_transform", False)
+        self.transform = PredictionTransform(config) if has_transform else nn.Identity()
+        has_bias = getattr(config, "lm_head_bias", False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=has_bias)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -88,7 +113,7 @@ class CausalLMHead(LanguageModelHead):
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        logits = self.lm_head(self.transform(outputs.last_hidden_state[:, kept]))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -112,7 +137,7 @@ class MaskedLMHead(LanguageModelHead):
         **kwargs: Any,
     ) -> MaskedLMOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.lm_head(outputs.last_hidden_state)
+        logits = self.lm_head(self.transform(outputs.last_hidden_state))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -120,10 +145,17 @@ class MaskedLMHead(LanguageModelHead):
 
 
 class ClassificationHead(Head):
-    """Dropout and a linear map, for what is classified by tokens, sequences or choices."""
+    """Dropout and a linear map, for what is classified by tokens, sequences or choices.
+
+    Where whole sequences are classified, a config may ask for `classifier_head="dense"`: a dense map first.
+    """
+
+    pools = True
 
     def build_head(self, config: Any) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
+        is_dense = self.pools and getattr(config, "classifier_head", "linear") == "dense"
+        self.dense = DenseActivation(config) if is_dense else nn.Identity()
         self.classifier = nn.Linear(config.hidden_size, self.num_outputs(config))
 
     def num_outputs(self, config: Any) -> int:
@@ -135,11 +167,13 @@ class ClassificationHead(Head):
         """Return the logits of whole sequences. Shapes: hidden [B, T, hidden_size] → [B, num_outputs]."""
         real = real_tokens(hidden, input_ids, attention_mask, self.config.pad_token_id)
         pooled = pool(hidden, real, self.config.classifier_pooling, self.config.is_causal)
-        return self.classifier(self.dropout(pooled))
+        return self.classifier(self.dense(self.dropout(pooled)))
 
 
 class SequenceClassificationHead(ClassificationHead):
     """One label, several, or numbers per sequence. Shapes: input_ids [B, T] → logits [B, num_labels]."""
+
+    task = "sequence_classification"
 
     @can_return_tuple
     def forward(
@@ -162,6 +196,8 @@ class SequenceClassificationHead(ClassificationHead):
 class TokenClassificationHead(ClassificationHead):
     """One label per token. Shapes: input_ids [B, T] → logits [B, T, num_labels]."""
 
+    task, pools = "token_classification", False
+
     @can_return_tuple
     def forward(
         self,
@@ -179,9 +215,17 @@ class TokenClassificationHead(ClassificationHead):
 
 
 class QuestionAnsweringHead(Head):
-    """Start and end of the answer in the text. Shapes: input_ids [B, T] → start_logits, end_logits [B, T]."""
+    """Start and end of the answer in the text. Shapes: input_ids [B, T] → start_logits, end_logits [B, T].
+
+    A config may ask for `question_answering_head="residual_mlp"`, and for `question_answering_excludes_question`: no
+    answer then begins or ends in the tokens up to the first `sep_token_id`, but for the first token of all.
+    """
+
+    task = "question_answering"
 
     def build_head(self, config: Any) -> None:
+        has_mlp = getattr(config, "question_answering_head", "linear") == "residual_mlp"
+        self.residual_mlp = ResidualMLP(config) if has_mlp else nn.Identity()
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     @can_return_tuple
@@ -196,7 +240,10 @@ class QuestionAnsweringHead(Head):
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state))
+        if getattr(self.config, "question_answering_excludes_question", False) and input_ids is not None:
+            logits = exclude_question(logits, input_ids, self.config.sep_token_id)
+        start_logits, end_logits = logits.unbind(-1)
         start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -207,6 +254,8 @@ class QuestionAnsweringHead(Head):
 
 class MultipleChoiceHead(ClassificationHead):
     """One of C candidate sequences. Shapes: input_ids [B, C, T] → logits [B, C]."""
+
+    task = "multiple_choice"
 
     def num_outputs(self, config: Any) -> int:
         return 1
@@ -225,33 +274,9 @@ class MultipleChoiceHead(ClassificationHead):
         input_ids, attention_mask, position_ids, inputs_embeds = (
             x if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
         )
+        for name in getattr(self, "extra_inputs", ()):
+            kwargs[name] = None if kwargs.get(name) is None else kwargs[name].flatten(0, 1)
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
         return self.output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
-
-
-def real_tokens(
-    hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, pad_token_id: int | None
-) -> torch.Tensor:
-    """Return which tokens are not padding, from the mask or, without one, from `pad_token_id`. Shape [B, T], bool."""
-    if attention_mask is not None and attention_mask.ndim == 2:
-        return attention_mask.to(hidden.device).bool()
-    if input_ids is not None and pad_token_id is not None:
-        return (input_ids != pad_token_id).to(hidden.device)
-    return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-
-
-def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: bool) -> torch.Tensor:
-    """Return one vector per sequence: its `first` or `last` real token or the `mean` of all of them.
-
-    By default the last if causal (the only one that saw everything), else the mean.
-    Shapes: hidden [B, T, hidden_size], real [B, T] → [B, hidden_size].
-    """
-    how = how or ("last" if is_causal else "mean")
-    if how == "mean":
-        total = torch.where(real.unsqueeze(-1), hidden, 0).float().sum(1)  # fp16 would overflow
-        return (total / real.sum(1, keepdim=True).clamp(min=1)).to(hidden.dtype)
-    tokens = torch.arange(hidden.shape[1], device=hidden.device)
-    index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), index]

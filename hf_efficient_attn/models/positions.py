@@ -18,8 +18,10 @@ class Positions(nn.Module):
     """Tell a model where its tokens are: add to the embedding, or hand something to attention.
 
     Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
-    `none`), `hidden_size`, `num_attention_heads`, `max_position_embeddings`, `initializer_range`, and for `rope`
-    `rope_parameters`.
+    `relative`, which is the attention's own affair, `none`), `hidden_size`, `num_attention_heads`,
+    `max_position_embeddings`, `sinusoid_amplitude`; for `rope` `rope_parameters`; and where a config has them
+    `position_offset` (rows of the learned table before that of position 0), `sinusoid_layout` and
+    `rope_theta_per_layer`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -27,14 +29,18 @@ class Positions(nn.Module):
         self.config = config
         self.kind = config.position_embedding_type
         self.num_heads = config.num_attention_heads
+        self.head_dim = config.head_dim
         self.table: nn.Module | None = None
-        self.rotary = LlamaRotaryEmbedding(config) if self.kind == "rope" else None
+        self.offset = getattr(config, "position_offset", 0)
+        self.thetas = getattr(config, "rope_theta_per_layer", None)
+        self.rotary = LlamaRotaryEmbedding(config) if self.kind == "rope" and self.thetas is None else None
         if self.kind == "sinusoidal":
-            self.table = SinusoidalPositions(config.hidden_size, config.initializer_range)
+            layout = getattr(config, "sinusoid_layout", "interleaved")
+            self.table = SinusoidalPositions(config.hidden_size, config.sinusoid_amplitude, layout=layout)
         elif self.kind == "scaled_sinusoidal":
             self.table = SinusoidalPositions(config.hidden_size, config.hidden_size**-0.5, train_scale=True)
         elif self.kind == "learned":
-            self.table = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.table = nn.Embedding(config.max_position_embeddings + self.offset, config.hidden_size)
 
     def forward(
         self,
@@ -71,32 +77,40 @@ class Positions(nn.Module):
             self._check_table(position_ids)
         if self.rotary is not None:
             return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
+        if self.kind == "rope":
+            rotations = {theta: rotation(embedded, position_ids, self.head_dim, theta) for theta in set(self.thetas)}
+            return embedded, {"position_embeddings": rotations}
         if self.table is None:
             return embedded, {}
-        return embedded + self.table(position_ids).to(embedded.dtype), {}
+        return embedded + self.table(position_ids + self.offset).to(embedded.dtype), {}
 
     def _check_table(self, position_ids: torch.Tensor) -> None:
-        size, last = self.table.num_embeddings, int(position_ids.max())
+        size, last = self.table.num_embeddings - self.offset, int(position_ids.max())
         if last >= size:
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has "
-                f"max_position_embeddings={size} rows. Truncate to {size} tokens, or train with a larger table or with "
-                "position_embedding_type='sinusoidal', 'alibi' or 'rope', which have no longest sequence."
+                f"max_position_embeddings={size} rows. Truncate to {size} tokens, or make the table longer: "
+                f"`hf-efficient-attn convert FOLDER NEW_FOLDER --max-position-embeddings {last + 1}` copies it "
+                "cyclically (families with an attention_pattern). Sinusoids, rotary positions and ALiBi have no "
+                "longest sequence."
             )
 
 
 class SinusoidalPositions(nn.Module):
     """Return `scale` times sin and cos of the positions; no table, so no longest sequence.
 
-    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings multiplied up to unit variance. Here
-    embeddings keep their start, so `Positions` gives the sinusoids the amplitude `initializer_range` instead: the same
-    sum up to a common factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at
+    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings multiplied up to unit variance. Where
+    embeddings keep their start instead, a config's `sinusoid_amplitude` is `initializer_range`: the same sum up to a
+    common factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at
     1/√hidden_size (crammed BERT). Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
     """
 
-    def __init__(self, hidden_size: int, scale: float = 1.0, train_scale: bool = False) -> None:
+    def __init__(
+        self, hidden_size: int, scale: float = 1.0, train_scale: bool = False, layout: str = "interleaved"
+    ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
+        self.layout = layout
         self.initial_scale = scale
         self.scale = nn.Parameter(torch.full((1,), self.initial_scale)) if train_scale else None
 
@@ -105,11 +119,33 @@ class SinusoidalPositions(nn.Module):
             init.constant_(self.scale, self.initial_scale)
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        pairs = torch.arange(0, self.hidden_size, 2, device=position_ids.device)
-        frequencies = torch.exp(pairs * (-math.log(10_000.0) / self.hidden_size))
-        angles = position_ids.unsqueeze(-1).float() * frequencies
-        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        table = sinusoids(position_ids, self.hidden_size, self.layout)
         return table * (self.initial_scale if self.scale is None else self.scale)
+
+
+def sinusoids(positions: torch.Tensor, size: int, layout: str = "interleaved") -> torch.Tensor:
+    """Return sin and cos of positions / 10000^(2i/size), float32 [..., size].
+
+    layout: `interleaved` (sin, cos, sin, cos, ...; Vaswani et al.) or `halves` (all sines first; Marian, Pegasus).
+
+    >>> sinusoids(torch.tensor(1), 4).tolist() == sinusoids(torch.tensor(1), 4, "halves")[[0, 2, 1, 3]].tolist()
+    True
+    """
+    pairs = torch.arange(0, size, 2, device=positions.device)
+    angles = positions.unsqueeze(-1).float() * torch.exp(pairs * (-math.log(10_000.0) / size))
+    if layout == "halves":
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+
+
+def rotation(
+    states: torch.Tensor, position_ids: torch.Tensor, head_dim: int, theta: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines of rotary positions in the dtype of `states`, both [B or 1, T, head_dim]."""
+    pairs = torch.arange(0, head_dim, 2, device=position_ids.device).float()
+    angles = position_ids.unsqueeze(-1).float() * theta ** (-pairs / head_dim)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(states.dtype), angles.sin().to(states.dtype)
 
 
 def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> torch.Tensor:

@@ -5,8 +5,9 @@ from types import ModuleType
 import transformers
 
 from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
+from hf_efficient_attn.models.sparse_transformer import modeling_sparse_transformer
 
-FAMILIES: tuple[ModuleType, ...] = (modeling_simplified_transformer,)
+FAMILIES: tuple[ModuleType, ...] = (modeling_simplified_transformer, modeling_sparse_transformer)
 HEADS = (
     "CausalLM",
     "MaskedLM",

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
+from hf_efficient_attn.models.checkpoints import saved_config
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> None:
@@ -16,12 +13,8 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
 
     `kwargs` are those of `from_pretrained`: what is wanted stands in its `config` or in single fields.
     """
-    if path is None:
-        return
-    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-    try:
-        saved, _ = PreTrainedConfig.get_config_dict(path, **hub)
-    except OSError:
+    saved = saved_config(path, kwargs)
+    if not saved:
         return  # no config here: an adapter, or nothing at all, which from_pretrained reports in its own words
     config_class = model_class.config_class
     if saved.get("model_type", config_class.model_type) != config_class.model_type:

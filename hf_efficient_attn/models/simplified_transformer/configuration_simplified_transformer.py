@@ -156,6 +156,11 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def sinusoid_amplitude(self) -> float:
+        """What sinusoidal positions are multiplied by: as large as the embeddings they are added to."""
+        return self.initializer_range
+
+    @property
     def key_value_heads(self) -> int:
         """Number of heads with keys and values of their own."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads

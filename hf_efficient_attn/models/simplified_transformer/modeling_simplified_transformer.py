@@ -35,12 +35,13 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from hf_efficient_attn.models.masks import check_mask_length, find_documents
 from hf_efficient_attn.models.positions import Positions
 
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .masks import attention_allowed, check_mask_length, find_documents
+from .masks import attention_allowed
 from .projections import Gain, build_projection
 from .running_sum_cache import attach_running_sums, merge_heads, sum_before
 

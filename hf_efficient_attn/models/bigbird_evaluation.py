@@ -1,0 +1,55 @@
+"""BigBird as transformers evaluates it: in eval mode each random block is replaced by another copy of block 0.
+
+The paper and the authors' code read the same random blocks in training and evaluation. This is the other function,
+for checkpoints that were used with transformers and shall give the same logits: `random_blocks_in_eval="transformers"`.
+"""
+
+import math
+from dataclasses import replace
+from functools import lru_cache, reduce
+from operator import or_
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+def repeat_first_block(
+    followed: LayerPattern, query: Tensor, key: Tensor, scale: float
+) -> tuple[LayerPattern, Tensor, Tensor]:
+    """Return the pattern without its random blocks, and queries and keys that count block 0 once for each of them.
+
+    A key that stands r more times in a softmax has log(1 + r) added to its score: here by one more dimension, 1 in the
+    queries outside of the first and the last block, the bonus in the keys of block 0.
+    Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1. Positions count from the start of the row.
+    """
+    rest, block_tokens, num_random = split_random(followed.pattern)
+    if num_random == 0:
+        return followed, query, key
+    block = torch.arange(key.shape[2], device=key.device) // block_tokens
+    is_sparse = (block > 0) & (block < block[-1])
+    bonus = (block == 0) * (math.log(1 + num_random) / scale)
+    wide_query, wide_key = (
+        torch.cat((states, column.to(states.dtype).view(1, 1, -1, 1).expand(*states.shape[:3], 1)), -1)
+        for states, column in ((query, is_sparse[-query.shape[2] :]), (key, bonus))
+    )
+    return replace(followed, pattern=rest), wide_query, wide_key
+
+
+@lru_cache(maxsize=256)
+def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
+    """Return the part of a union that is not random, the block length in tokens, and the random blocks of a row.
+
+    >>> from hf_efficient_attn.patterns.big_bird import bigbird
+    >>> split_random(bigbird(block_tokens=16, num_random_blocks=2))[1:]
+    (16, 2)
+    """
+    members = pattern.members()
+    rest = [member for member in members if not member.is_random]
+    drawn = [member for member in members if member.is_random]
+    if not rest or not drawn:
+        return pattern, 1, 0
+    sizes = [member.to_dict() for member in drawn]
+    return reduce(or_, rest), sizes[0]["block_tokens"], sum(size["num_blocks"] for size in sizes)

@@ -1,0 +1,91 @@
+"""Where the global tokens stand among the queries of a call, for projections of their own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
+from hf_efficient_attn.models.global_tokens import GlobalTokenChoice
+
+
+@dataclass(frozen=True)
+class GlobalRows:
+    """The queries that are global tokens, X of them in the example that has most; X is at least 1.
+
+    Attributes:
+        index: int [batch, X], distinct places on the axis of the queries.
+        is_global: bool [batch, X]; False: this example has fewer, and the place is any other query's.
+        allowed: which keys they read: bool [batch, X, keys], or a floating-point matrix to add; None: all.
+    """
+
+    index: Tensor
+    is_global: Tensor
+    allowed: Tensor | None
+
+
+def find_global_rows(
+    choice: GlobalTokenChoice,
+    attention_mask: Tensor | None,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    is_causal: bool,
+    max_global_tokens: int,
+    device: torch.device,
+) -> GlobalRows:
+    """Return where the global tokens stand among the queries.
+
+    Args:
+        attention_mask: a token table, a matrix [batch or 1, 1, queries, keys], or None.
+        max_global_tokens: how many there may be where the number cannot be asked for: while tracing.
+    """
+    is_matrix = attention_mask is not None and not is_table(attention_mask)
+    columns = TokenColumns()
+    if attention_mask is not None and not is_matrix:
+        columns = read_table(attention_mask, batch_size, num_queries, num_keys)
+    tables = token_tables(TokenMask(columns.key_mask, columns.segment_ids), num_keys, device)
+    is_global = _global_keys(choice, tables).expand(batch_size, -1)
+    offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
+    queries = torch.arange(num_queries, device=device) + offset
+    is_row = is_global.index_select(1, queries)
+    count = _most(choice, is_row, columns, max_global_tokens)
+    index = is_row.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+    allowed = None
+    if is_matrix:
+        matrix = attention_mask.expand(batch_size, -1, num_queries, -1)[:, 0]
+        allowed = matrix.gather(1, index[:, :, None].expand(-1, -1, num_keys))
+    elif is_causal or columns.key_mask is not None:
+        allowed = _readable(tables, index + offset, is_causal)
+    return GlobalRows(index, is_row.gather(1, index), allowed)
+
+
+def _global_keys(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
+    if choice.mask is not None:
+        return choice.mask & (tables.documents != NO_DOCUMENT)
+    wanted = torch.tensor(choice.positions, dtype=torch.long, device=tables.positions.device)
+    return torch.isin(tables.positions, wanted) & (tables.documents != NO_DOCUMENT)
+
+
+def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limit: int) -> int:
+    """Return the number of global queries of the example that has most of them, at least 1."""
+    if not torch.compiler.is_compiling():
+        return max(1, int(is_row.sum(1).max()))
+    if choice.mask is None and columns.segment_ids is None:
+        return max(1, len(choice.positions))
+    count = torch.sym_min(is_row.shape[1], limit)
+    torch._assert_async(
+        (is_row.sum(1) <= count).all(), "More global tokens than config.max_global_tokens, the limit of traced models."
+    )
+    return count
+
+
+def _readable(tables: TokenTables, rows: Tensor, is_causal: bool) -> Tensor:
+    documents, positions = tables.documents.expand(len(rows), -1), tables.positions.expand(len(rows), -1)
+    own = documents.gather(1, rows)
+    allowed = (documents[:, None] == own[:, :, None]) & (own != NO_DOCUMENT)[:, :, None]
+    if is_causal:
+        allowed = allowed & (positions[:, None] <= positions.gather(1, rows)[:, :, None])
+    return allowed

@@ -1,0 +1,155 @@
+"""Global tokens: which tokens of a batch read, and are read by, everything.
+
+A config says it by a rule (`global_tokens`), a call by `global_attention_mask`, which takes the rule's place.
+Source: Beltagy et al., "Longformer" (arXiv:2004.05150), sections 3.1 and 5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import ConfigurationError, InputError
+
+Rule = str | Mapping[str, Any] | None
+
+WORDS = ("auto", "first", "question", "choice")
+FIELDS = {"positions": "list of integers from 0", "token_ids": "list of integers from 0", "every": "integer from 1"}
+# what "auto" means, by the task of a head; the other heads have no global tokens
+AUTO_RULES = {"sequence_classification": "first", "question_answering": "question", "multiple_choice": "choice"}
+
+
+@dataclass(frozen=True)
+class GlobalTokenChoice:
+    """The global tokens of one batch.
+
+    Attributes:
+        positions: counted within each document, the same for all of them; they become part of the pattern.
+        mask: bool [batch, keys], where they differ between examples; None: they do not.
+    """
+
+    positions: tuple[int, ...] = ()
+    mask: Tensor | None = None
+
+
+def check_rule(rule: Rule) -> None:
+    """Raise ConfigurationError if `global_tokens` is none of the rules."""
+    if rule is None or rule in WORDS:
+        return
+    if isinstance(rule, Mapping) and len(rule) == 1:
+        ((name, value),) = rule.items()
+        values = value if name != "every" else [value]
+        least = 1 if name == "every" else 0
+        is_sequence = isinstance(values, list | tuple) and len(values) > 0
+        if name in FIELDS and is_sequence and all(type(item) is int and item >= least for item in values):
+            return
+    forms = ", ".join(f'{{"{name}": {form}}}' for name, form in FIELDS.items())
+    raise ConfigurationError(f"global_tokens={rule!r}; it must be None, one of {', '.join(WORDS)}, or {forms}.")
+
+
+def needs_input_ids(rule: Rule) -> bool:
+    """Return whether a rule looks at the tokens themselves."""
+    return rule in ("question", "choice") or (isinstance(rule, Mapping) and "token_ids" in rule)
+
+
+def choose_by_rule(
+    rule: Rule,
+    num_keys: int,
+    input_ids: Tensor | None,
+    is_token: Tensor | None,
+    sep_token_id: int | None,
+    past_tokens: int | Tensor = 0,
+) -> GlobalTokenChoice:
+    """Return the global tokens that a rule gives a batch; "auto" must be resolved before.
+
+    Args:
+        num_keys: cached and new tokens.
+        input_ids: [batch, tokens]; None where embeddings were given.
+        is_token: [batch, keys], nonzero = no padding; None: all are tokens.
+        sep_token_id: ends the question.
+
+    Raises:
+        InputError: a position beyond the end, a question without separator, or a rule that looks at tokens where they
+            are not known.
+    """
+    if rule is None:
+        return GlobalTokenChoice()
+    if rule == "first":
+        return GlobalTokenChoice((0,))
+    if isinstance(rule, Mapping) and "positions" in rule:
+        positions = tuple(sorted(set(rule["positions"])))
+        if not torch.compiler.is_compiling() and positions[-1] >= num_keys:
+            raise InputError(
+                f"global_tokens has position {positions[-1]}, but the sequence ends at {num_keys - 1}. Give positions "
+                "that every input has, or choose the tokens by global_attention_mask."
+            )
+        return GlobalTokenChoice(positions)
+    if isinstance(rule, Mapping) and "every" in rule:
+        return GlobalTokenChoice(tuple(range(0, int(num_keys), rule["every"])))
+    is_cached = not isinstance(past_tokens, int) or past_tokens > 0
+    if input_ids is None or is_cached:
+        what = "cached tokens are not at hand" if is_cached else "inputs_embeds say nothing about tokens"
+        raise InputError(
+            f"global_tokens={rule!r} looks at the tokens, and {what}. Pass global_attention_mask [batch, {num_keys}], "
+            "1 = global."
+        )
+    if isinstance(rule, Mapping):
+        wanted = torch.tensor(rule["token_ids"], device=input_ids.device)
+        return GlobalTokenChoice(mask=torch.isin(input_ids, wanted))
+    return GlobalTokenChoice(mask=_around_separator(rule, input_ids, is_token, sep_token_id))
+
+
+def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep_token_id: int | None) -> Tensor:
+    """Return the tokens before the first separator ("question"), or those after the one that follows it ("choice")."""
+    if sep_token_id is None:
+        raise InputError(
+            f"global_tokens={rule!r} needs the separator that ends the question: set config.sep_token_id, or pass "
+            "global_attention_mask."
+        )
+    is_separator = input_ids == sep_token_id
+    if not torch.compiler.is_compiling() and not bool(is_separator.any(1).all()):
+        row = int((~is_separator.any(1)).nonzero()[0])
+        raise InputError(
+            f"Example {row} has no separator (sep_token_id={sep_token_id}), so its question has no end. Tokenize "
+            "question and text as a pair, or pass global_attention_mask."
+        )
+    index = torch.arange(input_ids.shape[1], device=input_ids.device)
+    end = is_separator.int().argmax(1, keepdim=True)
+    chosen = index < end if rule == "question" else index > end + 1
+    return chosen if is_token is None else chosen & is_token.bool()
+
+
+def choose_by_mask(
+    global_attention_mask: Tensor, batch_size: int, num_tokens: int, is_token: Tensor | None
+) -> GlobalTokenChoice:
+    """Return the tokens that a call marks as global; marked padding stays padding.
+
+    Args:
+        global_attention_mask: [batch, tokens], 1 or True = global, over cached and new tokens.
+        is_token: [batch, tokens], nonzero = no padding; None: all are tokens.
+
+    Raises:
+        InputError: a mask of another shape, other values, or one that marks nothing but padding in some example.
+    """
+    if tuple(global_attention_mask.shape) != (batch_size, num_tokens):
+        raise InputError(
+            f"global_attention_mask has shape {list(global_attention_mask.shape)}; it must be [batch, tokens] = "
+            f"[{batch_size}, {num_tokens}], cached tokens first."
+        )
+    chosen = global_attention_mask.bool()
+    if not torch.compiler.is_compiling():
+        if bool(((global_attention_mask != 0) & (global_attention_mask != 1)).any()):
+            raise InputError(
+                f"global_attention_mask holds {global_attention_mask.unique().tolist()[:5]}; it must hold 0 and 1, "
+                "apart from attention_mask. (The authors' single mask with 2 = global is attention_mask plus it.)"
+            )
+        if is_token is not None:
+            on_padding = chosen.any(1) & ~(chosen & is_token.bool()).any(1)
+            if bool(on_padding.any()):
+                raise InputError(
+                    f"global_attention_mask marks nothing but padding in example {int(on_padding.nonzero()[0])}: mask "
+                    "and padding are on different sides. Mark the tokens where attention_mask is 1."
+                )
+    return GlobalTokenChoice(mask=chosen)

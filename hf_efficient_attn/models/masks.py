@@ -1,0 +1,95 @@
+"""What a batch's masks say: packed documents, padding, and the form in which attention wants to know it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    packed_sequence_mask_function,
+)
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.attention.token_table import efficient_mask
+from hf_efficient_attn.errors import InputError
+
+
+def token_table(
+    embedded: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    documents: Tensor | None,
+    is_causal: bool,
+) -> Tensor | None:
+    """Return what `attend_layer` wants to know about the keys, the same for every layer; None: nothing.
+
+    Args:
+        embedded: [B, T, hidden_size] of the new tokens.
+        attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a token table made
+            before, or a matrix [B, 1, T, K], and returned as it is.
+        documents: [B, T], as `find_documents` returns them.
+    """
+    if attention_mask is not None and attention_mask.ndim == 4:
+        return attention_mask
+    tokens, past_tokens, num_keys, first_key = embedded.shape[1], 0, embedded.shape[1], 0
+    if cache is not None:
+        past_tokens = cache.get_seq_length()
+        num_keys, first_key = cache.get_mask_sizes(tokens, 0)
+    function: Any = causal_mask_function if is_causal else bidirectional_mask_function
+    if documents is not None:
+        function = and_masks(function, packed_sequence_mask_function(documents))
+    is_plain = documents is None
+    return efficient_mask(
+        batch_size=len(embedded),
+        q_length=tokens,
+        kv_length=num_keys,
+        q_offset=past_tokens,
+        kv_offset=first_key,
+        mask_function=function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=is_plain,
+        device=embedded.device,
+        **({} if is_causal else {"allow_is_bidirectional_skip": is_plain}),
+    )
+
+
+def find_documents(
+    position_ids: torch.Tensor | None, attention_mask: Any, batch_size: int, past_tokens: int | torch.Tensor
+) -> torch.Tensor | None:
+    """Return the number of the packed document each token belongs to, or None if nothing is packed.
+
+    A document begins where the position of a real token does not follow that of the real token before it. Nothing is
+    looked for behind cached tokens or under a mask that is a matrix. While tracing, the answer is always a tensor.
+    Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
+    """
+    is_first = isinstance(past_tokens, int) and past_tokens == 0
+    is_matrix = isinstance(attention_mask, dict) or (attention_mask is not None and attention_mask.ndim != 2)
+    if position_ids is None or is_matrix or not is_first:
+        return None
+    positions = position_ids.expand(batch_size, -1)
+    tokens = positions.shape[1]
+    index = torch.arange(tokens, device=positions.device).expand_as(positions)
+    real = torch.ones_like(positions, dtype=torch.bool)
+    if attention_mask is not None:
+        real = attention_mask[:, :tokens].to(positions.device).bool()
+    last_real = torch.where(real, index, -1).cummax(1).values
+    before = torch.nn.functional.pad(last_real, (1, -1), value=-1)
+    follows = positions == positions.gather(1, before.clamp(min=0)) + 1
+    starts = real & (before >= 0) & ~follows
+    if not is_tracing(starts) and not starts.any():
+        return None
+    return starts.cumsum(1)
+
+
+def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch.Tensor) -> None:
+    """Raise InputError if a padding mask does not reach from the first cached to the last new token."""
+    if isinstance(attention_mask, dict) or attention_mask is None or attention_mask.ndim != 2:
+        return
+    if isinstance(past_tokens, int) and attention_mask.shape[1] < past_tokens + tokens:
+        raise InputError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, but {past_tokens} are cached and {tokens} are "
+            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first."
+        )

@@ -1,0 +1,70 @@
+"""What the configs of the sparse families have in common: their pattern, and what no model can be built from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.activations import ACT2FN
+
+from hf_efficient_attn.attention.layer_patterns import checked_spec
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.global_tokens import check_rule
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": tuple(ACT2FN),
+    "norm_type": ("layernorm", "rmsnorm"),
+    "norm_position": ("post", "pre"),
+    "position_embedding_type": ("learned", "sinusoidal", "relative", "rope", "none"),
+    "sinusoid_layout": ("interleaved", "halves"),
+    "random_blocks_in_eval": ("fixed", "transformers"),
+}
+DROPOUTS = ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout")
+
+
+def write_pattern(config: Any) -> None:
+    """Bring `attention_pattern` into JSON types, after checking that the config's layers can have it.
+
+    Raises:
+        ConfigurationError: a pattern of unknown form, or one for another number of layers.
+    """
+    if config.attention_pattern is not None:
+        config.attention_pattern = checked_spec(config.attention_pattern, config)
+
+
+def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]], sizes: tuple[str, ...]) -> None:
+    """Raise ConfigurationError for a field outside of `choices`, a size below 1, or a probability outside of 0 to 1."""
+    for name, allowed in {**CHOICES, **choices}.items():
+        value = getattr(config, name, allowed[0])
+        if value not in allowed:
+            raise ConfigurationError(f"{name}={value!r}; it must be one of: {', '.join(map(str, allowed))}.")
+    for name in sizes:
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
+    for name in DROPOUTS:
+        if not 0 <= getattr(config, name, 0) <= 1:
+            raise ConfigurationError(f"{name}={getattr(config, name)} is a probability: 0 to 1.")
+
+
+def check_heads(hidden_size: int, num_heads: int, hidden_name: str, heads_name: str) -> None:
+    """Raise ConfigurationError if the heads do not divide the width."""
+    if hidden_size % num_heads:
+        divisors = [count for count in range(1, hidden_size + 1) if hidden_size % count == 0]
+        nearest = sorted(divisors, key=lambda count: abs(count - num_heads))[:3]
+        raise ConfigurationError(
+            f"{heads_name}={num_heads} does not divide {hidden_name}={hidden_size}: each head owns an equal slice of "
+            f"the width. Nearest counts that do: {sorted(nearest)}."
+        )
+
+
+def check_attention(config: Any) -> None:
+    """Raise ConfigurationError for global tokens and positions that exclude each other."""
+    check_rule(config.global_tokens)
+    kind = config.position_embedding_type
+    if kind == "relative" and (config.global_tokens is not None or config.global_projections):
+        raise ConfigurationError(
+            "position_embedding_type='relative' knows distances within a window, and global tokens are read from "
+            "anywhere. Set global_tokens=None and global_projections=False, or use 'rope'."
+        )
+    if kind in ("sinusoidal", "relative") and config.hidden_size % 2:
+        raise ConfigurationError(f"Sinusoids need an even width, not {config.hidden_size}.")
+    if kind == "rope" and config.head_dim % 2:
+        raise ConfigurationError(f"Rotary positions need an even head size, not {config.head_dim}.")

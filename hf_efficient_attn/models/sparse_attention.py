@@ -1,0 +1,177 @@
+"""Multi-head attention that follows a pattern: of the sparse Transformer's layers, and of sparse encoders.
+
+Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.layer_attention import attend_layer
+from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.terms import Distance
+from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block
+from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
+from hf_efficient_attn.models.global_rows import GlobalRows
+from hf_efficient_attn.models.relative_positions import RelativePositions, reach_of
+from hf_efficient_attn.patterns.bands import Full
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# which backend computes what transformers' attention implementations stand for; the function is always the pattern's
+BACKENDS = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
+
+
+class SparseAttention(nn.Module):
+    """Attention over the keys that the layer's pattern and the global tokens allow. [B, T, hidden_size] → the same.
+
+    The decoder of an encoder-decoder (`is_decoder`) is causal and has neither global tokens nor relative positions.
+
+    Reads from the config: `hidden_size`, `num_attention_heads`, `key_value_heads`, `head_dim`, `attention_bias`,
+    `attention_output_bias`, `attention_dropout`, `attention_pattern`, `is_causal`, `global_projections`,
+    `random_blocks_in_eval`, `full_attention_up_to`, `position_embedding_type`, and `rope_theta_per_layer`.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, is_decoder: bool = False) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.is_decoder = config, layer_idx, is_decoder
+        self.head_dim, self.num_heads = config.head_dim, config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = is_decoder or config.is_causal
+        width, key_width = config.hidden_size, config.key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(width, width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, key_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, key_width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.global_attention = None
+        if config.global_projections and not is_decoder:
+            maps = (self.q_proj, self.k_proj, self.v_proj)
+            self.global_attention = GlobalAttention(*maps, self.num_heads, config.attention_dropout)
+        is_relative = config.position_embedding_type == "relative" and not is_decoder
+        self.relative = RelativePositions(config) if is_relative else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        global_positions: tuple[int, ...] = (),
+        global_mask: Tensor | None = None,
+        global_rows: GlobalRows | None = None,
+        position_embeddings: Any = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
+
+        Args:
+            attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
+            global_positions, global_mask: global tokens of all examples, and of each, bool [B, K].
+            global_rows: where they stand among the T queries; only with projections of their own.
+            position_embeddings: cosines and sines of rotary positions, or those of each theta.
+        """
+        query, key, value = (
+            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        rotation = self._rotation(position_embeddings)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        cached_globals = None
+        if past_key_values is not None:
+            key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
+        followed = self._followed(global_positions, key.shape[2])
+        terms = ()
+        if self.relative is not None:
+            query, term = self.relative(query, self._reach(followed.pattern), self.scaling)
+            terms = (term,)
+        if self.config.random_blocks_in_eval == "transformers" and not self.training and not followed.reads_all:
+            followed, query, key = repeat_first_block(followed, query, key, self.scaling)
+        out, weights = attend_layer(
+            query,
+            key,
+            value,
+            followed,
+            attention_mask,
+            self.scaling,
+            self.config.attention_dropout if self.training else 0.0,
+            global_mask=global_mask,
+            terms=terms,
+            need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            backend=self._backend(),
+        )
+        if global_rows is not None:
+            read, read_weights = self.global_attention(hidden_states, global_rows, rotation, cached_globals)
+            out = replace_rows(out, global_rows, read, 1)
+            weights = None if weights is None else replace_rows(weights, global_rows, read_weights, 2)
+        return self.o_proj(out.flatten(2)), weights
+
+    def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
+        if isinstance(position_embeddings, dict):
+            return position_embeddings[self.config.rope_theta_per_layer[self.layer_idx]]
+        return position_embeddings
+
+    def _update(
+        self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Return keys and values of all tokens, and those of the global projections, which the cache keeps as heads."""
+        if self.global_attention is None:
+            return *cache.update(key, value, self.layer_idx), None
+        own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
+        if rotation is not None:
+            global_key = rotate(global_key, *rotation)
+        key, value = cache.update(torch.cat((key, global_key), 1), torch.cat((value, global_value), 1), self.layer_idx)
+        return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
+
+    def _backend(self) -> str:
+        implementation = self.config._attn_implementation or "efficient"
+        if implementation not in BACKENDS:
+            raise UnsupportedBackendError(
+                f"attn_implementation={implementation!r} would drop the attention pattern of this "
+                f"{type(self.config).__name__}. Use one of: {', '.join(BACKENDS)}; all compute the same."
+            )
+        return BACKENDS[implementation]
+
+    def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
+        """Return what this layer computes: its pattern, joined with the global tokens that all examples share."""
+        followed = layer_pattern(self, {"is_causal": self.is_causal})
+        limit = self.config.full_attention_up_to
+        if limit is not None and num_keys <= limit and not self.is_causal:
+            return LayerPattern(Full(), reads_all=True)
+        if not global_positions or followed.reads_all:
+            return followed
+        key = (followed.pattern, global_positions)
+        if torch.compiler.is_compiling() or self.__dict__.get("_joined", (None,))[0] != key:
+            self._join(*key)
+        return LayerPattern(self.__dict__["_joined"][1], followed.layer, False, followed.is_causal)
+
+    # a compiler cannot trace the algebra of patterns, and takes its result for granted
+    @torch.compiler.assume_constant_result
+    def _join(self, pattern: Pattern, positions: tuple[int, ...]) -> bool:
+        # rows of global tokens with projections of their own are computed apart
+        joined = pattern | GlobalTokens(positions, reads_all=self.global_attention is None)
+        self.__dict__["_joined"] = ((pattern, positions), joined.causal() if self.is_causal else joined)
+        return True
+
+    def _reach(self, pattern: Pattern) -> Distance:
+        if torch.compiler.is_compiling() or self.__dict__.get("_reached", (None,))[0] != pattern:
+            self._find_reach(pattern)
+        return self.__dict__["_reached"][1]
+
+    @torch.compiler.assume_constant_result
+    def _find_reach(self, pattern: Pattern) -> bool:
+        self.__dict__["_reached"] = (pattern, reach_of(pattern, self.config.max_position_embeddings, self.num_heads))
+        return True
+
+
+def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Tensor:
+    """Return `states` with the rows of global tokens, which lie on `axis`, replaced.
+
+    Shapes: states [B, T, H, D] (axis 1) or [B, H, T, K] (axis 2); new, the same with X in the place of T.
+    """
+    shape = [-1 if dim == axis else 1 for dim in range(4)]
+    shape[0] = len(states)
+    index, is_global = (each.view(shape).expand(new.shape) for each in (rows.index, rows.is_global))
+    return states.scatter(axis, index, torch.where(is_global, new.to(states.dtype), states.gather(axis, index)))

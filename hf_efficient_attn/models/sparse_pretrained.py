@@ -1,0 +1,67 @@
+"""What every sparse family's models have in common: start values, capabilities, and the kernel they run on."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.global_attention import GlobalAttention
+
+
+class SparsePreTrainedModel(PreTrainedModel):
+    """Base of the sparse families. The pattern is part of the model; `attn_implementation` says how it is computed.
+
+    "efficient" (default): the fastest backend; "eager": the formula; "sdpa": densely with a mask; "flex_attention".
+    """
+
+    supports_gradient_checkpointing = True
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = False
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = False
+    _supports_context_parallel = False
+    _can_compile_fullgraph = True
+    # what the model is used for; a head says it
+    task: str | None = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        config.check()  # fields may have been assigned since the config was built
+        super().__init__(config, *args, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if hasattr(module, "initialize"):
+            module.initialize()
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As transformers', with "efficient" by default."""
+        return super().get_correct_attn_implementation(requested_attention or NAME, is_init_check)
+
+    @torch.no_grad()
+    def copy_local_to_global(self) -> None:
+        """Copy the local projections to those of global tokens anew, in every layer.
+
+        Masked language modelling without global tokens never trains the copies, so the authors of Longformer copy again
+        after it, before fine-tuning.
+        """
+        for module in self.modules():
+            if isinstance(module, GlobalAttention):
+                module.copy_local()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`; refuses the checkpoint of another family and says how to convert it."""
+        saved = saved_config(pretrained_model_name_or_path, kwargs)
+        family = cls.config_class.model_type
+        if saved.get("model_type", family) != family:
+            path = pretrained_model_name_or_path
+            raise CheckpointError(
+                f"{path} holds a {saved['model_type']!r} model; {cls.__name__} reads {family!r}. "
+                f"`hf-efficient-attn convert {path} NEW_FOLDER` converts it, if it can be converted."
+            )
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)

@@ -1,0 +1,197 @@
+"""Configuration of the sparse Transformer: an encoder or a causal decoder whose layers follow patterns."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
+
+from . import presets
+
+CHOICES = {
+    "classifier_pooling": (None, "first", "last", "mean"),
+    "classifier_head": ("linear", "dense"),
+    "question_answering_head": ("linear", "residual_mlp"),
+}
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "max_global_tokens",
+)
+
+
+@strict
+class SparseTransformerConfig(PreTrainedConfig):
+    r"""Describe a Transformer of which each layer follows a pattern: Longformer, BigBird, and what else patterns say.
+
+    The presets `longformer`, `longformer_char_lm`, `bigbird_itc`, `block_local`, `strided` and `sliding` set the
+    papers' defaults; every field can be changed on top.
+
+    Args:
+        attention_pattern: who reads whom, in any form that `sparsify` takes; a pattern, its dict, a list per layer, or
+            a tile. In causal models its causal form counts. None: full (or causal) attention.
+        is_causal: each token sees the past and itself (language models), or both sides.
+        global_tokens: which tokens read, and are read by, everything, where a call has no `global_attention_mask`:
+            "first"; "question", those before the first `sep_token_id`; "choice", those after its second part begins;
+            {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence
+            classification, "question" in question answering, "choice" in multiple choice, none elsewhere.
+        global_projections: global tokens read by queries, keys and values of their own, which start as copies.
+        max_global_tokens: how many global tokens an example may have in a compiled or exported model with
+            `global_projections`, where they cannot be counted.
+        random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
+            which replaces them by copies of block 0 in eval mode.
+        full_attention_up_to: inputs of at most so many tokens are read by full attention (transformers' BigBird:
+            704); None: the pattern holds at every length.
+        norm_position: "post", as BERT, or "pre"; then a norm follows the last block.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
+        norm_before_first_layer: False leaves out the first norm of pre-norm models, as ModernBERT does.
+        embedding_norm: a norm on the sum of the embeddings.
+        position_embedding_type: "learned", "sinusoidal", "relative" (Transformer-XL's, within windows), "rope", "none".
+        max_position_embeddings: longest input in tokens of "learned" positions.
+        position_offset: rows of the learned table before that of position 0; 2 in RoBERTa. `position_ids` count from 0.
+        sinusoid_layout: "interleaved" (Vaswani et al.) or "halves" (Marian, Pegasus).
+        scale_embedding: multiply token embeddings by √hidden_size.
+        rope_theta_per_layer: base of the rotary frequencies of each layer, in the place of `rope_parameters`.
+        type_vocab_size: token types; 0: none.
+        attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
+        gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
+        lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
+            BERT; and a bias on it.
+        classifier_head, classifier_activation: "linear", or "dense": a map of `hidden_size` and an activation before.
+        classifier_pooling: what stands for a sequence: its "first", "last" or "mean" token; None: "last" if causal,
+            else "mean".
+        question_answering_head: "linear", or "residual_mlp", as transformers' BigBird.
+        question_answering_excludes_question: answers never begin or end in the question, as transformers' BigBird.
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Sources: Beltagy et al. (arXiv:2004.05150); Zaheer et al. (arXiv:2007.14062).
+
+    >>> config = SparseTransformerConfig.longformer(num_hidden_layers=2, attention_window=[64, 128])
+    >>> [layer["left"] for layer in config.attention_pattern]
+    [32, 64]
+    """
+
+    model_type = "sparse_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    is_causal: bool = False
+
+    attention_pattern: Any = None
+    global_tokens: Any = None
+    global_projections: bool = False
+    max_global_tokens: int = 128
+    random_blocks_in_eval: str = "fixed"
+    full_attention_up_to: int | None = None
+
+    hidden_act: str = "gelu"
+    gated_mlp: bool = False
+    mlp_bias: bool = True
+    attention_bias: bool = True
+    attention_output_bias: bool = True
+    norm_position: str = "post"
+    norm_type: str = "layernorm"
+    norm_eps: float | int = 1e-12
+    norm_bias: bool = True
+    norm_before_first_layer: bool = True
+    embedding_norm: bool = True
+
+    position_embedding_type: str = "learned"
+    max_position_embeddings: int = 4096
+    position_offset: int = 0
+    sinusoid_layout: str = "interleaved"
+    scale_embedding: bool = False
+    rope_parameters: RopeParameters | dict | None = None
+    rope_theta_per_layer: list[float] | None = None
+    type_vocab_size: int = 0
+    initializer_range: float | int = 0.02
+
+    embedding_dropout: float | int = 0.1
+    hidden_dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+
+    lm_head_transform: bool = True
+    lm_head_bias: bool = True
+    classifier_head: str = "linear"
+    classifier_activation: str = "tanh"
+    classifier_dropout: float | int = 0.1
+    classifier_pooling: str | None = None
+    question_answering_head: str = "linear"
+    question_answering_excludes_question: bool = False
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    sep_token_id: int | None = None
+
+    longformer = classmethod(presets.longformer)
+    longformer_char_lm = classmethod(presets.longformer_char_lm)
+    bigbird_itc = classmethod(presets.bigbird_itc)
+    block_local = classmethod(presets.block_local)
+    strided = classmethod(presets.strided)
+    sliding = classmethod(presets.sliding)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.gated_mlp:
+            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
+        self.check()
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of heads with keys and values of their own."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def sinusoid_amplitude(self) -> float:
+        """What sinusoids are multiplied by: as large as the embeddings they are added to."""
+        return 1.0 if self.scale_embedding else self.initializer_range
+
+    @property
+    def mlp_output_init_std(self) -> None:
+        """The MLP starts like every other map."""
+        return None
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""
+        check_fields(self, CHOICES, SIZES)
+        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        if self.num_attention_heads % self.key_value_heads or (
+            self.key_value_heads != self.num_attention_heads and self.global_projections
+        ):
+            raise ConfigurationError(
+                f"num_key_value_heads={self.num_key_value_heads} must divide num_attention_heads="
+                f"{self.num_attention_heads}, and equal it where global_projections=True."
+            )
+        thetas = self.rope_theta_per_layer
+        if thetas is not None and len(thetas) != self.num_hidden_layers:
+            raise ConfigurationError(
+                f"rope_theta_per_layer lists {len(thetas)} bases for {self.num_hidden_layers} layers; give one each."
+            )
+        check_attention(self)
+        write_pattern(self)
+
+
+__all__ = ["SparseTransformerConfig"]

@@ -1,0 +1,171 @@
+"""Sparse Transformer: an encoder or causal decoder whose layers follow patterns. Longformer, BigBird, and kin.
+
+Only what a layer reads differs from BERT, RoBERTa or a pre-norm language model; it stands in the config as
+`attention_pattern` and `global_tokens`, and is computed by `SparseAttention`. Inputs may have any length; nothing has
+to be padded to windows or blocks, and every output has the length of the input.
+
+Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062). The causal forms
+exist in neither.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_efficient_attn.models.embeddings import EmbeddingSum
+from hf_efficient_attn.models.generation_globals import extend_global_mask
+from hf_efficient_attn.models.heads import (
+    CausalLMHead,
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
+from hf_efficient_attn.models.sparse_attention import SparseAttention
+from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
+from hf_efficient_attn.models.sparse_inputs import check_inputs, global_arguments
+from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
+
+from .configuration_sparse_transformer import SparseTransformerConfig
+
+
+class SparseTransformerPreTrainedModel(SparsePreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = SparseTransformerConfig
+    config: SparseTransformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "sparse-transformer", "hf_efficient_attn"]
+    extra_inputs = ("token_type_ids", "global_attention_mask")
+    _no_split_modules = ["SparseLayer"]
+    _can_record_outputs = {"hidden_states": SparseLayer, "attentions": SparseAttention}
+
+
+class SparseTransformerModel(SparseTransformerPreTrainedModel):
+    """The backbone: embeddings, blocks, final norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+
+    def __init__(self, config: SparseTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embeddings = EmbeddingSum(config)
+        self.layers = nn.ModuleList(SparseLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Return the last hidden state and, with `use_cache` in a causal model, the cache.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
+                a packed document begins; documents do not see each other.
+            global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; in the place
+                of what the config's `global_tokens` says.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        tokens = inputs_embeds.shape[1]
+        if use_cache and self.config.is_causal and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past_tokens, num_keys = 0, tokens
+        if past_key_values is not None:
+            past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
+        check_mask_length(attention_mask, tokens, past_tokens)
+        documents = find_documents(position_ids, attention_mask, len(inputs_embeds), past_tokens)
+        table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
+        chosen = global_arguments(
+            self.config,
+            self.task,
+            input_ids,
+            attention_mask,
+            global_attention_mask,
+            table,
+            (len(inputs_embeds), tokens, past_tokens, num_keys),
+            inputs_embeds.device,
+        )
+        hidden_states, where = self.embeddings(
+            inputs_embeds, attention_mask, position_ids, token_type_ids, past_tokens, num_keys
+        )
+        kwargs = {**kwargs, **where, **chosen, "attention_mask": table, "past_key_values": past_key_values}
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+
+class SparseTransformerForCausalLM(CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):
+    backbone_class = SparseTransformerModel
+
+    def prepare_inputs_for_generation(self, input_ids: torch.LongTensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As transformers'; chosen global tokens are known for the whole text, cached tokens included."""
+        kwargs["global_attention_mask"] = extend_global_mask(
+            self.config, input_ids, kwargs.get("attention_mask"), kwargs.get("global_attention_mask")
+        )
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: SparseTransformerConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """Return the token table of one step under a static cache, of a shape that does not grow."""
+        return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+
+
+class SparseTransformerForMaskedLM(MaskedLMHead, SparseTransformerPreTrainedModel):
+    backbone_class = SparseTransformerModel
+
+
+class SparseTransformerForSequenceClassification(SequenceClassificationHead, SparseTransformerPreTrainedModel):
+    backbone_class = SparseTransformerModel
+
+
+class SparseTransformerForTokenClassification(TokenClassificationHead, SparseTransformerPreTrainedModel):
+    backbone_class = SparseTransformerModel
+
+
+class SparseTransformerForQuestionAnswering(QuestionAnsweringHead, SparseTransformerPreTrainedModel):
+    backbone_class = SparseTransformerModel
+
+
+class SparseTransformerForMultipleChoice(MultipleChoiceHead, SparseTransformerPreTrainedModel):
+    backbone_class = SparseTransformerModel
+
+
+__all__ = [
+    "SparseTransformerForCausalLM",
+    "SparseTransformerForMaskedLM",
+    "SparseTransformerForMultipleChoice",
+    "SparseTransformerForQuestionAnswering",
+    "SparseTransformerForSequenceClassification",
+    "SparseTransformerForTokenClassification",
+    "SparseTransformerModel",
+    "SparseTransformerPreTrainedModel",
+]
