@@ -29,6 +29,8 @@ BACKWARD_BLOCK_TOKENS = 96
 EXPLICIT_BLOCK_TOKENS = 64
 # elements of the largest buffer of one kernel call: small enough for the allocator to use it again
 MAX_BUFFER = 1 << 21
+# elements of gathered keys per thread in one call of the fused operator: what a core's cache still holds
+MAX_GATHERED = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
             width = q.shape[-1] if is_fused else run.key_tokens
             if run.gathered is not None:
                 width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
-            for piece in run.cut(max(1, MAX_BUFFER // (queries[0].shape[0] * width))):
+            for piece in run.cut(max(1, max_buffer(run, is_fused) // (queries[0].shape[0] * width))):
                 forward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
         for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
             put_back(problem.of_queries(tensor), part.queries, rows)
@@ -120,7 +122,7 @@ def backward(
         for run in part.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
             width = q.shape[-1] * copies if is_fused else run.key_tokens
-            for piece in run.cut(max(1, int(MAX_BUFFER / (queries[0].shape[0] * width)))):
+            for piece in run.cut(max(1, int(max_buffer(run, is_fused) / (queries[0].shape[0] * width)))):
                 d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
                 if d_scores is not None:
                     for term, gradient in zip(call.terms, d_terms, strict=True):
@@ -172,6 +174,13 @@ class Kernels:
             return torch.rand(weights.shape, generator=generator, device=weights.device) >= dropout
 
         return draw
+
+
+def max_buffer(run: Run, is_fused: bool) -> int:
+    """Return how many elements the largest buffer of one kernel call may have."""
+    if run.gathered is None or not is_fused:
+        return MAX_BUFFER
+    return min(MAX_BUFFER, MAX_GATHERED * torch.get_num_threads())
 
 
 def bias_of(problem: Problem, run: Run) -> Tensor | None:
