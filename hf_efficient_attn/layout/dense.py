@@ -40,10 +40,12 @@ class MaskCache:
     def get(self, key: object, build: Callable[[], tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
         """Return what `build()` returned when it was first asked for under `key`."""
         entry = self._entries.pop(key, None)
-        if entry is None:
-            # a mask made under inference mode could not be used in training later
-            with torch.inference_mode(False):
-                entry = build()
+        if entry is not None:
+            self._entries[key] = entry
+            return entry
+        # a mask made under inference mode could not be used in training later
+        with torch.inference_mode(False):
+            entry = build()
         if _num_bytes(entry) <= self.max_bytes:
             self._entries[key] = entry
         while self.num_bytes > self.max_bytes or len(self._entries) > self.max_masks:
