@@ -17,6 +17,7 @@ from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.bench.attention_cases import DENSE, PRESETS, Shape, build_step, pattern_of
 from hf_efficient_attn.bench.attention_measure import measure_length
 from hf_efficient_attn.bench.attention_peers import PEERS
+from hf_efficient_attn.bench.attention_profile import run_profile
 from hf_efficient_attn.bench.attention_report import results_figure, results_markdown
 from hf_efficient_attn.bench.attention_summary import add_ratios
 from hf_efficient_attn.bench.memory import peak_memory
@@ -27,6 +28,7 @@ from hf_efficient_attn.bench.report import (
     resolve_device,
     write_report,
 )
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.pictures import new_figure
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -80,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--quick", action="store_true", help="two patterns up to 4,096 tokens, in about two minutes")
+    parser.add_argument("--profile", action="store_true", help="only show where the time of fixed calls goes (CPU)")
     parser.add_argument("--output", type=Path, default=Path("outputs/bench_attention"), help="folder of the results")
 
 
@@ -87,14 +90,21 @@ def main(args: argparse.Namespace) -> None:
     """Measure, print the tables, and write attention.json, attention.md and attention.png into `args.output`.
 
     Raises:
-        EfficientAttentionError: a count below 1, no such pattern, a backend that cannot compute it, CUDA without CUDA.
+        EfficientAttentionError: a count below 1, no such pattern, a backend that cannot compute it, CUDA without CUDA
+            or with `--profile`.
         ImportError: matplotlib is missing; raised before anything is measured.
     """
     if args.quick:
         vars(args).update(QUICK)
     check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, lengths=min(args.lengths))
-    device = resolve_device(args.device)
+    if args.profile and args.device == "cuda":
+        raise InputError("device='cuda' cannot be profiled: --profile looks into the kernels of CPUs. Use 'cpu'.")
+    device = resolve_device("cpu" if args.profile else args.device)
     settings = settings_of(args, device)
+    if args.profile:
+        shape = Shape(args.batch_size, args.heads, args.head_dim, settings["dtype"], device.type)
+        run_profile(shape, args.repeats, args.max_seconds, args.output)
+        return
     for name in settings["patterns"]:
         pattern_of(name, max(settings["lengths"])).heads(args.heads)
     new_figure(1, 1)
