@@ -94,18 +94,13 @@ def fastest(request: Request) -> str:
     return blocked.NAME if blocked.why_not(request) is None else reference.NAME
 
 
-def is_small(request: Request) -> bool:
-    """Return whether the scores are too few for anything but a dense computation to pay."""
-    return request.layout.num_queries * request.layout.num_keys <= FEW_SCORES
-
-
 def is_dense_faster(request: Request) -> bool:
     """Return whether dense attention with a mask is estimated to be faster than the blocked backend."""
-    if is_small(request):
-        return True
     if request.is_compiling:
-        # lengths may be symbols; the blocked operator is opaque to the compiler
+        # lengths may be symbols, which a comparison would pin down; the blocked operator is opaque to the compiler
         return False
+    if request.layout.num_queries * request.layout.num_keys <= FEW_SCORES:
+        return True
     return dense_cost(request) <= blocked_cost(request)
 
 

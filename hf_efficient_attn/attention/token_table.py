@@ -163,8 +163,10 @@ def key_padding(
             f"attention_mask covers {attention_mask.shape[1]} tokens, but {q_offset} are cached and {q_length} are "
             f"new. Pass a mask of {q_offset + q_length} columns, cached tokens first."
         )
-    missing = max(0, kv_offset + kv_length - attention_mask.shape[1])
-    return torch.nn.functional.pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length]
+    is_token, last = attention_mask.bool(), kv_offset + kv_length
+    if is_token.shape[1] < last:
+        is_token = torch.nn.functional.pad(is_token, (0, last - is_token.shape[1]))
+    return is_token[:, kv_offset:last]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ class GlobalRows:
     """The queries that are global tokens, X of them in the example that has most; X is at least 1.
 
     Attributes:
-        index: int [batch, X], distinct places on the axis of the queries.
-        is_global: bool [batch, X]; False: this example has fewer, and the place is any other query's.
+        is_row: bool [batch, queries], which queries are global.
+        index: int [batch, X], their places on the axis of the queries.
+        is_global: bool [batch, X]; False: this example has fewer, and the place is any query's.
         allowed: which keys they read: bool [batch, X, keys], or a floating-point matrix to add; None: all.
     """
 
+    is_row: Tensor
     index: Tensor
     is_global: Tensor
     allowed: Tensor | None
@@ -43,28 +45,48 @@ def find_global_rows(
         max_global_tokens: how many there may be where the number cannot be asked for: while tracing.
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
-    columns = TokenColumns()
-    if attention_mask is not None and not is_matrix:
-        columns = read_table(attention_mask, batch_size, num_queries, num_keys)
-    tables = token_tables(TokenMask(columns.key_mask, columns.segment_ids), num_keys, device)
+    columns, tables = _tables(attention_mask, batch_size, num_queries, num_keys, device)
     is_global = _global_keys(choice, tables).expand(batch_size, -1)
     offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
     queries = torch.arange(num_queries, device=device) + offset
     is_row = is_global.index_select(1, queries)
-    count = _most(choice, is_row, columns, max_global_tokens)
-    index = is_row.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+    index, found = _first_true(is_row, _most(choice, is_row, columns, max_global_tokens))
     allowed = None
     if is_matrix:
         matrix = attention_mask.expand(batch_size, -1, num_queries, -1)[:, 0]
         allowed = matrix.gather(1, index[:, :, None].expand(-1, -1, num_keys))
     elif is_causal or columns.key_mask is not None:
         allowed = _readable(tables, index + offset, is_causal)
-    return GlobalRows(index, is_row.gather(1, index), allowed)
+    return GlobalRows(is_row, index, found, allowed)
+
+
+def global_keys(
+    choice: GlobalTokenChoice,
+    attention_mask: Tensor | None,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+) -> Tensor:
+    """Return which keys are global tokens, bool [batch, keys]; for the arguments see `find_global_rows`."""
+    _, tables = _tables(attention_mask, batch_size, num_queries, num_keys, device)
+    return _global_keys(choice, tables).expand(batch_size, -1)
+
+
+def _tables(
+    attention_mask: Tensor | None, batch_size: int, num_queries: int, num_keys: int, device: torch.device
+) -> tuple[TokenColumns, TokenTables]:
+    columns = TokenColumns()
+    if attention_mask is not None and is_table(attention_mask):
+        columns = read_table(attention_mask, batch_size, num_queries, num_keys)
+    return columns, token_tables(TokenMask(columns.key_mask, columns.segment_ids), num_keys, device)
 
 
 def _global_keys(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
     if choice.mask is not None:
         return choice.mask & (tables.documents != NO_DOCUMENT)
+    if choice.every is not None:
+        return (tables.positions % choice.every == 0) & (tables.documents != NO_DOCUMENT)
     wanted = torch.tensor(choice.positions, dtype=torch.long, device=tables.positions.device)
     return torch.isin(tables.positions, wanted) & (tables.documents != NO_DOCUMENT)
 
@@ -75,11 +97,18 @@ def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limi
         return max(1, int(is_row.sum(1).max()))
     if choice.mask is None and columns.segment_ids is None:
         return max(1, len(choice.positions))
-    count = torch.sym_min(is_row.shape[1], limit)
     torch._assert_async(
-        (is_row.sum(1) <= count).all(), "More global tokens than config.max_global_tokens, the limit of traced models."
+        (is_row.sum(1) <= limit).all(), "More global tokens than config.max_global_tokens, the limit of traced models."
     )
-    return count
+    return limit
+
+
+def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first `count` true places of each row, and which of them are: the rest are any places."""
+    # a symbolic length must not be compared with the count
+    padded = torch.nn.functional.pad(is_row, (0, count))
+    index = padded.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+    return index.clamp(max=is_row.shape[1] - 1), padded.gather(1, index)
 
 
 def _readable(tables: TokenTables, rows: Tensor, is_causal: bool) -> Tensor:

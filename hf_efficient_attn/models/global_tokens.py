@@ -28,10 +28,12 @@ class GlobalTokenChoice:
     Attributes:
         positions: counted within each document, the same for all of them; they become part of the pattern.
         mask: bool [batch, keys], where they differ between examples; None: they do not.
+        every: each position that it divides, in the place of `positions` where lengths are symbols.
     """
 
     positions: tuple[int, ...] = ()
     mask: Tensor | None = None
+    every: int | None = None
 
 
 def check_rule(rule: Rule) -> None:
@@ -87,7 +89,9 @@ def choose_by_rule(
             )
         return GlobalTokenChoice(positions)
     if isinstance(rule, Mapping) and "every" in rule:
-        return GlobalTokenChoice(tuple(range(0, int(num_keys), rule["every"])))
+        if torch.compiler.is_compiling():
+            return GlobalTokenChoice(every=rule["every"])
+        return GlobalTokenChoice(tuple(range(0, num_keys, rule["every"])))
     is_cached = not isinstance(past_tokens, int) or past_tokens > 0
     if input_ids is None or is_cached:
         what = "cached tokens are not at hand" if is_cached else "inputs_embeds say nothing about tokens"

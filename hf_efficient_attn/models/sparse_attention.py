@@ -173,5 +173,7 @@ def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Te
     """
     shape = [-1 if dim == axis else 1 for dim in range(4)]
     shape[0] = len(states)
-    index, is_global = (each.view(shape).expand(new.shape) for each in (rows.index, rows.is_global))
-    return states.scatter(axis, index, torch.where(is_global, new.to(states.dtype), states.gather(axis, index)))
+    index = rows.index.view(shape).expand(new.shape)
+    found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
+    # places that are no global token come more than once, and add nothing
+    return torch.where(rows.is_row.view(shape), torch.zeros_like(states).scatter_add(axis, index, found), states)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.models.global_rows import find_global_rows
-from hf_efficient_attn.models.global_tokens import AUTO_RULES, Rule, choose_by_mask, choose_by_rule
+from hf_efficient_attn.models.global_rows import find_global_rows, global_keys
+from hf_efficient_attn.models.global_tokens import AUTO_RULES, GlobalTokenChoice, Rule, choose_by_mask, choose_by_rule
 
 
 def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
@@ -59,13 +59,14 @@ def global_arguments(
     else:
         rule = resolved_rule(config, task)
         choice = choose_by_rule(rule, num_keys, input_ids, is_token, config.sep_token_id, past_tokens)
-    mask = choice.mask
-    if mask is not None and mask.shape[1] < num_keys:
-        mask = torch.nn.functional.pad(mask, (0, num_keys - mask.shape[1]))
-        choice = type(choice)(mask=mask)
+    if choice.every is not None:
+        keys = global_keys(choice, table, batch_size, tokens, num_keys, device)
+        choice = GlobalTokenChoice(mask=keys)
+    elif choice.mask is not None and choice.mask.shape[1] < num_keys:
+        choice = GlobalTokenChoice(mask=torch.nn.functional.pad(choice.mask, (0, num_keys - choice.mask.shape[1])))
     rows = None
     if config.global_projections:
         rows = find_global_rows(
             choice, table, batch_size, tokens, num_keys, config.is_causal, config.max_global_tokens, device
         )
-    return {"global_positions": choice.positions, "global_mask": mask, "global_rows": rows}
+    return {"global_positions": choice.positions, "global_mask": choice.mask, "global_rows": rows}
