@@ -30,6 +30,13 @@ from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerForTokenClassification,
     SimplifiedTransformerModel,
 )
+from hf_efficient_attn.models.sparse_seq2seq import (
+    SparseSeq2SeqConfig,
+    SparseSeq2SeqForConditionalGeneration,
+    SparseSeq2SeqForQuestionAnswering,
+    SparseSeq2SeqForSequenceClassification,
+    SparseSeq2SeqModel,
+)
 from hf_efficient_attn.models.sparse_transformer import (
     SparseTransformerConfig,
     SparseTransformerForCausalLM,
@@ -64,6 +71,11 @@ __all__ = [
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
     "SpanRelation",
+    "SparseSeq2SeqConfig",
+    "SparseSeq2SeqForConditionalGeneration",
+    "SparseSeq2SeqForQuestionAnswering",
+    "SparseSeq2SeqForSequenceClassification",
+    "SparseSeq2SeqModel",
     "SparseTransformerConfig",
     "SparseTransformerForCausalLM",
     "SparseTransformerForMaskedLM",

@@ -118,15 +118,20 @@ def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
     spec = getattr(module.config, FIELD, None)
     if spec is None:
         return None
-    # a compiler cannot trace the reading, and takes its result for granted
-    if torch.compiler.is_compiling() or module.__dict__.get(KNOWN, (None,))[0] is not spec:
-        read_pattern(module)
-    return module.__dict__[KNOWN][2 if is_causal else 1]  # type: ignore[no-any-return]
+    # a compiler cannot trace the reading, takes its result for granted, and must not look before
+    if torch.compiler.is_compiling() or not _is_known(module, spec, is_causal):
+        read_pattern(module, is_causal)
+    return module.__dict__[KNOWN][2]  # type: ignore[no-any-return]
+
+
+def _is_known(module: nn.Module, spec: Any, is_causal: bool) -> bool:
+    known_spec, known_causal, _ = module.__dict__.get(KNOWN, (None, is_causal, None))
+    return known_spec is spec and known_causal is is_causal
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def read_pattern(module: nn.Module) -> bool:
-    """Keep a module's pattern and its causal form with it, as reading JSON takes long; return True.
+def read_pattern(module: nn.Module, is_causal: bool) -> bool:
+    """Keep a module's pattern, or its causal form, with it, as reading JSON takes long; return True.
 
     Raises:
         ConfigurationError: an `attention_pattern` that the model, or this module, cannot have.
@@ -142,7 +147,8 @@ def read_pattern(module: nn.Module) -> bool:
             "is (no layer_idx). Give one pattern for all layers."
         )
     pattern = patterns[layer or 0] if (layer or 0) < len(patterns) else None
-    module.__dict__[KNOWN] = (spec, pattern, None if pattern is None else pattern.causal())
+    # bidirectional patterns may have no causal form
+    module.__dict__[KNOWN] = (spec, is_causal, pattern.causal() if is_causal and pattern is not None else pattern)
     # loading has taken it out of the config; saving again shall not lose it
     setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
     return True

@@ -17,10 +17,10 @@ class EmbeddingSum(nn.Module):
     `Positions` reads.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, size_field: str = "max_position_embeddings") -> None:
         super().__init__()
         self.scale = config.hidden_size**0.5 if config.scale_embedding else None
-        self.positions = Positions(config)
+        self.positions = Positions(config, size_field)
         self.token_types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)

@@ -19,14 +19,14 @@ class Positions(nn.Module):
 
     Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
     `relative`, which is the attention's own affair, `none`), `hidden_size`, `num_attention_heads`,
-    `max_position_embeddings`, `sinusoid_amplitude`; for `rope` `rope_parameters`; and where a config has them
-    `position_offset` (rows of the learned table before that of position 0), `sinusoid_layout` and
+    `sinusoid_amplitude`; for `rope` `rope_parameters`; for `learned` the `size_field`, which names its rows; and where
+    a config has them `position_offset` (rows of the learned table before that of position 0), `sinusoid_layout` and
     `rope_theta_per_layer`.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, size_field: str = "max_position_embeddings") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.size_field = config, size_field
         self.kind = config.position_embedding_type
         self.num_heads = config.num_attention_heads
         self.head_dim = config.head_dim
@@ -40,7 +40,7 @@ class Positions(nn.Module):
         elif self.kind == "scaled_sinusoidal":
             self.table = SinusoidalPositions(config.hidden_size, config.hidden_size**-0.5, train_scale=True)
         elif self.kind == "learned":
-            self.table = nn.Embedding(config.max_position_embeddings + self.offset, config.hidden_size)
+            self.table = nn.Embedding(getattr(config, size_field) + self.offset, config.hidden_size)
 
     def forward(
         self,
@@ -87,12 +87,16 @@ class Positions(nn.Module):
     def _check_table(self, position_ids: torch.Tensor) -> None:
         size, last = self.table.num_embeddings - self.offset, int(position_ids.max())
         if last >= size:
+            longer = ""
+            if self.size_field == "max_position_embeddings":
+                longer = (
+                    ", or make the table longer: `hf-efficient-attn convert FOLDER NEW_FOLDER "
+                    f"--max-position-embeddings {last + 1}` copies it cyclically (families with an attention_pattern)"
+                )
             raise InputError(
-                f"The sequence reaches position {last}, but the learned position table has "
-                f"max_position_embeddings={size} rows. Truncate to {size} tokens, or make the table longer: "
-                f"`hf-efficient-attn convert FOLDER NEW_FOLDER --max-position-embeddings {last + 1}` copies it "
-                "cyclically (families with an attention_pattern). Sinusoids, rotary positions and ALiBi have no "
-                "longest sequence."
+                f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
+                f"rows. Truncate to {size} tokens{longer}. Sinusoids, rotary positions and ALiBi have no longest "
+                "sequence."
             )
 
 

@@ -5,9 +5,14 @@ from types import ModuleType
 import transformers
 
 from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
+from hf_efficient_attn.models.sparse_seq2seq import modeling_sparse_seq2seq
 from hf_efficient_attn.models.sparse_transformer import modeling_sparse_transformer
 
-FAMILIES: tuple[ModuleType, ...] = (modeling_simplified_transformer, modeling_sparse_transformer)
+FAMILIES: tuple[ModuleType, ...] = (
+    modeling_simplified_transformer,
+    modeling_sparse_transformer,
+    modeling_sparse_seq2seq,
+)
 HEADS = (
     "CausalLM",
     "MaskedLM",
@@ -16,6 +21,8 @@ HEADS = (
     "SequenceClassification",
     "TokenClassification",
 )
+# heads whose class and Auto class have different names
+RENAMED_HEADS = {"ConditionalGeneration": "Seq2SeqLM"}
 
 
 def register_families() -> None:
@@ -26,7 +33,7 @@ def register_families() -> None:
         config, prefix = backbone.config_class, backbone.__name__.removesuffix("Model")
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
         transformers.AutoModel.register(config, backbone, exist_ok=True)
-        for head in HEADS:
+        for head, auto_name in [*zip(HEADS, HEADS, strict=True), *RENAMED_HEADS.items()]:
             if f"{prefix}For{head}" in classes:
-                auto_class = getattr(transformers, f"AutoModelFor{head}")
+                auto_class = getattr(transformers, f"AutoModelFor{auto_name}")
                 auto_class.register(config, classes[f"{prefix}For{head}"], exist_ok=True)

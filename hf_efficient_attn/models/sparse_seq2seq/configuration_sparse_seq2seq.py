@@ -1,0 +1,202 @@
+"""Configuration of the sparse encoder-decoder: an encoder whose layers follow patterns, and a causal decoder."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
+
+from . import presets
+
+CHOICES = {
+    "position_embedding_type": ("learned", "sinusoidal", "none"),
+    "matrix_init": ("normal", "glorot"),
+    "classifier_head": ("linear", "dense"),
+}
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "encoder_layers",
+    "decoder_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "max_target_position_embeddings",
+    "max_global_tokens",
+)
+TP_PLAN = {
+    f"{side}.layers.*.mlp.{name}": style
+    for side in ("encoder", "decoder")
+    for name, style in (("up_proj", "colwise"), ("down_proj", "rowwise"))
+}
+
+
+@strict
+class SparseSeq2SeqConfig(PreTrainedConfig):
+    r"""Describe an encoder-decoder whose encoder follows patterns: LED, BigBird-Pegasus, and the Transformer of 2017.
+
+    The presets `led`, `bigbird_pegasus` and `vanilla` set the papers' defaults; every field can be changed on top.
+
+    Args:
+        attention_pattern: who reads whom in the encoder, in any form that `sparsify` takes: a pattern, its dict, a list
+            per layer, or a tile; {"encoder": ..., "decoder": ...} gives the decoder's self-attention one, too, in its
+            causal form. None: full attention. Every target token reads the whole source.
+        global_tokens: which source tokens read, and are read by, everything, where a call has no
+            `global_attention_mask`: "first"; "question", those before the first `sep_token_id`; {"positions": [...]};
+            {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence classification,
+            "question" in question answering, none elsewhere.
+        global_projections: global tokens read by queries, keys and values of their own, which start as copies.
+        max_global_tokens: how many global tokens an example may have in a compiled or exported model with
+            `global_projections`, where they cannot be counted.
+        random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
+            which replaces them by copies of block 0 in eval mode.
+        full_attention_up_to: sources of at most so many tokens are read by full attention (transformers'
+            BigBird-Pegasus: 704); None: the pattern holds at every length.
+        norm_position: "post", as Vaswani et al. and BART, or "pre"; then a norm follows each stack.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
+        norm_before_first_layer: False leaves out the first norm of both stacks in pre-norm models.
+        embedding_norm: a norm on the sum of token and position embeddings.
+        position_embedding_type: "learned", "sinusoidal" or "none".
+        max_position_embeddings: longest source in tokens, of "learned" positions.
+        max_target_position_embeddings: longest target in tokens, of "learned" positions.
+        position_offset: rows of the learned tables before that of position 0; 2 in BART, 0 in LED.
+        sinusoid_layout: "interleaved" (Vaswani et al.) or "halves" (Marian, Pegasus).
+        scale_embedding: multiply token embeddings by √hidden_size.
+        matrix_init: start of matrices: "normal" with `initializer_range`, or "glorot" (uniform).
+        embedding_init_std: start of token embeddings; None: `initializer_range`. Scaled embeddings have unit variance
+            with hidden_size**-0.5.
+        attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
+        lm_head_bias: a bias on the projection to the vocabulary, which is the token embedding if
+            `tie_word_embeddings`. Source and target always share the embedding.
+        label_smoothing: ε of the training loss of `SparseSeq2SeqForConditionalGeneration`: (1 − ε) on the target and
+            ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy, whose exponential is the
+            perplexity.
+        classifier_head, classifier_activation: "dense", a map of `hidden_size` and an activation before the labels, as
+            BART; or "linear".
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Sources: Vaswani et al. (arXiv:1706.03762); Beltagy et al. (arXiv:2004.05150), section 7; Zaheer et al.
+    (arXiv:2007.14062), section 4.1.
+
+    >>> config = SparseSeq2SeqConfig.led(attention_window=64)
+    >>> config.attention_pattern["encoder"]["left"], config.attention_pattern["decoder"]
+    (32, None)
+    """
+
+    model_type = "sparse_seq2seq"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_hidden_layers": "encoder_layers"}
+    base_model_tp_plan = TP_PLAN
+
+    vocab_size: int = 50_265
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    num_attention_heads: int = 12
+
+    attention_pattern: Any = None
+    global_tokens: Any = None
+    global_projections: bool = False
+    max_global_tokens: int = 128
+    random_blocks_in_eval: str = "fixed"
+    full_attention_up_to: int | None = None
+
+    hidden_act: str = "gelu"
+    mlp_bias: bool = True
+    attention_bias: bool = True
+    attention_output_bias: bool = True
+    norm_position: str = "post"
+    norm_type: str = "layernorm"
+    norm_eps: float | int = 1e-5
+    norm_bias: bool = True
+    norm_before_first_layer: bool = True
+    embedding_norm: bool = True
+
+    position_embedding_type: str = "learned"
+    max_position_embeddings: int = 4096
+    max_target_position_embeddings: int = 1024
+    position_offset: int = 0
+    sinusoid_layout: str = "interleaved"
+    scale_embedding: bool = False
+    initializer_range: float | int = 0.02
+    embedding_init_std: float | int | None = None
+    matrix_init: str = "normal"
+
+    embedding_dropout: float | int = 0.1
+    hidden_dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    classifier_dropout: float | int = 0.0
+    label_smoothing: float | int = 0.0
+
+    lm_head_bias: bool = False
+    classifier_head: str = "dense"
+    classifier_activation: str = "tanh"
+
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 1
+    bos_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 2
+    sep_token_id: int | None = None
+    decoder_start_token_id: int | None = 2
+
+    led = classmethod(presets.led)
+    bigbird_pegasus = classmethod(presets.bigbird_pegasus)
+    vanilla = classmethod(presets.vanilla)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.check()
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of heads with keys and values of their own: all."""
+        return self.num_attention_heads
+
+    @property
+    def is_causal(self) -> bool:
+        """The encoder reads both sides; the decoder is causal by itself."""
+        return False
+
+    @property
+    def type_vocab_size(self) -> int:
+        """There are no token types."""
+        return 0
+
+    @property
+    def gated_mlp(self) -> bool:
+        """The MLP has no gate."""
+        return False
+
+    @property
+    def mlp_output_init_std(self) -> None:
+        """The MLP starts like every other map."""
+        return None
+
+    @property
+    def sinusoid_amplitude(self) -> float:
+        """What sinusoids are multiplied by: as large as the embeddings they are added to."""
+        return 1.0 if self.scale_embedding else self.initializer_range
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""
+        check_fields(self, CHOICES, SIZES)
+        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigurationError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
+        check_attention(self)
+        write_pattern(self)
+
+
+__all__ = ["SparseSeq2SeqConfig"]

@@ -1,0 +1,207 @@
+"""The decoder: causal self-attention, attention to the whole source, MLP. Vaswani et al. (arXiv:1706.03762), 3.1."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import bidirectional_mask_function
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.token_table import efficient_mask
+from hf_efficient_attn.models.blocks import MLP
+from hf_efficient_attn.models.embeddings import EmbeddingSum
+from hf_efficient_attn.models.masks import token_table
+from hf_efficient_attn.models.sparse_attention import SparseAttention
+from hf_efficient_attn.models.sparse_block import build_norm, finite
+from hf_efficient_attn.models.sparse_inputs import check_inputs
+
+from .pretrained import SparseSeq2SeqPreTrainedModel
+from .seq2seq_inputs import real_target_tokens
+
+
+class CrossAttention(nn.Module):
+    """Attention of the target to all source tokens. [B, T, hidden_size] and [B, S, hidden_size] → [B, T, hidden_size].
+
+    With a cache, keys and values of the source are computed once.
+    """
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.head_dim = config.head_dim
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
+        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        source_mask: Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
+
+        source_mask: bool [B, 1, 1, S], True = a token; None: all are.
+        """
+        key, value = self._keys_and_values(encoder_hidden_states, past_key_values)
+        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        if need_weights:
+            warn_of_weights()
+        out, weights = dense_attention(
+            self._split(self.q_proj(hidden_states)),
+            key,
+            value,
+            source_mask,
+            None,
+            self.head_dim**-0.5,
+            self.config.attention_dropout if self.training else 0.0,
+            need_weights,
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2)), weights
+
+    def _split(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _keys_and_values(self, source: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
+        if cache is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+        key, value = self._split(self.k_proj(source)), self._split(self.v_proj(source))
+        if cache is not None:
+            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.is_updated[self.layer_idx] = True
+        return key, value
+
+
+class SparseDecoderLayer(GradientCheckpointingLayer):
+    """One block of the decoder. Shapes: [B, T, hidden_size] → the same."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = SparseAttention(config, layer_idx, is_decoder=True)
+        has_first_norm = not self.is_pre_norm or layer_idx > 0 or config.norm_before_first_layer
+        self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
+        self.cross_attn = CrossAttention(config, layer_idx)
+        self.cross_norm = build_norm(config)
+        self.mlp = MLP(config)
+        self.mlp_norm = build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    # positional, as reentrant checkpointing sees only gradients of positional arguments
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        source_mask: Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
+
+        def read_target(states: Tensor) -> Tensor:
+            return self.self_attn(states, past_key_values=own_cache, **kwargs)[0]
+
+        def read_source(states: Tensor) -> Tensor:
+            return self.cross_attn(states, encoder_hidden_states, source_mask, past_key_values, **kwargs)[0]
+
+        hidden_states = self._add(hidden_states, self.attention_norm, read_target)
+        hidden_states = self._add(hidden_states, self.cross_norm, read_source)
+        return finite(self._add(hidden_states, self.mlp_norm, self.mlp))
+
+    def _add(self, hidden_states: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.is_pre_norm:
+            return hidden_states + self.dropout(sublayer(norm(hidden_states)))
+        return norm(hidden_states + self.dropout(sublayer(hidden_states)))
+
+
+class SparseSeq2SeqDecoder(SparseSeq2SeqPreTrainedModel):
+    """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size].
+
+    embed: the token embedding, which source and target share.
+    """
+
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(SparseDecoderLayer, num_hidden_layers_key="decoder_layers"),
+        "attentions": OutputRecorder(SparseAttention, index=1),
+        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+    }
+
+    def __init__(self, config: Any, embed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.embed = embed
+        self.embeddings = EmbeddingSum(config, "max_target_position_embeddings")
+        self.layers = nn.ModuleList(SparseDecoderLayer(config, index) for index in range(config.decoder_layers))
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Return the last hidden state and, with `use_cache` (default: the config's), the cache.
+
+        Args:
+            attention_mask: of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K].
+            encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed(input_ids)
+        cache = with_cross_attention(past_key_values)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache and cache is None and not (self.gradient_checkpointing and self.training):
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        tokens = inputs_embeds.shape[1]
+        past_tokens, num_keys = 0, tokens
+        if cache is not None:
+            past_tokens, num_keys = cache.get_seq_length(), cache.get_mask_sizes(tokens, 0)[0]
+        table = token_table(inputs_embeds, attention_mask, cache, None, is_causal=True)
+        source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, tokens)
+        hidden_states, where = self.embeddings(
+            inputs_embeds, real_target_tokens(attention_mask), None, None, past_tokens, num_keys
+        )
+        kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": cache}
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=cache
+        )
+
+
+def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
+    """Return a cache that has room for the source; one of the target alone is completed."""
+    if cache is None or isinstance(cache, EncoderDecoderCache):
+        return cache
+    return EncoderDecoderCache(cache, DynamicCache())
+
+
+def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> Tensor | None:
+    """Return which source tokens may be read, bool [B, 1, 1, S]; None: all."""
+    table = efficient_mask(
+        batch_size=len(source),
+        q_length=num_queries,
+        kv_length=source.shape[1],
+        mask_function=bidirectional_mask_function,
+        attention_mask=attention_mask,
+        allow_is_bidirectional_skip=True,
+        device=source.device,
+    )
+    return None if table is None else table[:, :, :1] > 0

@@ -1,0 +1,238 @@
+"""Task heads of an encoder-decoder: they read what the decoder makes of the source."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers.modeling_outputs import (
+    Seq2SeqLMOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.heads import ClassificationHead, Head, LanguageModelHead, QuestionAnsweringHead
+
+from .seq2seq_inputs import shift_right
+
+RECORDED = (
+    "past_key_values",
+    "decoder_hidden_states",
+    "decoder_attentions",
+    "cross_attentions",
+    "encoder_last_hidden_state",
+    "encoder_hidden_states",
+    "encoder_attentions",
+)
+
+
+class Seq2SeqHead(Head):
+    """Builds the backbone, whose encoder learns what the model is used for, and what stands on the decoder."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.model.encoder.task = self.task
+
+    def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
+        """Return `output_class` with `fields` and what both stacks recorded."""
+        return output_class(**fields, **{name: getattr(outputs, name) for name in RECORDED})
+
+
+class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
+    """Prediction of the target. Shapes: input_ids [B, S], decoder_input_ids [B, T] → logits [B, T, vocab_size]."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        global_attention_mask: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Return logits and, with `labels` [B, T] (−100 = not counted), the loss; see `SparseSeq2SeqModel.forward`.
+
+        num_items_in_batch: divide the sum of the loss by this; None: by the number of labels that count.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = shift_right(self.config, labels)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise InputError(
+                "Pass labels, from which the decoder's input is made, or decoder_input_ids. (A Trainer that smooths "
+                "labels takes them away: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
+                "decoder_input_ids, or config.label_smoothing.)"
+            )
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            past_key_values,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache,
+            global_attention_mask,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = smoothed_loss(logits, labels, smoothing, num_items_in_batch)
+        return self.output(Seq2SeqLMOutput, outputs, loss=loss, logits=logits)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Return the labels behind the start token, as `DataCollatorForSeq2Seq` asks."""
+        return shift_right(self.config, labels)
+
+
+class Seq2SeqSequenceClassificationHead(Seq2SeqHead, ClassificationHead):
+    """One label, several, or numbers per source, read by the decoder at its last end token, as BART does.
+
+    Shapes: input_ids [B, S] → logits [B, num_labels]. By default the decoder reads the source, shifted.
+    """
+
+    task = "sequence_classification"
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        global_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqSequenceClassifierOutput:
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache if labels is None else False,
+            global_attention_mask=global_attention_mask,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        last = last_end(self.config.eos_token_id, input_ids, attention_mask, hidden)
+        pooled = hidden[torch.arange(len(hidden), device=hidden.device), last]
+        logits = self.classifier(self.dense(self.dropout(pooled)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return self.output(Seq2SeqSequenceClassifierOutput, outputs, loss=loss, logits=logits)
+
+
+class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
+    """Start and end of the answer in the source, which the decoder reads, shifted.
+
+    Shapes: input_ids [B, S] → start_logits, end_logits [B, S].
+    """
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        global_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqQuestionAnsweringModelOutput:
+        has_labels = start_positions is not None and end_positions is not None
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=False if has_labels else use_cache,
+            global_attention_mask=global_attention_mask,
+            return_dict=True,
+            **kwargs,
+        )
+        start_logits, end_logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state)).unbind(-1)
+        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
+        loss = self.loss_function(start_logits, end_logits, start_positions, end_positions) if has_labels else None
+        fields = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
+        return self.output(Seq2SeqQuestionAnsweringModelOutput, outputs, **fields)
+
+
+def smoothed_loss(
+    logits: Tensor, labels: Tensor, label_smoothing: float, num_items_in_batch: int | Tensor | None = None
+) -> Tensor:
+    """Return the cross-entropy to (1 − ε)·target + ε / vocab_size, the mean over labels other than −100.
+
+    Of the variants in use this is torch's, and that of Trainer's `label_smoothing_factor`. Shapes: logits [B, T, V],
+    labels [B, T] → a number in float32 or wider.
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    loss = cross_entropy(
+        wide.flatten(0, 1),
+        labels.to(logits.device).flatten(),
+        reduction="mean" if num_items_in_batch is None else "sum",
+        label_smoothing=label_smoothing,
+    )
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def last_end(
+    eos_token_id: int | list[int] | None, input_ids: Tensor | None, attention_mask: Tensor | None, hidden: Tensor
+) -> Tensor:
+    """Return where each source's last end token stands, [B]; of embeddings, its last real token.
+
+    Raises:
+        InputError: a source without end token, or a decoder input of another length than the source.
+    """
+    batch_size, tokens = hidden.shape[:2]
+    source = attention_mask if input_ids is None else input_ids
+    if source is not None and source.shape[1] != tokens:
+        raise InputError(
+            f"The label is read at the source's last end token, but the decoder reads {tokens} tokens and the source "
+            f"has {source.shape[1]}. Leave decoder_input_ids out, or give one token a source token."
+        )
+    index = torch.arange(tokens, device=hidden.device).expand(batch_size, -1)
+    if input_ids is None:
+        is_end = torch.ones_like(index) if attention_mask is None else attention_mask
+    else:
+        wanted = torch.as_tensor([] if eos_token_id is None else eos_token_id, device=input_ids.device)
+        is_end = torch.isin(input_ids, wanted)
+    is_end = is_end.to(hidden.device).bool()
+    if not torch.compiler.is_compiling() and not bool(is_end.any(1).all()):
+        row = int((~is_end.any(1)).nonzero()[0])
+        raise InputError(
+            f"Example {row} has no end token (eos_token_id={eos_token_id}), at which its label is read. Tokenize with "
+            "special tokens, and truncate before they are added."
+        )
+    return torch.where(is_end, index, -1).argmax(1)

@@ -1,0 +1,205 @@
+"""Sparse encoder-decoder: an encoder whose layers follow patterns, and a causal decoder that reads all of its output.
+
+With windows and a global first token it is LED, with BigBird's blocks BigBird-Pegasus, with full attention the
+Transformer of 2017. Sources may have any length, and be padded on either side.
+
+Sources: Vaswani et al. (arXiv:1706.03762); Beltagy et al., "Longformer" (arXiv:2004.05150), section 7; Zaheer et al.,
+"BigBird" (arXiv:2007.14062), section 4.1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
+from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.embeddings import EmbeddingSum
+from hf_efficient_attn.models.masks import token_table
+from hf_efficient_attn.models.sparse_attention import SparseAttention
+from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
+from hf_efficient_attn.models.sparse_inputs import check_inputs, global_arguments
+
+from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
+from .decoder import SparseSeq2SeqDecoder
+from .heads import Seq2SeqLMHead, Seq2SeqQuestionAnsweringHead, Seq2SeqSequenceClassificationHead
+from .pretrained import SparseSeq2SeqPreTrainedModel, TokenEmbedding
+from .seq2seq_inputs import check_positions, check_sides, shift_source
+
+
+class SparseSeq2SeqEncoder(SparseSeq2SeqPreTrainedModel):
+    """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, S] → [B, S, hidden_size].
+
+    embed: the token embedding, which source and target share.
+    """
+
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(SparseLayer, num_hidden_layers_key="encoder_layers"),
+        "attentions": OutputRecorder(SparseAttention, index=1),
+    }
+
+    def __init__(self, config: SparseSeq2SeqConfig, embed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.embed = embed
+        self.embeddings = EmbeddingSum(config)
+        self.layers = nn.ModuleList(SparseLayer(config, index) for index in range(config.encoder_layers))
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Return the last hidden state; arguments as in `SparseSeq2SeqModel.forward`."""
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_positions(kwargs)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed(input_ids)
+        batch_size, tokens = inputs_embeds.shape[:2]
+        table = token_table(inputs_embeds, attention_mask, None, None, is_causal=False)
+        chosen = global_arguments(
+            self.config,
+            self.task,
+            input_ids,
+            attention_mask,
+            global_attention_mask,
+            table,
+            (batch_size, tokens, 0, tokens),
+            inputs_embeds.device,
+        )
+        hidden_states, where = self.embeddings(inputs_embeds, attention_mask, None, None, 0, tokens)
+        kwargs = {**kwargs, **where, **chosen, "attention_mask": table}
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+
+class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
+    """The backbone: a shared token embedding, encoder and decoder.
+
+    Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size].
+    """
+
+    def __init__(self, config: SparseSeq2SeqConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = TokenEmbedding(config)
+        self.encoder = SparseSeq2SeqEncoder(config, self.embed)
+        self.decoder = SparseSeq2SeqDecoder(config, self.embed)
+        self.post_init()
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return token embeddings; looked up by both stacks here, so that whatever replaces the embedding holds."""
+        return self.embed_tokens(input_ids)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        global_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """Return the last hidden states of both stacks and, with `use_cache`, the cache.
+
+        Args:
+            attention_mask: 1 = a source token, [B, S], padded on either side.
+            decoder_input_ids: [B, T]; by default the source behind the start token, as BART reads it.
+            decoder_attention_mask: 1 = a target token, [B, K] over cached and new tokens; None: all are.
+            encoder_outputs: what the encoder has returned before, in the place of input_ids.
+            past_key_values: target tokens read before, and the source's keys and values.
+            inputs_embeds, decoder_inputs_embeds: embeddings in the place of tokens; √hidden_size is applied here.
+            global_attention_mask: 1 = a source token that reads and is read by the whole source, [B, S]; in the place
+                of what the config's `global_tokens` says.
+
+        Raises:
+            InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.
+        """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids, decoder_attention_mask = shift_source(
+                self.config, input_ids, attention_mask, decoder_attention_mask
+            )
+        elif decoder_input_ids is not None and decoder_inputs_embeds is not None:
+            raise InputError("Pass one of decoder_input_ids and decoder_inputs_embeds, not both.")
+        check_positions(kwargs)
+        source = inputs_embeds if input_ids is None else input_ids
+        source = source if encoder_outputs is None else encoder_outputs[0]
+        if source is None:
+            raise InputError("Pass the source: one of input_ids, inputs_embeds and encoder_outputs.")
+        target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+        check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], past_key_values)
+        kwargs["return_dict"] = True
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, global_attention_mask, **kwargs)
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        outputs = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs.last_hidden_state,
+            attention_mask,
+            past_key_values,
+            decoder_inputs_embeds,
+            use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class SparseSeq2SeqForConditionalGeneration(Seq2SeqLMHead, SparseSeq2SeqPreTrainedModel, GenerationMixin):
+    backbone_class = SparseSeq2SeqModel
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: SparseSeq2SeqConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """Return the target's token table of one step under a static cache, of a shape that does not grow."""
+        return token_table(inputs_embeds, attention_mask, past_key_values, None, is_causal=True)
+
+
+class SparseSeq2SeqForSequenceClassification(Seq2SeqSequenceClassificationHead, SparseSeq2SeqPreTrainedModel):
+    backbone_class = SparseSeq2SeqModel
+
+
+class SparseSeq2SeqForQuestionAnswering(Seq2SeqQuestionAnsweringHead, SparseSeq2SeqPreTrainedModel):
+    backbone_class = SparseSeq2SeqModel
+
+
+__all__ = [
+    "SparseSeq2SeqForConditionalGeneration",
+    "SparseSeq2SeqForQuestionAnswering",
+    "SparseSeq2SeqForSequenceClassification",
+    "SparseSeq2SeqModel",
+    "SparseSeq2SeqPreTrainedModel",
+]

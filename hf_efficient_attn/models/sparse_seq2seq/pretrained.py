@@ -1,0 +1,42 @@
+"""What the backbone of the sparse encoder-decoder, its two stacks and its heads have in common."""
+
+from typing import Any
+
+from torch import nn
+from transformers import initialization as init
+
+from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
+
+from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
+
+
+class SparseSeq2SeqPreTrainedModel(SparsePreTrainedModel):
+    """Weight initialisation, loading checks and capabilities."""
+
+    config_class = SparseSeq2SeqConfig
+    config: SparseSeq2SeqConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "sparse-seq2seq", "hf_efficient_attn"]
+    _no_split_modules = ["SparseLayer", "SparseDecoderLayer"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # a copied or otherwise special map has set its own start values
+        if self.config.matrix_init == "glorot" and type(module) is nn.Linear:
+            init.xavier_uniform_(module.weight)
+
+
+class TokenEmbedding(nn.Embedding):
+    """The embedding that source, target and, if tied, output share. It may start with `embedding_init_std`."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.initial_std = config.embedding_init_std
+
+    def initialize(self) -> None:
+        # a checkpoint may have brought the weight, padding included
+        if self.initial_std is None or getattr(self.weight, "_is_hf_initialized", False):
+            return
+        init.normal_(self.weight, std=self.initial_std)
+        if self.padding_idx is not None:
+            init.zeros_(self.weight[self.padding_idx])

@@ -1,0 +1,115 @@
+"""The two sides of an encoder-decoder's inputs: which mask belongs to which, and what the decoder reads by default."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.token_table import is_table
+from hf_efficient_attn.errors import InputError
+
+POSITION_NAMES = ("position_ids", "decoder_position_ids")
+
+
+def shift_right(config: Any, ids: Tensor) -> Tensor:
+    """Return what the decoder reads to predict `ids`: the start token, then all but the last; −100 becomes padding.
+
+    Raises:
+        InputError: the config has no `decoder_start_token_id` or `pad_token_id`.
+
+    >>> from types import SimpleNamespace
+    >>> config = SimpleNamespace(decoder_start_token_id=9, pad_token_id=0)
+    >>> shift_right(config, torch.tensor([[5, 6, -100, -100]])).tolist()
+    [[9, 5, 6, 0]]
+    """
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        if getattr(config, name) is None:
+            raise InputError(
+                f"config.{name} is None, and the decoder's input cannot be made without it: set it (for example to the "
+                "tokenizer's bos_token_id or pad_token_id), or pass decoder_input_ids."
+            )
+    start = torch.full_like(ids[:, :1], config.decoder_start_token_id)
+    return torch.cat((start, ids[:, :-1]), 1).masked_fill_(
+        torch.cat((start, ids[:, :-1]), 1) == -100, config.pad_token_id
+    )
+
+
+def shift_source(
+    config: Any, input_ids: Tensor | None, attention_mask: Tensor | None, decoder_attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the decoder's input and mask where a call gives none: the source, shifted; padding stays on its side.
+
+    Raises:
+        InputError: there are no source tokens either.
+    """
+    if input_ids is None:
+        raise InputError("Pass decoder_input_ids or decoder_inputs_embeds: without input_ids the decoder has no input.")
+    shifted = shift_right(config, input_ids)
+    if attention_mask is None or attention_mask.ndim != 2:
+        return shifted, decoder_attention_mask
+    first = attention_mask.int().argmax(1, keepdim=True)
+    shifted = shifted.scatter(1, first, config.decoder_start_token_id)
+    return shifted, attention_mask if decoder_attention_mask is None else decoder_attention_mask
+
+
+def check_positions(options: dict[str, Any]) -> None:
+    """Raise InputError for positions, which say where packed documents begin: two packed sides are not supported."""
+    for name in POSITION_NAMES:
+        if options.get(name) is not None:
+            raise InputError(
+                f"{name} is no input of an encoder-decoder here: positions are counted over the real tokens of "
+                "attention_mask and decoder_attention_mask, and documents cannot be packed. Leave it out."
+            )
+
+
+def check_sides(
+    attention_mask: Tensor | None,
+    decoder_attention_mask: Tensor | None,
+    source_tokens: int,
+    target_tokens: int,
+    cache: Cache | None,
+) -> None:
+    """Raise InputError for a padding mask that does not have the length of its own side.
+
+    Args:
+        source_tokens, target_tokens: source, and new target tokens.
+        cache: holds earlier target tokens, which the target's mask covers, too.
+    """
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}; for an encoder-decoder it must be [batch, source "
+            f"tokens] = [..., {source_tokens}], 1 = a token, since the decoder reads the source by it, too."
+        )
+    past_tokens = 0 if cache is None else cache.get_seq_length()
+    if not isinstance(past_tokens, int):
+        past_tokens = 0
+    target_tokens = past_tokens + target_tokens
+    if attention_mask is not None and attention_mask.shape[1] != source_tokens:
+        raise _wrong_side("attention_mask", attention_mask, "source", source_tokens, "target", target_tokens)
+    if decoder_attention_mask is None or decoder_attention_mask.ndim != 2:
+        return
+    columns = decoder_attention_mask.shape[1]
+    # a static cache has room for more
+    if columns < target_tokens or (columns > target_tokens and cache is None):
+        raise _wrong_side(
+            "decoder_attention_mask", decoder_attention_mask, "target", target_tokens, "source", source_tokens
+        )
+
+
+def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, other_tokens: int) -> InputError:
+    message = f"{name} has {mask.shape[1]} columns, but the {own} has {own_tokens} tokens."
+    if mask.shape[1] == other_tokens:
+        right = "decoder_attention_mask" if name == "attention_mask" else "attention_mask"
+        message += f" That is the length of the {other}: the mask is on the wrong side. Pass it as {right}."
+    else:
+        cached = ", cached tokens first" if own == "target" else ""
+        message += f" Pass one column a {own} token{cached}."
+    return InputError(message)
+
+
+def real_target_tokens(attention_mask: Tensor | None) -> Tensor | None:
+    """Return the mask by which target positions are counted, [B, K], out of any form of `decoder_attention_mask`."""
+    if attention_mask is not None and is_table(attention_mask) and attention_mask.ndim == 4:
+        return attention_mask[:, 0, 0]
+    return attention_mask
