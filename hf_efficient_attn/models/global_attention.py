@@ -113,7 +113,8 @@ class GlobalAttention(nn.Module):
             scores = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min)
         elif allowed is not None:
             scores = scores + allowed[:, None]
-        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        return torch.softmax(scores, -1, dtype=wide).to(scores.dtype)
 
     def _drop(self, weights: Tensor) -> Tensor:
         return nn.functional.dropout(weights, self.dropout, self.training)

@@ -1,0 +1,148 @@
+"""Which tokens are global, by every rule and by a mask: in the forward pass, with a cache, and what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from models_cases import TINY, randomize
+
+import hf_efficient_attn as hea
+
+Config = hea.SparseTransformerConfig
+SEP = 2
+
+
+def weights_of(rule: Any, head: str = "Model", **inputs: Any) -> torch.Tensor:
+    """Return which pairs an encoder of one layer reads, bool [B, T, T], as its attention weights show."""
+    config = Config.sliding(
+        **{**TINY, "left": 1, "num_hidden_layers": 1, "global_tokens": rule, "sep_token_id": SEP, "pad_token_id": 0}
+    )
+    model = randomize(getattr(hea, f"SparseTransformer{head}")(config).eval())
+    with torch.no_grad():
+        return model(**inputs, output_attentions=True).attentions[0][:, 0] > 0
+
+
+def band(tokens: int) -> torch.Tensor:
+    index = torch.arange(tokens)
+    return (index[:, None] - index).abs() <= 1
+
+
+def with_globals(tokens: int, positions: list[int]) -> torch.Tensor:
+    allowed = band(tokens)
+    allowed[positions] = True
+    allowed[:, positions] = True
+    return allowed
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:output_attentions=True")
+IDS = torch.tensor([[5, 6, 7, SEP, SEP, 8, 9, 10, SEP, 11]])
+
+
+@pytest.mark.parametrize(
+    ("rule", "positions"),
+    [
+        (None, []),
+        ("first", [0]),
+        ("question", [0, 1, 2]),
+        ("choice", [5, 6, 7, 8, 9]),
+        ({"positions": [2, 7]}, [2, 7]),
+        ({"token_ids": [9, 5]}, [0, 6]),
+        ({"every": 4}, [0, 4, 8]),
+    ],
+)
+def test_rules(rule: Any, positions: list[int]) -> None:
+    assert torch.equal(weights_of(rule, input_ids=IDS)[0], with_globals(10, positions))
+
+
+@pytest.mark.parametrize(
+    ("head", "positions"),
+    [
+        ("Model", []),
+        ("ForMaskedLM", []),
+        ("ForTokenClassification", []),
+        ("ForSequenceClassification", [0]),
+        ("ForQuestionAnswering", [0, 1, 2]),
+    ],
+)
+def test_auto_follows_the_head(head: str, positions: list[int]) -> None:
+    assert torch.equal(weights_of("auto", head, input_ids=IDS)[0], with_globals(10, positions))
+
+
+def test_auto_of_multiple_choice() -> None:
+    pairs = weights_of("auto", "ForMultipleChoice", input_ids=IDS[:, None].expand(1, 2, -1))
+    assert torch.equal(pairs[1], with_globals(10, [5, 6, 7, 8, 9]))
+
+
+def test_mask_takes_the_place_of_the_rule_and_differs_by_example() -> None:
+    chosen = torch.zeros(2, 10, dtype=torch.long)
+    chosen[0, 4] = chosen[1, [1, 8]] = 1
+    pairs = weights_of("first", input_ids=IDS.expand(2, -1), global_attention_mask=chosen)
+    assert torch.equal(pairs[0], with_globals(10, [4]))
+    assert torch.equal(pairs[1], with_globals(10, [1, 8]))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_positions_count_from_the_first_token(side: str) -> None:
+    ids = torch.nn.functional.pad(IDS, (3, 0) if side == "left" else (0, 3))
+    pairs = weights_of({"positions": [0, 2]}, input_ids=ids, attention_mask=(ids != 0).long())[0]
+    pairs = pairs[3:, 3:] if side == "left" else pairs[:10, :10]
+    assert torch.equal(pairs, with_globals(10, [0, 2]))
+
+
+@pytest.mark.parametrize("rule", ["first", {"every": 3}, {"token_ids": list(range(20, 40))}, "mask"])
+@pytest.mark.parametrize("projections", [False, True])
+def test_generation_knows_global_tokens(rule: Any, projections: bool) -> None:
+    config = Config.longformer(
+        **{**TINY, "attention_window": 4, "global_projections": projections},
+        causal=True,
+        global_tokens=None if rule == "mask" else rule,
+    )
+    model = randomize(hea.SparseTransformerForCausalLM(config).eval())
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    if rule == "mask":
+        options["global_attention_mask"] = torch.zeros_like(ids)
+        options["global_attention_mask"][:, [4, 6]] = 1
+    for more in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
+        cached = model.generate(ids, **options, **more)
+        more.pop("cache_implementation", None)
+        assert torch.equal(cached, model.generate(ids, **options, **more, use_cache=False))
+
+
+def test_mask_of_the_prompt_counts_while_generating() -> None:
+    config = Config.longformer(**{**TINY, "attention_window": 2, "num_hidden_layers": 1}, causal=True)
+    model = randomize(hea.SparseTransformerForCausalLM(config).eval())
+    ids = torch.randint(3, 60, (1, 20), generator=torch.Generator().manual_seed(3))
+    chosen = torch.zeros_like(ids)
+    chosen[:, :6] = 1
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "output_logits": True}
+    options["return_dict_in_generate"] = True
+    with_globals_, without = (
+        model.generate(ids, global_attention_mask=chosen, **options),
+        model.generate(ids, **options),
+    )
+    assert not torch.allclose(with_globals_.logits[-1], without.logits[-1], atol=1e-3)
+
+
+def test_what_is_refused() -> None:
+    padded = torch.nn.functional.pad(IDS, (3, 0))
+    mask = (padded != 0).long()
+    first = torch.zeros_like(padded)
+    first[:, 0] = 1
+    with pytest.raises(hea.InputError, match="nothing but padding in example 0: mask and padding are on different"):
+        weights_of(None, input_ids=padded, attention_mask=mask, global_attention_mask=first)
+    with pytest.raises(hea.InputError, match=r"has shape \[1, 13\]; it must be \[batch, tokens\] = \[1, 10\]"):
+        weights_of(None, input_ids=IDS, global_attention_mask=first)
+    with pytest.raises(hea.InputError, match="The authors' single mask with 2 = global"):
+        weights_of(None, input_ids=IDS, global_attention_mask=IDS)
+    with pytest.raises(hea.InputError, match="position 10, but the sequence ends at 9"):
+        weights_of({"positions": [10]}, input_ids=IDS)
+    with pytest.raises(hea.InputError, match=r"Example 1 has no separator \(sep_token_id=2\)"):
+        weights_of("question", input_ids=torch.cat([IDS, IDS.clamp(min=3)]))
+    with pytest.raises(hea.InputError, match="inputs_embeds say nothing about tokens"):
+        weights_of("question", inputs_embeds=torch.randn(1, 4, TINY["hidden_size"]))
+    for rule in ("cls", {"every": 0}, {"positions": []}, {"positions": [-1]}, {"first": 1}, {"every": 2, "x": 1}, 3):
+        with pytest.raises(Exception, match="global_tokens="):
+            Config(**TINY, global_tokens=rule)

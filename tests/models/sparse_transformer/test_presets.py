@@ -1,0 +1,89 @@
+"""The presets against the papers' numbers."""
+
+import pytest
+import torch
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Pattern
+
+Config = hea.SparseTransformerConfig
+
+
+def parameters_of(config: Config, head: str) -> int:
+    with torch.device("meta"):
+        return getattr(hea, f"SparseTransformer{head}")(config).num_parameters()
+
+
+@pytest.mark.parametrize(("size", "millions"), [("small", 41), ("large", 102)])
+def test_char_lm_has_the_papers_parameters(size: str, millions: int) -> None:
+    count = parameters_of(Config.longformer_char_lm(size), "ForCausalLM")
+    assert round(count / 1e6) == pytest.approx(millions, abs=2)
+
+
+def test_char_lm_windows_and_dilation_grow() -> None:
+    patterns = [Pattern.from_dict(entry) for entry in Config.longformer_char_lm().attention_pattern]
+    reads = [[head.num_keys_of(20_000, 40_000) - 1 for head in pattern.heads(8)] for pattern in patterns]
+    assert [row[0] for row in reads] == [32, 32, 32, 64, 64, 128, 128, 128, 256, 256, 512, 512]
+    spans = [pattern.heads(8)[7].key_spans(20_000, 20_000, 40_000)[0][0] for pattern in patterns]
+    steps = [(20_000 - first) // row[7] for first, row in zip(spans, reads, strict=True)]
+    assert steps == [1] * 6 + [2] * 2 + [3] * 2 + [4] * 2
+    last_phase = Pattern.from_dict(Config.longformer_char_lm(phase=5).attention_pattern[-1])
+    assert last_phase.heads(8)[0].num_keys_of(20_000, 40_000) - 1 == 8192
+
+
+def test_longformer_base_reads_what_the_paper_says() -> None:
+    config = Config.longformer()
+    pattern = Pattern.from_dict(config.attention_pattern[0])
+    # 12.1% of all pairs at 4,096 tokens
+    assert pattern.num_pairs(4096, 4096) == 2_035_456
+    # RoBERTa-base with 4,096 positions and three more projections a layer
+    local = parameters_of(Config.longformer(global_projections=False), "ForMaskedLM")
+    assert parameters_of(config, "ForMaskedLM") - local == 12 * 3 * (768 * 768 + 768)
+
+
+def test_bigbird_itc_reads_what_the_paper_says() -> None:
+    config = Config.bigbird_itc(plan="seeded")
+    pattern = Pattern.from_dict(config.attention_pattern).resolve(4096, 0, 0, 12)
+    # 622 blocks of 64
+    assert pattern.num_pairs(4096, 4096) == 622 * 64 * 64
+
+
+@pytest.mark.parametrize("plan", ["authors", "transformers", "seeded"])
+def test_bigbird_plans_are_the_same_in_training_and_evaluation(plan: str) -> None:
+    config = Config.bigbird_itc(
+        block_tokens=4,
+        plan=plan,
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        embedding_dropout=0.0,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        sep_token_id=None,
+        pad_token_id=0,
+    )
+    model = hea.SparseTransformerModel(config)
+    ids = torch.randint(1, 50, (2, 90))
+    with torch.no_grad():
+        long = model.train()(ids).last_hidden_state
+        model(ids[:, :8])  # a short batch changes nothing for those that follow
+        assert torch.equal(model.eval()(ids).last_hidden_state, long)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(hea.ConfigurationError, match="attention_window=5 counts both sides"):
+        Config.longformer(attention_window=5)
+    with pytest.raises(hea.ConfigurationError, match="attention_window lists 2 values for 12 layers"):
+        Config.longformer(attention_window=[4, 8])
+    with pytest.raises(hea.ConfigurationError, match="phases 1 to 5"):
+        Config.longformer_char_lm(phase=6)
+    with pytest.raises(Exception, match="attention_pattern lists 1 patterns for 12 layers"):
+        Config(attention_pattern=[None])
+    with pytest.raises(Exception, match="'relative' knows distances"):
+        Config(position_embedding_type="relative", global_tokens="first")
+    with pytest.raises(Exception, match="does not divide hidden_size=768"):
+        Config(num_attention_heads=7)
+    with pytest.raises(Exception, match="norm_position='middle'; it must be one of: post, pre"):
+        Config(norm_position="middle")

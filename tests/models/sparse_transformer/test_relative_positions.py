@@ -1,0 +1,45 @@
+"""Transformer-XL's relative positions against their formula, in float64 with gradients."""
+
+import torch
+from models_cases import TINY, randomize
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.positions import sinusoids
+from hf_efficient_attn.patterns import Band, Dilated, PerHead
+
+
+def test_equals_the_formula() -> None:
+    pattern = PerHead([Band(3, 0)] * 3 + [Dilated(6, 0, 2)])
+    config = hea.SparseTransformerConfig.longformer_char_lm(
+        **{**TINY, "num_hidden_layers": 1, "attention_pattern": pattern, "attention_dropout": 0.0}
+    )
+    model = randomize(hea.SparseTransformerModel(config).eval()).double()
+    attention = model.layers[0].self_attn
+    hidden = torch.randn(2, 13, TINY["hidden_size"], dtype=torch.float64, requires_grad=True)
+    q, k, v = (
+        p(hidden).unflatten(-1, (4, 8)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    index = torch.arange(13)
+    distance = index[:, None] - index
+    relative = attention.relative
+    rows = relative.r_proj(sinusoids(distance, TINY["hidden_size"]).double()).unflatten(-1, (4, 8))
+    scores = (q + relative.content_bias) @ k.transpose(2, 3)
+    scores = scores + torch.einsum("bhid,ijhd->bhij", q + relative.position_bias, rows)
+    allowed = torch.stack([head.causal().allowed(index[:, None], index) for head in pattern.heads(4)])
+    weights = torch.softmax((scores * 8**-0.5).masked_fill(~allowed, -torch.inf), -1)
+    expected = attention.o_proj((weights @ v).transpose(1, 2).flatten(2))
+    actual = attention(hidden)[0]
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    parameters = [hidden, *attention.parameters()]
+    direction = torch.randn_like(expected)
+    for ours, theirs in zip(
+        torch.autograd.grad((actual * direction).sum(), parameters),
+        torch.autograd.grad((expected * direction).sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+def test_start_values_are_random() -> None:
+    model = hea.SparseTransformerModel(hea.SparseTransformerConfig.longformer_char_lm(**TINY))
+    assert model.layers[0].self_attn.relative.content_bias.std() > 0
