@@ -1,0 +1,188 @@
+"""Defects of transformers' own Longformer, LED and BigBird, each a promise that ours keep and they break.
+
+Every promise runs on both: ours must pass, the in-tree class must fail. Should transformers mend one, its test says so.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import hf_efficient_attn as hea
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+}
+PEER_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+OUR_DROPOUT = {"embedding_dropout": 0.0, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+BLOCKS = {"block_size": 4, "num_random_blocks": 2}
+OUR_BLOCKS = {"block_tokens": 4, "num_random_blocks": 2}
+
+
+def longformer(is_ours: bool) -> Any:
+    torch.manual_seed(0)
+    if is_ours:
+        config = hea.SparseTransformerConfig.longformer(**{**SHAPE, **OUR_DROPOUT, "attention_window": 8})
+        return hea.SparseTransformerForMaskedLM(config)
+    return transformers.LongformerForMaskedLM(
+        transformers.LongformerConfig(**SHAPE, **PEER_DROPOUT, attention_window=8, type_vocab_size=1)
+    )
+
+
+def bigbird(is_ours: bool, seed: int = 0) -> Any:
+    torch.manual_seed(0)
+    if is_ours:
+        config = hea.SparseTransformerConfig.bigbird_itc(**SHAPE, **OUR_DROPOUT, **OUR_BLOCKS, plan="seeded", seed=seed)
+        return hea.SparseTransformerForMaskedLM(config)
+    return transformers.BigBirdForMaskedLM(transformers.BigBirdConfig(**SHAPE, **PEER_DROPOUT, **BLOCKS))
+
+
+def causal_bigbird(is_ours: bool) -> Any:
+    torch.manual_seed(0)
+    if is_ours:
+        config = hea.SparseTransformerConfig.bigbird_itc(**SHAPE, **OUR_DROPOUT, **OUR_BLOCKS, causal=True)
+        return hea.SparseTransformerForCausalLM(config).eval()
+    config = transformers.BigBirdConfig(**SHAPE, **PEER_DROPOUT, **BLOCKS, is_decoder=True)
+    return transformers.BigBirdForCausalLM(config).eval()
+
+
+def ids_of(tokens: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, 61, (1, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids, attention_mask=torch.ones_like(ids)).logits
+
+
+def trains_every_parameter(build: Callable[..., Any], is_ours: bool) -> None:
+    model = build(is_ours).train()
+    ids = ids_of(80)
+    model(ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def compiles_in_one_graph(build: Callable[..., Any], is_ours: bool) -> None:
+    torch._dynamo.reset()
+    ids = ids_of(80)
+    compiled = torch.compile(build(is_ours).train(), fullgraph=True, backend="eager")
+    assert logits_of(compiled, ids).shape == (1, 80, 61)
+
+
+def exports(build: Callable[..., Any], is_ours: bool) -> None:
+    ids = ids_of(80)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    torch.export.export(build(is_ours).eval(), (), inputs, strict=False)
+
+
+def runs_on_sdpa(build: Callable[..., Any], is_ours: bool) -> None:
+    model = build(is_ours)
+    type(model)._from_config(model.config, attn_implementation="sdpa")
+
+
+def names_the_block_for_sharding(build: Callable[..., Any], is_ours: bool) -> None:
+    model = build(is_ours)
+    blocks = {type(module).__name__ for module in model.modules() if "Layer" in type(module).__name__}
+    names = set(model._no_split_modules or ())
+    assert names
+    assert names <= {name for name in blocks if not name.endswith("Norm")}
+
+
+def cuts_its_attentions_back(build: Callable[..., Any], is_ours: bool) -> None:
+    ids = ids_of(43)
+    chosen = torch.zeros_like(ids)
+    chosen[:, 0] = 1
+    out = build(is_ours).eval()(
+        ids, attention_mask=torch.ones_like(ids), global_attention_mask=chosen, output_attentions=True
+    )
+    assert all(x.shape[2] == 43 for x in (*out.attentions, *(getattr(out, "global_attentions", None) or ())))
+
+
+def stays_sparse_after_a_short_batch(build: Callable[..., Any], is_ours: bool) -> None:
+    model, ids = build(is_ours).eval(), ids_of(120)
+    before = logits_of(model, ids)
+    logits_of(model, ids_of(8))
+    assert torch.equal(logits_of(model, ids), before)
+
+
+def reads_the_same_in_training_and_evaluation(build: Callable[..., Any], is_ours: bool) -> None:
+    model, ids = build(is_ours), ids_of(120)
+    torch.testing.assert_close(logits_of(model.train(), ids), logits_of(model.eval(), ids))
+
+
+def leaves_the_global_generator_alone(build: Callable[..., Any], is_ours: bool) -> None:
+    model = build(is_ours).train()
+    np.random.seed(7)
+    expected = np.random.rand()
+    np.random.seed(7)
+    model(ids_of(120))
+    assert np.random.rand() == expected
+
+
+def draws_by_the_users_seed(build: Callable[..., Any], is_ours: bool) -> None:
+    ids, drawn = ids_of(120), []
+    for seed in (1, 2):
+        np.random.seed(seed)
+        model = build(is_ours, seed) if "seed" in inspect.signature(build).parameters else build(is_ours)
+        drawn.append(logits_of(model.train(), ids))
+    assert not torch.allclose(*drawn)
+
+
+def stays_sparse_while_generating(build: Callable[..., Any], is_ours: bool) -> None:
+    model, ids = build(is_ours), ids_of(100)
+    before = logits_of(model, ids)
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
+    # a token that no query of the last block reads: not in its window, not in block 0, not drawn
+    with torch.no_grad():
+        pairs = model(ids, attention_mask=torch.ones_like(ids), output_attentions=True, use_cache=False).attentions
+    assert torch.equal(logits_of(model, ids), before)
+    assert any((layer[0, :, -1] == 0).any() for layer in pairs)
+
+
+PROMISES: list[tuple[Callable[..., None], Callable[..., Any]]] = [
+    (trains_every_parameter, longformer),
+    (trains_every_parameter, bigbird),
+    (compiles_in_one_graph, longformer),
+    (compiles_in_one_graph, bigbird),
+    (exports, longformer),
+    (runs_on_sdpa, longformer),
+    (runs_on_sdpa, bigbird),
+    (names_the_block_for_sharding, longformer),
+    (names_the_block_for_sharding, bigbird),
+    (cuts_its_attentions_back, longformer),
+    (stays_sparse_after_a_short_batch, bigbird),
+    (reads_the_same_in_training_and_evaluation, bigbird),
+    (leaves_the_global_generator_alone, bigbird),
+    (draws_by_the_users_seed, bigbird),
+    (stays_sparse_while_generating, causal_bigbird),
+]
+IDS = [f"{build.__name__}-{promise.__name__}" for promise, build in PROMISES]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(("promise", "build"), PROMISES, ids=IDS)
+def test_ours_keeps(promise: Callable[..., None], build: Callable[..., Any]) -> None:
+    promise(build, True)
+
+
+@pytest.mark.parametrize(("promise", "build"), PROMISES, ids=IDS)
+def test_in_tree_breaks(promise: Callable[..., None], build: Callable[..., Any]) -> None:
+    failed = False
+    try:
+        promise(build, False)
+    except Exception:  # whatever way it breaks in
+        failed = True
+    assert failed, "transformers keeps this promise now: drop it from the table of defects"
