@@ -38,9 +38,9 @@ def legend(results: dict[str, Any]) -> str:
     threads = results["machine"]["torch_threads"]
     return (
         f"`hf-efficient-attn bench attention --profile` with {threads} thread{'s' if threads > 1 else ''} "
-        "(`OMP_NUM_THREADS`; the ratios of a single thread stay the same on a machine with other work, so they may "
-        "differ a little from the benchmark's). A round times the call, dense attention, the call under "
-        "torch.profiler, and its kernel calls alone; of each measurement the least of all rounds counts. Factors: "
+        "(`OMP_NUM_THREADS`; other work on the machine moves the ratios of a single thread less than those of several, "
+        "but it moves them, and they differ from the benchmark's). A round times the call, dense attention, the call "
+        "under torch.profiler, and its kernel calls alone; of each measurement the least of all rounds counts. Factors: "
         "block granularity, allowed pairs over computed ones; kernel speed, scores per second of the kernel calls "
         "alone over those of dense attention; kernel in place, their time alone over that within the call; kernel "
         "share, of the whole time. Their product is the efficiency but for the residual, which is noise and the cost "
@@ -121,7 +121,6 @@ def comparison_section(first: Row, second: Row) -> list[str]:
     expected = second["tokens"] / first["tokens"]
     parts = [(name, first["purposes"].get(name, 0.0), time) for name, time in second["purposes"].items()]
     added = {name: after - expected * before for name, before, after in parts}
-    most = max(added, key=lambda name: added[name])
     lines = [
         [name, f"{before:,.3g}", f"{after:,.3g}", f"{after / before:.2f}" if before else "–"]
         for name, before, after in parts
@@ -136,10 +135,23 @@ def comparison_section(first: Row, second: Row) -> list[str]:
         heading = f"{names[1]} against {names[0]}: {second['backend']}, {second['tokens']:,} tokens, {title}"
     return [
         f"## {heading}",
-        f"{ratio:.2f} times the time (target {second['target']:.2f}). Beyond {expected:g} times, most is added by "
-        f"{most}: {added[most]:+,.3g} ms.",
+        f"{ratio:.2f} times the time (target {second['target']:.2f}). {added_most(added, expected)}",
         markdown_table(["where", *(f"ms, {name}" for name in names), "×"], lines),
     ]
+
+
+def added_most(added: dict[str, float], expected: float) -> str:
+    """Return which part takes most milliseconds beyond the expected multiple of its time in the first call.
+
+    >>> added_most({"masks": 1.5, "kernel, forward": -3.0}, 2.0)
+    'In the profiled runs, most beyond 2 × the first call is added by masks: +1.5 ms.'
+    """
+    most = max(added, key=lambda name: added[name])
+    if added[most] <= 0.0:
+        return f"In the profiled runs, no part takes more than {expected:g} × its time in the first call."
+    return (
+        f"In the profiled runs, most beyond {expected:g} × the first call is added by {most}: {added[most]:+,.3g} ms."
+    )
 
 
 def layout_section(layout: Row, target: float) -> list[str]:
