@@ -38,14 +38,15 @@ def legend(results: dict[str, Any]) -> str:
     threads = results["machine"]["torch_threads"]
     return (
         f"`hf-efficient-attn bench attention --profile` with {threads} thread{'s' if threads > 1 else ''} "
-        "(`OMP_NUM_THREADS`; other work on the machine moves the ratios of a single thread less than those of several, "
-        "but it moves them, and they differ from the benchmark's). A round times the call, dense attention, the call "
-        "under torch.profiler, and its kernel calls alone; of each measurement the least of all rounds counts. "
-        "Factors: block granularity, allowed pairs over computed ones; kernel speed, scores per second of the kernel "
-        "calls alone over those of dense attention; kernel in place, their time alone over that within the call; "
-        "kernel share, of the whole time. Their product is the efficiency but for the residual, which is noise and the cost "
-        "of profiling. Alone: each call repeated at once, its data still in the caches; of flex, which is one call: "
-        "the time per score of a pattern of whole blocks, where no mask is evaluated. Dense attention beyond "
+        "(`OMP_NUM_THREADS`; other work on the machine moves the ratios of a single thread less than those of "
+        "several, but it moves them, and they differ from the benchmark's). A round times the call, dense attention, "
+        "the call under torch.profiler, and its kernel calls alone; of each measurement the least of all rounds "
+        "counts. Factors: block granularity, allowed pairs over computed ones; kernel speed, scores per second of the "
+        "kernel calls alone over those of dense attention; kernel in place, their time alone over that within the "
+        "call; kernel share, of the whole time. Their product is the efficiency but for the residual, which is noise "
+        "and the cost of profiling. Alone: each call repeated at once, its data still in the caches; of flex, which "
+        "is one call: the time per score of a pattern of whole blocks, where no mask is evaluated. Dense attention "
+        "beyond "
         f"{results['dense_tokens']:,} tokens is extrapolated from there by its pairs."
     )
 
