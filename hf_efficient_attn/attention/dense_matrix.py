@@ -34,27 +34,41 @@ def dense_attention(
         key, value = (each.repeat_interleave(heads_per_key_head, 1) for each in (key, value))
     attend: Callable[..., tuple[Tensor, Tensor | None]] = _explicit if need_weights else _fused
     if allowed is None:
-        return attend(query, key, value, None if bias is None else bias.to(query.dtype), scale, dropout)
+        return attend(query, key, value, None if bias is None else bias.to(query.dtype), None, scale, dropout)
     has_keys = allowed.any(-1, keepdim=True)
     # a query without keys takes the softmax of its scores as they are; then it is cut
     added = torch.zeros((), dtype=query.dtype, device=query.device) if bias is None else bias.to(query.dtype)
     added = torch.where(allowed | ~has_keys, added, -torch.inf)
-    out, weights = attend(query, key, value, added, scale, dropout)
-    return out.masked_fill(~has_keys, 0), None if weights is None else weights.masked_fill(~has_keys, 0)
+    return attend(query, key, value, added, has_keys, scale, dropout)
 
 
 def _fused(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Tensor | None,
+    has_keys: Tensor | None,
+    scale: float,
+    dropout: float,
 ) -> tuple[Tensor, None]:
-    return scaled_dot_product_attention(query, key, value, added, dropout, scale=scale), None
+    out = scaled_dot_product_attention(query, key, value, added, dropout, scale=scale)
+    return out if has_keys is None else out.masked_fill(~has_keys, 0), None
 
 
 def _explicit(
-    query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, scale: float, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Tensor | None,
+    has_keys: Tensor | None,
+    scale: float,
+    dropout: float,
 ) -> tuple[Tensor, Tensor]:
     scores = query @ key.transpose(-1, -2) * scale
     weights = torch.softmax(scores if added is None else scores + added, -1, dtype=torch.float32).to(query.dtype)
     weights = drop(weights, dropout)
+    # cut before they are used, so that the weights handed out are those a gradient flows through
+    weights = weights if has_keys is None else weights.masked_fill(~has_keys, 0)
     return weights @ value, weights
 
 

@@ -26,11 +26,6 @@ SIZES = (
     "max_target_position_embeddings",
     "max_global_tokens",
 )
-TP_PLAN = {
-    f"{side}.layers.*.mlp.{name}": style
-    for side in ("encoder", "decoder")
-    for name, style in (("up_proj", "colwise"), ("down_proj", "rowwise"))
-}
 
 
 @strict
@@ -90,7 +85,6 @@ class SparseSeq2SeqConfig(PreTrainedConfig):
     model_type = "sparse_seq2seq"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "encoder_layers"}
-    base_model_tp_plan = TP_PLAN
 
     vocab_size: int = 50_265
     hidden_size: int = 768

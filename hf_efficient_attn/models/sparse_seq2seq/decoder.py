@@ -21,7 +21,7 @@ from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
 
-from .pretrained import SparseSeq2SeqPreTrainedModel
+from .pretrained import SparseSeq2SeqStack
 from .seq2seq_inputs import real_target_tokens
 
 
@@ -123,11 +123,8 @@ class SparseDecoderLayer(GradientCheckpointingLayer):
         return norm(hidden_states + self.dropout(sublayer(hidden_states)))
 
 
-class SparseSeq2SeqDecoder(SparseSeq2SeqPreTrainedModel):
-    """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size].
-
-    embed: the token embedding, which source and target share.
-    """
+class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
+    """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
 
     _can_record_outputs = {
         "hidden_states": OutputRecorder(SparseDecoderLayer, num_hidden_layers_key="decoder_layers"),
@@ -136,12 +133,10 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqPreTrainedModel):
     }
 
     def __init__(self, config: Any, embed: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(config)
-        self.embed = embed
+        super().__init__(config, embed)
         self.embeddings = EmbeddingSum(config, "max_target_position_embeddings")
         self.layers = nn.ModuleList(SparseDecoderLayer(config, index) for index in range(config.decoder_layers))
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        self.gradient_checkpointing = False
         self.post_init()
 
     @capture_outputs

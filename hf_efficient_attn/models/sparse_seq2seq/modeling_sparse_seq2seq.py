@@ -28,15 +28,12 @@ from hf_efficient_attn.models.sparse_inputs import check_inputs, global_argument
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
 from .heads import Seq2SeqLMHead, Seq2SeqQuestionAnsweringHead, Seq2SeqSequenceClassificationHead
-from .pretrained import SparseSeq2SeqPreTrainedModel, TokenEmbedding
+from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, TokenEmbedding
 from .seq2seq_inputs import check_positions, check_sides, shift_source
 
 
-class SparseSeq2SeqEncoder(SparseSeq2SeqPreTrainedModel):
-    """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, S] → [B, S, hidden_size].
-
-    embed: the token embedding, which source and target share.
-    """
+class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
+    """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, S] → [B, S, hidden_size]."""
 
     _can_record_outputs = {
         "hidden_states": OutputRecorder(SparseLayer, num_hidden_layers_key="encoder_layers"),
@@ -44,12 +41,10 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqPreTrainedModel):
     }
 
     def __init__(self, config: SparseSeq2SeqConfig, embed: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(config)
-        self.embed = embed
+        super().__init__(config, embed)
         self.embeddings = EmbeddingSum(config)
         self.layers = nn.ModuleList(SparseLayer(config, index) for index in range(config.encoder_layers))
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        self.gradient_checkpointing = False
         self.post_init()
 
     @capture_outputs
@@ -99,7 +94,7 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
         self.post_init()
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return token embeddings; looked up by both stacks here, so that whatever replaces the embedding holds."""
+        """Return token embeddings [B, T, hidden_size]; both stacks look them up here."""
         return self.embed_tokens(input_ids)
 
     @can_return_tuple

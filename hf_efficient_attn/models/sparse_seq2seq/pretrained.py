@@ -1,8 +1,9 @@
 """What the backbone of the sparse encoder-decoder, its two stacks and its heads have in common."""
 
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
@@ -24,6 +25,21 @@ class SparseSeq2SeqPreTrainedModel(SparsePreTrainedModel):
         # a copied or otherwise special map has set its own start values
         if self.config.matrix_init == "glorot" and type(module) is nn.Linear:
             init.xavier_uniform_(module.weight)
+
+
+class SparseSeq2SeqStack(SparseSeq2SeqPreTrainedModel):
+    """Encoder or decoder: what both need of the model whose parts they are.
+
+    embed: the token embedding, which source and target share. It is looked up in the model, so that whatever takes its
+    place there (resizing, adapters) holds for both stacks.
+    """
+
+    _tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    def __init__(self, config: SparseSeq2SeqConfig, embed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.embed = embed
+        self.gradient_checkpointing = False
 
 
 class TokenEmbedding(nn.Embedding):
