@@ -11,6 +11,7 @@ from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.select import use_backend
 from hf_efficient_attn.attention.sparsify import sparsify
+from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.errors import (
     CheckpointError,
     ConfigurationError,
@@ -47,6 +48,7 @@ from hf_efficient_attn.models.sparse_transformer import (
     SparseTransformerForTokenClassification,
     SparseTransformerModel,
 )
+from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
@@ -88,7 +90,9 @@ __all__ = [
     "Term",
     "UnsupportedBackendError",
     "attention",
+    "convert",
     "explain",
+    "noam_optimizer",
     "optimizer_groups",
     "patterns",
     "sparsify",

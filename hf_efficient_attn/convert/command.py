@@ -1,0 +1,51 @@
+"""Convert a checkpoint of transformers into our families, back, or into a longer one.
+
+hf-efficient-attn convert FOLDER NEW_FOLDER
+hf-efficient-attn convert bert-base-uncased NEW_FOLDER --max-position-embeddings 8192 --attention-window 256
+hf-efficient-attn convert FOLDER NEW_FOLDER --to longformer
+"""
+
+import argparse
+import sys
+import warnings
+
+from hf_efficient_attn.convert.conversion import convert
+from hf_efficient_attn.convert.registry import COUNTERPARTS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.add_argument("src", help=f"folder, or name on the Hub, of a model of type {', '.join(sorted(COUNTERPARTS))}")
+    parser.add_argument("dst", help="folder to write, which must be new or empty")
+    parser.add_argument("--to", metavar="TYPE", help="family or model type to make (default: the family that fits)")
+    parser.add_argument("--head", metavar="AutoModelForX", help="head to load (default: what the checkpoint has)")
+    parser.add_argument("--max-position-embeddings", type=int, metavar="N", help="longest input in tokens")
+    parser.add_argument(
+        "--attention-window", type=int, metavar="W", help="tokens read around a token, both sides together, even"
+    )
+    parser.add_argument("--pattern", metavar="EXPRESSION", help='such as "band(256, 256) | global(0)"')
+    parser.add_argument(
+        "--global-projections",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="global tokens read by projections of their own",
+    )
+    parser.add_argument(
+        "--parity", action="store_true", help="exactly what transformers computes, where it differs from the paper"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder DST if it exists")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Convert, and say what became of it; notes go to stderr."""
+    options = {name: value for name, value in vars(args).items() if name not in ("src", "dst", "command", "main")}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = convert(args.src, args.dst, **options)
+    for warning in caught:
+        print(f"note: {warning.message}", file=sys.stderr)
+    config = model.config
+    print(
+        f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, "
+        f"{getattr(config, 'max_position_embeddings', None) or config.max_encoder_position_embeddings:,} positions."
+    )

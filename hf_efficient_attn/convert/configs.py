@@ -1,0 +1,140 @@
+"""Configs: theirs → ours, ours → theirs, and what a change of length or pattern does to ours."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig
+
+from hf_efficient_attn.attention.layer_patterns import ENCODER, config_patterns
+from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
+from hf_efficient_attn.convert.windows import band_of_window
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.expressions import parse_pattern
+
+# what dense models become unless asked otherwise
+DEFAULT_WINDOW, DEFAULT_POSITIONS = 512, 4096
+# fields that only some heads read, by their beginnings
+HEAD_FIELDS = {
+    "classifier_": ("SequenceClassification", "TokenClassification", "MultipleChoice"),
+    "question_answering_": ("QuestionAnswering",),
+    "lm_": ("MaskedLM", "CausalLM", "ConditionalGeneration"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller of `convert` asks for; see there."""
+
+    max_position_embeddings: int | None = None
+    attention_window: int | None = None
+    pattern: Any = None
+    global_projections: bool | None = None
+    parity: bool = False
+
+
+def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -> Any:
+    """Return the config of our family that says what theirs does; dense models stay dense."""
+    fields = {name: getattr(theirs, name) for name in COMMON_FIELDS if hasattr(theirs, name)}
+    for name, ours in counterpart.fields.items():
+        fields |= dict.fromkeys([ours] if isinstance(ours, str) else ours, getattr(theirs, name))
+    fields |= counterpart.to_ours(theirs, head, parity)
+    return AutoConfig.for_model(counterpart.family, **fields)
+
+
+def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, int, list[str]]:
+    """Return their config, its rows before that of position 0, and notes on what it does otherwise by design.
+
+    Raises:
+        ConfigurationError: something that it cannot say at all.
+    """
+    if counterpart.to_theirs is None:
+        raise ConfigurationError(f"Models cannot become {counterpart.model_type!r}.")
+    fields = {name: getattr(ours, name) for name in COMMON_FIELDS}
+    for name, target in counterpart.fields.items():
+        fields[name] = getattr(ours, target if isinstance(target, str) else target[0])
+    theirs = AutoConfig.for_model(counterpart.model_type, **{**fields, **counterpart.to_theirs(ours)})
+    again = our_config(counterpart, theirs, head, parity=True)
+    lost = differences(with_fields(ours, position_offset=again.position_offset), again, head)
+    unsayable = {name: value for name, value in lost.items() if name not in counterpart.deviations}
+    if unsayable:
+        listed = ", ".join(f"{name}={value!r}" for name, value in unsayable.items())
+        raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
+    notes = [f"{name}={value!r} is not kept: {counterpart.deviations[name]}." for name, value in lost.items()]
+    return theirs, again.position_offset, notes
+
+
+def differences(config: Any, other: Any, head: str) -> dict[str, Any]:
+    """Return the fields in which two configs of ours say different things about a head, as `config` has them."""
+    mine, theirs = _meaning(config), _meaning(other)
+    found = {name: value for name, value in mine.items() if theirs.get(name) != value}
+    return {name: value for name, value in found.items() if _concerns(name, head)}
+
+
+def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
+    """Return a note on fields of theirs, other than their defaults, that we have no counterpart for."""
+    known = {*counterpart.fields, *COMMON_FIELDS, *NO_FUNCTION, *counterpart.ignored_fields}
+    lost = {name: value for name, value in theirs.to_diff_dict().items() if name not in known}
+    if not lost:
+        return []
+    listed = ", ".join(f"{name}={value!r}" for name, value in lost.items())
+    return [f"Fields of the {counterpart.model_type} config without counterpart, left out: {listed}."]
+
+
+def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
+    """Return a config of ours with the length, pattern and global tokens asked for, or that dense sources get.
+
+    Raises:
+        ConfigurationError: a pattern that the model cannot have.
+    """
+    fields: dict[str, Any] = {}
+    window, pattern = request.attention_window, request.pattern
+    if pattern is not None and window is not None:
+        raise ConfigurationError(f"attention_window={window} and pattern={pattern!r} exclude each other; give one.")
+    if is_dense and pattern is None:
+        window = DEFAULT_WINDOW if window is None else window
+        fields["global_tokens"] = "first"
+    if window is not None:
+        pattern = band_of_window(window)
+    if pattern is not None:
+        pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
+        fields["attention_pattern"] = _where_free(config, pattern) if is_dense else pattern
+    if request.global_projections is not None:
+        fields["global_projections"] = request.global_projections
+    positions = request.max_position_embeddings
+    if positions is None:
+        positions = max(DEFAULT_POSITIONS if is_dense else 0, config.max_position_embeddings)
+    fields["max_position_embeddings"] = positions
+    return with_fields(config, **fields)
+
+
+def longest_input(config: Any) -> int | None:
+    """Return the longest input in tokens that a config of ours allows; None: any.
+
+    Sinusoids and rotary positions have no end, but models are trained for some length.
+    """
+    return None if config.position_embedding_type == "none" else int(config.max_position_embeddings)
+
+
+def with_fields(config: Any, **fields: Any) -> Any:
+    """Return a copy of a config with other fields."""
+    return type(config).from_dict({**config.to_dict(), **fields})
+
+
+def _where_free(config: Any, pattern: Any) -> Any:
+    """Return the pattern for the layers that have none of their own."""
+    if config.attention_pattern is None or isinstance(pattern, list | dict):
+        return pattern
+    own = config_patterns(config.attention_pattern, config, ENCODER) or ()
+    return [pattern if each is None else each for each in own]
+
+
+def _meaning(config: Any) -> dict[str, Any]:
+    """Return the fields, patterns in a form that says the same in one way."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in NO_FUNCTION}
+    if config.attention_pattern is not None:
+        fields["attention_pattern"] = config_patterns(config.attention_pattern, config, ENCODER)
+    return fields
+
+
+def _concerns(name: str, head: str) -> bool:
+    return all(head in heads for start, heads in HEAD_FIELDS.items() if name.startswith(start))

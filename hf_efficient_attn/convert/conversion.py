@@ -1,0 +1,88 @@
+"""`convert`: one checkpoint in, another out."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_efficient_attn.convert.configs import Request, longest_input
+from hf_efficient_attn.convert.into_ours import build_ours
+from hf_efficient_attn.convert.into_theirs import build_theirs
+from hf_efficient_attn.convert.notes import give
+from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
+from hf_efficient_attn.convert.source import load_source
+from hf_efficient_attn.convert.write import check_destination, load_tokenizer, write_folder
+
+
+def convert(
+    src: str | os.PathLike[str] | PreTrainedModel,
+    dst: str | os.PathLike[str] | None = None,
+    *,
+    to: str | None = None,
+    head: str | None = None,
+    max_position_embeddings: int | None = None,
+    attention_window: int | None = None,
+    pattern: Any = None,
+    global_projections: bool | None = None,
+    parity: bool = False,
+    overwrite: bool = False,
+) -> PreTrainedModel:
+    """Return a checkpoint as a model of our families, one of ours as a model of transformers, or one of ours longer.
+
+    Sparse models (longformer, led, big_bird, bigbird_pegasus) compute what they did; dense ones (bert, roberta,
+    xlm-roberta, modernbert, bart, pegasus, marian) become sparse and long, and compute what they did on inputs within
+    one window. Weights keep their dtype. What has no counterpart on the other side is warned of by name.
+
+    Args:
+        src: a folder, a name on the Hub, or a model in memory.
+        dst: folder to write, with the tokenizer and the generation config; whole or not at all. None: none.
+        to: "sparse_transformer" or "sparse_seq2seq" (default: the one that fits), or a model type of transformers:
+            "longformer", "big_bird", "led", "bigbird_pegasus".
+        head: the Auto class to load the source with; by default that of its config's `architectures`. Weights of a head
+            that the source does not have start anew.
+        max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
+            copied cyclically. By default that of the source; dense sources get at least 4,096.
+        attention_window: tokens that a token reads around itself, both sides together, even; in every layer, but for
+            those of a dense source that are sparse by themselves. Dense sources: 512, and a global first token.
+        pattern: what layers read instead, a pattern or an expression such as "band(256, 256) | global(0)"; global
+            tokens are then only those of the pattern and of a call's `global_attention_mask`.
+        global_projections: global tokens read by projections of their own, copied from the local ones. By default where
+            the source or the target has them.
+        parity: compute exactly what transformers computes where it differs from the paper: BigBird's random blocks in
+            eval mode and full attention on short inputs; no global tokens in LED unless a call marks them.
+        overwrite: `dst` may be a folder that exists; it is replaced.
+
+    Raises:
+        ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists.
+        CheckpointError: weights missing, left over, damaged, or of other shapes; names are listed.
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> short = BertForMaskedLM(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    >>> long = convert(short, max_position_embeddings=2048)
+    >>> long.config.max_position_embeddings, long.config.attention_pattern
+    (2048, {'kind': 'band', 'left': 256, 'right': 256})
+    """
+    path = check_destination(dst, overwrite)
+    source = load_source(src, head)
+    target = resolve_target(source.model_type, to)
+    if global_projections is None and target in ("longformer", "led"):
+        global_projections = True
+    request = Request(max_position_embeddings, attention_window, pattern, global_projections, parity)
+    model = build_ours(source, request)
+    config = model.config
+    if target in COUNTERPARTS:
+        model = build_theirs(COUNTERPARTS[target], model, source)
+    if model.can_generate() and source.model.can_generate():
+        model.generation_config = GenerationConfig.from_dict(source.model.generation_config.to_dict())
+    tokenizer = None if path is None else load_tokenizer(source.path, longest_input(config))
+    give(source.notes)
+    if path is not None:
+        write_folder(path, lambda folder: _save(model, tokenizer, folder))
+    return model
+
+
+def _save(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

@@ -1,0 +1,102 @@
+"""What is known of a model type of transformers: its names, heads and config fields in those of our family."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Names = Mapping[str, str | tuple[str, ...]]
+
+# the prefix of the backbone in our heads
+OUR_PREFIX = "model."
+# fields that every config has
+COMMON_FIELDS = (
+    "vocab_size",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "tie_word_embeddings",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "use_cache",
+)
+# fields that say how a model was made, or nothing about the function it computes
+NO_FUNCTION = {
+    "architectures",
+    "chunk_size_feed_forward",
+    "dtype",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "is_encoder_decoder",
+    "model_type",
+    "name_or_path",
+    "_name_or_path",
+    "onnx_export",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+}
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """A model type of transformers, said in the names of our family. Data; `conversion` applies it both ways.
+
+    Attributes:
+        model_type: theirs. family: ours.
+        prefix: of the backbone in their heads; empty in the backbone alone.
+        names: their modules or parameters in the backbone → ours; * stands for a number. Several of ours: theirs are
+            fused, one above the other.
+        heads: the same for what each head adds, with their prefix where it lies in their backbone.
+        fields: their config fields → ours, of equal value; several of ours have the same value.
+        to_ours: (their config, head, parity) → further fields of our config.
+        to_theirs: (our config) → further fields of their config; raises ConfigurationError for what they cannot say.
+            None: a source only.
+        left_behind: their modules that our family lacks.
+        recomputed: their parameters that a formula gives.
+        copies: their parameters that equal another one.
+        unused: their parameters that they keep beside the one they use.
+        deviations: our config fields in which they differ, and how.
+        ignored_fields: their config fields that `to_ours` reads.
+        is_dense: attention to everything, which the conversion makes sparse and long.
+    """
+
+    model_type: str
+    family: str
+    prefix: str
+    names: Names
+    heads: Mapping[str, Names]
+    fields: Mapping[str, str | tuple[str, ...]]
+    to_ours: Callable[[Any, str, bool], dict[str, Any]]
+    to_theirs: Callable[[Any], dict[str, Any]] | None = None
+    left_behind: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    unused: Mapping[str, str] = field(default_factory=dict)
+    deviations: Mapping[str, str] = field(default_factory=dict)
+    ignored_fields: tuple[str, ...] = ()
+    is_dense: bool = False
+
+    def all_names(self, head: str) -> Names:
+        """Return the table for a head, prefixes included; the backbone alone has none."""
+        own = self.prefix_of(head)
+        ours = OUR_PREFIX if own else ""
+        prefixed = {own + theirs: _prefixed(ours, names) for theirs, names in self.names.items()}
+        return {**prefixed, **self.heads[head]}
+
+    def prefix_of(self, head: str) -> str:
+        """Return the prefix of the backbone in a head; empty in the backbone alone."""
+        return "" if head == "Model" else self.prefix
+
+    def with_prefix(self, names: Iterable[str], head: str) -> tuple[str, ...]:
+        """Return names of the backbone as they are in a head, and as they are."""
+        listed = tuple(names)
+        return (*listed, *(self.prefix_of(head) + name for name in listed))
+
+
+def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)

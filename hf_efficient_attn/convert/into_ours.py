@@ -1,0 +1,83 @@
+"""A source as a model of our families: names translated, then made longer or given another pattern."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.convert.configs import Request, apply_request, lost_fields, our_config
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.load_weights import build_model, check_missing
+from hf_efficient_attn.convert.notes import summarize
+from hf_efficient_attn.convert.positions import lengthen
+from hf_efficient_attn.convert.rename import covers, to_ours
+from hf_efficient_attn.convert.source import Source
+from hf_efficient_attn.errors import CheckpointError
+
+GLOBAL_ATTENTION = ".global_attention."
+
+
+def build_ours(source: Source, request: Request) -> PreTrainedModel:
+    """Return our model. Global projections that the source lacks are copies of the local ones.
+
+    Raises:
+        ConfigurationError: a request that the model cannot have.
+        CheckpointError: weights without a place, or places without weights.
+    """
+    config, weights = _translate(source, request)
+    is_dense = source.counterpart is not None and source.counterpart.is_dense
+    asked = apply_request(config, request, is_dense)
+    weights = lengthen(weights, config.max_position_embeddings, asked.max_position_embeddings, config.position_offset)
+    if not asked.global_projections:
+        dropped = [name for name in weights if GLOBAL_ATTENTION in name]
+        weights = {name: tensor for name, tensor in weights.items() if name not in dropped}
+        source.notes += [f"Left behind, as global_projections=False: {summarize(dropped)}."] if dropped else []
+    model, missing = build_model(asked, source.head, weights)
+    copied = [name for name in missing if GLOBAL_ATTENTION in name]
+    if copied:
+        model.copy_local_to_global()  # type: ignore[operator]
+        source.notes.append(f"Copied from the projections of all tokens: {summarize(copied)}.")
+    rest = [name for name in missing if name not in copied]
+    source.notes += check_missing(rest, _new_names(source), model)
+    return model
+
+
+def _translate(source: Source, request: Request) -> tuple[Any, dict[str, Tensor]]:
+    """Return config and weights under our names, otherwise as they are."""
+    counterpart, config = source.counterpart, source.model.config
+    weights = {name: tensor for name, tensor in source.model.state_dict().items() if name not in source.new_names}
+    if counterpart is None:
+        return config, weights
+    source.notes += lost_fields(counterpart, config)
+    renamed, unknown = to_ours(weights, counterpart.all_names(source.head))
+    _check_unknown(counterpart, unknown, source, weights)
+    return our_config(counterpart, config, source.head, request.parity), renamed
+
+
+def _new_names(source: Source) -> tuple[str, ...]:
+    """Return the parameters that start anew, under our names."""
+    if source.counterpart is None:
+        return source.new_names
+    weights = source.model.state_dict()
+    new = {name: weights[name] for name in source.new_names}
+    return tuple(to_ours(new, source.counterpart.all_names(source.head))[0])
+
+
+def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source, weights: dict[str, Tensor]) -> None:
+    """Note weights that we have no place for; refuse those that the table does not declare, and copies that differ."""
+    left = [name for name in unknown if covers(counterpart.with_prefix(counterpart.left_behind, source.head), name)]
+    if left:
+        source.notes.append(f"Left behind, as {counterpart.family} has nothing like them: {summarize(left)}.")
+    prefix = counterpart.prefix_of(source.head)
+    copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
+    differing = [name for name in unknown if name in copies and not weights[name].equal(weights[copies[name]])]
+    if differing:
+        raise CheckpointError(
+            f"{counterpart.family} shares what this checkpoint has in several forms: {summarize(differing)}."
+        )
+    quiet = (*counterpart.with_prefix(counterpart.recomputed, source.head), *copies, *counterpart.unused)
+    rest = [name for name in unknown if name not in left and not covers(quiet, name)]
+    if rest:
+        raise CheckpointError(
+            f"The table of names of {counterpart.model_type!r} does not know these weights: {summarize(rest)}."
+        )

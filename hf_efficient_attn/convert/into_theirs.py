@@ -1,0 +1,39 @@
+"""A model of our families as one of transformers."""
+
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.convert.configs import their_config
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.load_weights import build_model, check_missing
+from hf_efficient_attn.convert.notes import summarize
+from hf_efficient_attn.convert.positions import shift
+from hf_efficient_attn.convert.rename import covers, to_theirs
+from hf_efficient_attn.convert.source import Source
+from hf_efficient_attn.errors import CheckpointError, ConfigurationError
+
+
+def build_theirs(counterpart: Counterpart, ours: PreTrainedModel, source: Source) -> PreTrainedModel:
+    """Return their model with the weights of ours; what they have beyond it starts anew, and is noted.
+
+    Raises:
+        ConfigurationError: a head, pattern or other field that they cannot have.
+        CheckpointError: weights that they have no place for.
+    """
+    head = source.head
+    if head not in counterpart.heads:
+        raise ConfigurationError(f"{counterpart.model_type} has no {head}; it has: {', '.join(counterpart.heads)}.")
+    config, offset, notes = their_config(counterpart, ours.config, head)
+    source.notes += notes
+    weights = shift(dict(ours.state_dict()), ours.config.position_offset, offset)
+    renamed, unknown = to_theirs(weights, counterpart.all_names(head))
+    if unknown:
+        raise CheckpointError(f"{counterpart.model_type} has no place for these weights: {summarize(unknown)}.")
+    prefix = counterpart.prefix_of(head)
+    copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
+    doubled = {**copies, **counterpart.unused}
+    renamed |= {copy: renamed[original] for copy, original in doubled.items() if original in renamed}
+    model, missing = build_model(config, head, renamed)
+    missing = [name for name in missing if not covers(counterpart.with_prefix(counterpart.recomputed, head), name)]
+    new = tuple(name for name in missing if covers(counterpart.with_prefix(counterpart.left_behind, head), name))
+    source.notes += check_missing(missing, new, model)
+    return model

@@ -1,0 +1,86 @@
+"""Every model type that can be converted, by its name."""
+
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.tables.bert import BERT
+from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD
+from hf_efficient_attn.convert.tables.longformer import LONGFORMER
+from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
+from hf_efficient_attn.errors import ConfigurationError
+
+COUNTERPARTS: dict[str, Counterpart] = {
+    counterpart.model_type: counterpart
+    for counterpart in (
+        BERT,
+        BIG_BIRD,
+        LONGFORMER,
+        ROBERTA,
+        XLM_ROBERTA,
+    )
+}
+FAMILIES = ("sparse_seq2seq", "sparse_transformer")
+# head → the Auto class that loads it; the backbone counts as one
+AUTO_CLASSES = {
+    "Model": "AutoModel",
+    "MaskedLM": "AutoModelForMaskedLM",
+    "CausalLM": "AutoModelForCausalLM",
+    "SequenceClassification": "AutoModelForSequenceClassification",
+    "TokenClassification": "AutoModelForTokenClassification",
+    "QuestionAnswering": "AutoModelForQuestionAnswering",
+    "MultipleChoice": "AutoModelForMultipleChoice",
+    "ConditionalGeneration": "AutoModelForSeq2SeqLM",
+}
+
+
+def check_source(model_type: str) -> None:
+    """Raise ConfigurationError for a model type that cannot be converted."""
+    if model_type not in FAMILIES and model_type not in COUNTERPARTS:
+        raise ConfigurationError(
+            f"No table of names for model_type {model_type!r}. Known are: "
+            f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}."
+        )
+
+
+def family_of(model_type: str) -> str:
+    """Return the family that a model type belongs to, or is."""
+    return model_type if model_type in FAMILIES else COUNTERPARTS[model_type].family
+
+
+def resolve_target(source_type: str, to: str | None) -> str:
+    """Return the model type that a source becomes; by default one of our family.
+
+    Raises:
+        ConfigurationError: an unknown target, or one of the other kind.
+    """
+    family = family_of(source_type)
+    targets = [family, *sorted(name for name, each in COUNTERPARTS.items() if each.family == family and each.to_theirs)]
+    target = family if to is None else to
+    if target not in targets:
+        raise ConfigurationError(f"A {source_type!r} model cannot become {to!r}; it can become: {', '.join(targets)}.")
+    return target
+
+
+def head_of_class(name: str) -> str | None:
+    """Return the head that a model class has; None: one that has no counterpart.
+
+    >>> head_of_class("BertForPreTraining"), head_of_class("LongformerModel"), head_of_class("BertForSomething")
+    ('MaskedLM', 'Model', None)
+    """
+    known = {"ForPreTraining": "MaskedLM", "LMHeadModel": "CausalLM", "MTModel": "ConditionalGeneration"}
+    known |= {f"For{head}": head for head in AUTO_CLASSES} | {"Model": "Model"}
+    return next((head for ending, head in known.items() if name.endswith(ending)), None)
+
+
+def resolve_head(head: str) -> str:
+    """Return the head named by an Auto class, a class or by itself.
+
+    >>> resolve_head("AutoModelForSeq2SeqLM"), resolve_head("MaskedLM")
+    ('ConditionalGeneration', 'MaskedLM')
+
+    Raises:
+        ConfigurationError: none of these.
+    """
+    by_auto_class = {auto: name for name, auto in AUTO_CLASSES.items()}
+    found = by_auto_class.get(head) or (head if head in AUTO_CLASSES else head_of_class(head))
+    if found is None:
+        raise ConfigurationError(f"head={head!r} is unknown; it must be one of: {', '.join(AUTO_CLASSES.values())}.")
+    return found

@@ -1,0 +1,144 @@
+"""Load what is to be converted: a folder, a name on the Hub, or a model in memory; complete, or not at all."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.notes import summarize
+from hf_efficient_attn.convert.registry import (
+    AUTO_CLASSES,
+    COUNTERPARTS,
+    check_source,
+    head_of_class,
+    resolve_head,
+)
+from hf_efficient_attn.convert.rename import covers
+from hf_efficient_attn.errors import CheckpointError, ConfigurationError, EfficientAttentionError
+from hf_efficient_attn.models.checkpoints import saved_config
+
+
+@dataclass
+class Source:
+    """A model to convert.
+
+    Attributes:
+        path: where it was loaded from; None: from memory.
+        head: a key of `AUTO_CLASSES`.
+        new_names: its parameters that no checkpoint has brought, as the head was asked for.
+        notes: what the user should know.
+    """
+
+    model: PreTrainedModel
+    head: str
+    path: str | None = None
+    new_names: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def model_type(self) -> str:
+        return str(self.model.config.model_type)
+
+    @property
+    def counterpart(self) -> Counterpart | None:
+        """The table of its names; None: it is one of our families."""
+        return COUNTERPARTS.get(self.model_type)
+
+
+def load_source(src: Any, head: str | None) -> Source:
+    """Return the source with the head that its config names, or that is asked for.
+
+    Raises:
+        ConfigurationError: a model type or head that cannot be converted.
+        CheckpointError: nothing there, weights missing, unexpected, damaged, or of other shapes.
+    """
+    wanted = None if head is None else resolve_head(head)
+    if isinstance(src, PreTrainedModel):
+        check_source(src.config.model_type)
+        found = head_of_class(type(src).__name__)
+        if wanted not in (None, found):
+            raise ConfigurationError(f"A {type(src).__name__} in memory keeps its head; save it to load another head.")
+        return Source(src, _known_head(found, src.config.model_type, [type(src).__name__]))
+    saved = saved_config(src, {})
+    if "model_type" not in saved:
+        raise CheckpointError(f"{src} has no config.json with a model_type; give a folder that save_pretrained wrote.")
+    model_type, architectures = saved["model_type"], saved.get("architectures") or []
+    check_source(model_type)
+    own = head_of_class(architectures[0]) if architectures else None
+    head = _known_head(wanted or own, model_type, architectures)
+    model, info = _load(str(src), head)
+    source = Source(model, head, str(src))
+    _check_loaded(source, info, is_own_head=head == own)
+    return source
+
+
+def _known_head(head: str | None, model_type: str, architectures: list[str]) -> str:
+    """Return the head; raise ConfigurationError if it has no counterpart."""
+    counterpart = COUNTERPARTS.get(model_type)
+    heads = list(AUTO_CLASSES) if counterpart is None else list(counterpart.heads)
+    if head not in heads:
+        what = f"has architectures={architectures}" if head is None else f"shall be loaded with the head {head}"
+        raise ConfigurationError(
+            f"The {model_type!r} checkpoint {what}, which cannot be converted. Choose a head it can be loaded with: "
+            f"{', '.join(AUTO_CLASSES[name] for name in heads)}."
+        )
+    return head
+
+
+def _load(path: str, head: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    auto_class = getattr(transformers, AUTO_CLASSES[head])
+    try:
+        model, info = auto_class.from_pretrained(path, output_loading_info=True, dtype="auto")
+    except EfficientAttentionError:
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"The weights in {path} cannot be read as {AUTO_CLASSES[head]}: {error}. Copy or download the checkpoint "
+            "again if it is incomplete."
+        ) from error
+    return model, info
+
+
+def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> None:
+    """Raise CheckpointError for weights that are missing or nowhere declared; note those of heads that were changed."""
+    counterpart = source.counterpart
+    declared = _may_lack(counterpart)
+    head_names = () if counterpart is None else tuple(counterpart.heads[source.head])
+    prefix = f"{source.model.base_model_prefix}."
+    missing = [name for name in info["missing_keys"] if covers(head_names, name) or not covers(declared, name)]
+    unexpected = [name for name in info["unexpected_keys"] if not covers(declared, name)]
+    if not is_own_head:
+        new = [name for name in missing if not name.startswith(prefix) or covers(head_names, name)]
+        own_names = {name for name, _ in source.model.named_parameters()}
+        # without the other head, names of the backbone may stand with or without its prefix
+        old = [name for name in unexpected if name not in own_names and not name.startswith(prefix)]
+        missing, unexpected = _without(missing, new), _without(unexpected, old)
+        source.new_names = tuple(new)
+        if old:
+            source.notes.append(f"Left behind, as the head is changed: {summarize(old)}.")
+    left = [name for name in info["unexpected_keys"] if covers(declared, name)]
+    if left:
+        source.notes.append(f"Left behind, as nothing corresponds to them: {summarize(left)}.")
+    mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ())]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape than the config says": mismatched}
+    if any(problems.values()):
+        lists = "; ".join(f"{what}: {summarize(names)}" for what, names in problems.items() if names)
+        raise CheckpointError(
+            f"The weights in {source.path} are not those of a {type(source.model).__name__}: {lists}. Nothing was "
+            "converted. Choose the head that the weights have with head (--head), or complete the checkpoint."
+        )
+
+
+def _may_lack(counterpart: Counterpart | None) -> tuple[str, ...]:
+    """Return the names that may be missing or left over."""
+    if counterpart is None:
+        return ()
+    names = (*counterpart.left_behind, *counterpart.recomputed, *counterpart.unused, *counterpart.copies)
+    return (*names, *(counterpart.prefix + name for name in names))
+
+
+def _without(names: list[str], others: list[str]) -> list[str]:
+    return [name for name in names if name not in set(others)]

@@ -1,0 +1,1 @@
+"""One table a model type of transformers: names of weights and config fields, theirs → ours."""

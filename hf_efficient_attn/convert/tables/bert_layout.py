@@ -1,0 +1,69 @@
+"""Names that BERT and all that followed it share: RoBERTa, Longformer, BigBird."""
+
+from typing import Any
+
+ATTENTION = {
+    "encoder.layer.*.attention.self.query": "layers.*.self_attn.q_proj",
+    "encoder.layer.*.attention.self.key": "layers.*.self_attn.k_proj",
+    "encoder.layer.*.attention.self.value": "layers.*.self_attn.v_proj",
+    "encoder.layer.*.attention.output.dense": "layers.*.self_attn.o_proj",
+    "encoder.layer.*.attention.output.LayerNorm": "layers.*.attention_norm",
+}
+GLOBAL_ATTENTION = {
+    "encoder.layer.*.attention.self.query_global": "layers.*.self_attn.global_attention.q_proj",
+    "encoder.layer.*.attention.self.key_global": "layers.*.self_attn.global_attention.k_proj",
+    "encoder.layer.*.attention.self.value_global": "layers.*.self_attn.global_attention.v_proj",
+}
+NAMES = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "embeddings.position_embeddings": "embeddings.positions.table",
+    "embeddings.token_type_embeddings": "embeddings.token_types",
+    "embeddings.LayerNorm": "embeddings.norm",
+    **ATTENTION,
+    "encoder.layer.*.intermediate.dense": "layers.*.mlp.up_proj",
+    "encoder.layer.*.output.dense": "layers.*.mlp.down_proj",
+    "encoder.layer.*.output.LayerNorm": "layers.*.mlp_norm",
+}
+
+# heads: BERT's own, those of RoBERTa, and those that all have
+BERT_LM_HEAD = {
+    "cls.predictions.transform.dense": "transform.dense",
+    "cls.predictions.transform.LayerNorm": "transform.norm",
+    "cls.predictions.decoder": "lm_head",
+}
+BERT_UNUSED = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+ROBERTA_LM_HEAD = {
+    "lm_head.dense": "transform.dense",
+    "lm_head.layer_norm": "transform.norm",
+    "lm_head.decoder": "lm_head",
+}
+ROBERTA_UNUSED = {"lm_head.bias": "lm_head.decoder.bias"}
+ROBERTA_CLASSIFIER = {"classifier.dense": "dense.dense", "classifier.out_proj": "classifier"}
+CLASSIFIER = {"classifier": "classifier"}
+ANSWER = {"qa_outputs": "qa_outputs"}
+
+FIELDS: dict[str, str | tuple[str, ...]] = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "hidden_act": "hidden_act",
+    "hidden_dropout_prob": ("hidden_dropout", "embedding_dropout"),
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "initializer_range",
+    "layer_norm_eps": "norm_eps",
+    "type_vocab_size": "type_vocab_size",
+}
+DROPOUT = "the source has one dropout for embeddings, hidden states and classifiers"
+DEVIATIONS = {"embedding_dropout": DROPOUT, "classifier_dropout": DROPOUT}
+
+
+def classifier_fields(config: Any, activation: str = "tanh") -> dict[str, Any]:
+    """Return the fields of heads that read the first token through a dense map."""
+    dropout = getattr(config, "classifier_dropout", None)
+    return {
+        "classifier_head": "dense",
+        "classifier_activation": activation,
+        "classifier_pooling": "first",
+        "classifier_dropout": config.hidden_dropout_prob if dropout is None else dropout,
+    }

@@ -1,0 +1,60 @@
+"""Longformer: RoBERTa's layout, a window per layer, and global tokens with projections of their own.
+
+The position table begins with pad_token_id + 1 rows that no token has. Global tokens are chosen by the head.
+"""
+
+from typing import Any
+
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.tables import bert_layout as bert
+from hf_efficient_attn.convert.windows import band_of_window, windows_of_pattern
+
+
+def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of theirs says by itself; `parity` changes nothing, as they agree."""
+    windows = config.attention_window
+    windows = [windows] * config.num_hidden_layers if isinstance(windows, int) else windows
+    offset = config.pad_token_id + 1
+    return {
+        "attention_pattern": [band_of_window(window) for window in windows],
+        "global_tokens": "auto",
+        "global_projections": True,
+        "position_offset": offset,
+        "max_position_embeddings": config.max_position_embeddings - offset,
+        **bert.classifier_fields(config),
+    }
+
+
+def to_theirs(config: Any) -> dict[str, Any]:
+    """Return their windows and rows of the position table."""
+    return {
+        "attention_window": windows_of_pattern(config.attention_pattern, config.num_hidden_layers, "longformer"),
+        "max_position_embeddings": config.max_position_embeddings + config.pad_token_id + 1,
+    }
+
+
+LONGFORMER = Counterpart(
+    model_type="longformer",
+    family="sparse_transformer",
+    prefix="longformer.",
+    names={**bert.NAMES, **bert.GLOBAL_ATTENTION},
+    heads={
+        "Model": {},
+        "MaskedLM": bert.ROBERTA_LM_HEAD,
+        "SequenceClassification": bert.ROBERTA_CLASSIFIER,
+        "TokenClassification": bert.CLASSIFIER,
+        "QuestionAnswering": bert.ANSWER,
+        "MultipleChoice": {"longformer.pooler.dense": "dense.dense", **bert.CLASSIFIER},
+    },
+    fields={**bert.FIELDS, "sep_token_id": "sep_token_id"},
+    to_ours=to_ours,
+    to_theirs=to_theirs,
+    left_behind=("pooler.dense",),
+    unused=bert.ROBERTA_UNUSED,
+    deviations={
+        **bert.DEVIATIONS,
+        "global_tokens": "longformer has global tokens by the head alone; pass global_attention_mask for others",
+        "max_global_tokens": "only compiled models need it",
+    },
+    ignored_fields=("attention_window", "max_position_embeddings"),
+)

@@ -1,0 +1,46 @@
+"""RoBERTa and XLM-RoBERTa: dense; become sparse and long, as the authors of Longformer made theirs.
+
+The position table begins with pad_token_id + 1 rows that no token has.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.tables import bert_layout as bert
+from hf_efficient_attn.convert.tables.bert import BERT, check_encoder
+
+
+def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of theirs says by itself.
+
+    Raises:
+        ConfigurationError: a decoder, or positions relative to each other.
+    """
+    check_encoder(config)
+    offset = config.pad_token_id + 1
+    return {
+        "position_offset": offset,
+        "max_position_embeddings": config.max_position_embeddings - offset,
+        "sep_token_id": config.eos_token_id,
+        **bert.classifier_fields(config),
+    }
+
+
+ROBERTA = replace(
+    BERT,
+    model_type="roberta",
+    prefix="roberta.",
+    heads={
+        "Model": {},
+        "MaskedLM": bert.ROBERTA_LM_HEAD,
+        "SequenceClassification": bert.ROBERTA_CLASSIFIER,
+        "TokenClassification": bert.CLASSIFIER,
+        "QuestionAnswering": bert.ANSWER,
+        "MultipleChoice": {"roberta.pooler.dense": "dense.dense", **bert.CLASSIFIER},
+    },
+    to_ours=to_ours,
+    left_behind=("pooler.dense",),
+    unused=bert.ROBERTA_UNUSED,
+)
+XLM_ROBERTA: Counterpart = replace(ROBERTA, model_type="xlm-roberta")
