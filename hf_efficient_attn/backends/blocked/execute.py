@@ -1,5 +1,6 @@
 """Forward and backward of a whole call: every run of every problem through a kernel, results joined by log-sum-exp."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -65,7 +66,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     total = empty_output(q, v, wide_dtype(q.dtype)).zero_()
     lse = total.new_full(q.shape[:3], float("-inf"))
     is_fused = call.is_fused(q, v)
-    kernels = Kernels(call, is_fused)
+    kernels = Kernels(call, is_fused, q.device)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
     for problem in call.problems(q, k, FORWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
         part = problem.part
@@ -111,7 +112,7 @@ def backward(
     grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v)]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]
     is_fused = call.is_fused(q, v)
-    kernels = Kernels(call, is_fused)
+    kernels = Kernels(call, is_fused, q.device)
     masked = call.masked_queries()
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, (q, k, v, grad, out, finite(lse), *grads))
@@ -150,9 +151,10 @@ def backward_run(
 class Kernels:
     """Makes the kernel of one run after the other; the same ones again for the backward pass."""
 
-    def __init__(self, call: Call, is_fused: bool) -> None:
+    def __init__(self, call: Call, is_fused: bool, device: torch.device) -> None:
         self.call = call
         self.is_fused = is_fused
+        self.device = device
         self.count = 0
 
     def next(self, problem: Problem, run: Run) -> FusedCPU | Explicit:
@@ -161,17 +163,24 @@ class Kernels:
             return FusedCPU(self.call.scale)
         self.count += 1
         terms = [TermLookup(term, problem, run).scores() for term in self.call.terms]
-        return Explicit(self.call.scale, reduce(add, terms) if terms else None, self.keep(), self.call.dropout)
+        return Explicit(self.call.scale, reduce(add, terms) if terms else None, self.drop(), self.call.dropout)
 
-    def keep(self) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that draws which weights are kept; it draws the same ones for the same count."""
+    def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
+        """Return a function that draws which weights are dropped; it draws the same ones for the same count.
+
+        One drawn number of 64 bits decides about four weights, to 1 in 65,536 of probability.
+        """
         dropout, seed = self.call.dropout, self.call.seed + self.count
         if dropout == 0.0:
             return None
+        limit = round(dropout * 2**16) - 2**15
 
-        def draw(weights: Tensor) -> Tensor:
-            generator = torch.Generator(weights.device).manual_seed(seed)
-            return torch.rand(weights.shape, generator=generator, device=weights.device) >= dropout
+        def draw(shape: tuple[int, ...]) -> Tensor:
+            generator = torch.Generator(self.device).manual_seed(seed)
+            size = math.prod(shape)
+            drawn = torch.empty(-(-size // 4), dtype=torch.int64, device=self.device)
+            drawn.random_(-(2**63), None, generator=generator)
+            return (drawn.view(torch.int16)[:size] < limit).view(shape)
 
         return draw
 

@@ -54,27 +54,21 @@ class Explicit:
 
     Attributes:
         term: the learned part of the scores of this run, [h, n, q, k]; None: there is none.
-        keep: draws which of the given weights are kept, a bool tensor; None: all.
-        dropout: probability with which `keep` drops.
+        drop: draws which weights of a shape are dropped, a bool tensor; None: none.
+        dropout: probability with which `drop` drops.
     """
 
     scale: float
     term: Tensor | None = None
-    keep: Callable[[Tensor], Tensor] | None = None
+    drop: Callable[[tuple[int, ...]], Tensor] | None = None
     dropout: float = 0.0
 
     def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         """Return the scores [h, n, q, k], in float32 or float64."""
-        scores = torch.matmul(wide(q), wide(k).transpose(-1, -2)) * self.scale
+        scores = torch.matmul(wide(q) * self.scale, wide(k).transpose(-1, -2))
         if self.term is not None:
             scores += self.term
         return scores if bias is None else scores.add_(bias)
-
-    def dropped(self, weights: Tensor) -> Tensor:
-        """Return the weights with some of them dropped and the others scaled up."""
-        if self.keep is None:
-            return weights
-        return weights * self.keep(weights) / (1 - self.dropout)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the output [h, n, q, d] and the log-sum-exp [h, n, q] of each row over the keys of its block.
@@ -82,9 +76,14 @@ class Explicit:
         A row whose bias is all -inf has output 0 and log-sum-exp -inf.
         """
         scores = self.scores(q, k, bias)
-        lse = torch.logsumexp(scores, -1)
-        weights = scores.sub_(finite(lse)[..., None]).exp_()
-        return torch.matmul(self.dropped(weights), wide(v)), lse
+        largest = finite(scores.amax(-1, keepdim=True))
+        weights = scores.sub_(largest).exp_()
+        total = weights.sum(-1, keepdim=True)
+        if self.drop is not None:
+            weights.masked_fill_(self.drop(weights.shape), 0.0)
+        # a row without keys has only zeros to divide
+        out = torch.matmul(weights, wide(v)).div_(total.clamp(min=torch.finfo(total.dtype).tiny) * (1 - self.dropout))
+        return out, total.log_().add_(largest).squeeze_(-1)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
@@ -92,11 +91,15 @@ class Explicit:
         """Return the gradients of q, k, v and the scores; `out` and `lse` are those of the whole rows, `lse` finite."""
         weights = self.scores(q, k, bias).sub_(lse[..., None]).exp_()
         grad = wide(grad)
-        # the same draw serves the weights and their gradient
-        dropped = self.dropped(torch.ones_like(weights))
-        dv = torch.matmul((weights * dropped).transpose(-1, -2), grad)
-        d_weights = torch.matmul(grad, wide(v).transpose(-1, -2)) * dropped
         delta = (grad * wide(out)).sum(-1, keepdim=True)
+        kept, d_weights = weights, torch.matmul(grad, wide(v).transpose(-1, -2))
+        if self.drop is not None:
+            # the draw of the forward pass, and its scale
+            dropped = self.drop(weights.shape)
+            kept, d_weights = weights.masked_fill(dropped, 0.0), d_weights.masked_fill_(dropped, 0.0)
+            d_weights.div_(1 - self.dropout)
+            grad = grad / (1 - self.dropout)
+        dv = torch.matmul(kept.transpose(-1, -2), grad)
         d_scores = d_weights.sub_(delta).mul_(weights)
         dq = torch.matmul(d_scores, wide(k)) * self.scale
         dk = torch.matmul(d_scores.transpose(-1, -2), wide(q)) * self.scale
