@@ -70,7 +70,9 @@ def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable
     """
     signature = inspect.signature(forward)
     parameters = list(signature.parameters.values())
-    new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    # a class made of this one, as sharding does, has them already
+    missing = [name for name in names if name not in signature.parameters]
+    new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in missing]
 
     @functools.wraps(forward)
     def named(*args: Any, **kwargs: Any) -> Any:
