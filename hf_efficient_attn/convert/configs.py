@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from hf_efficient_attn.attention.layer_patterns import ENCODER, config_patterns
+from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, config_patterns, is_by_part
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
 from hf_efficient_attn.convert.windows import band_of_window
 from hf_efficient_attn.errors import ConfigurationError
@@ -36,6 +36,8 @@ def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -
     """Return the config of our family that says what theirs does; dense models stay dense."""
     fields = {name: getattr(theirs, name) for name in COMMON_FIELDS if hasattr(theirs, name)}
     for name, ours in counterpart.fields.items():
+        if not hasattr(theirs, name):
+            continue
         fields |= dict.fromkeys([ours] if isinstance(ours, str) else ours, getattr(theirs, name))
     fields |= counterpart.to_ours(theirs, head, parity)
     return AutoConfig.for_model(counterpart.family, **fields)
@@ -73,7 +75,9 @@ def differences(config: Any, other: Any, head: str) -> dict[str, Any]:
 def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     """Return a note on fields of theirs, other than their defaults, that we have no counterpart for."""
     known = {*counterpart.fields, *COMMON_FIELDS, *NO_FUNCTION, *counterpart.ignored_fields}
-    lost = {name: value for name, value in theirs.to_diff_dict().items() if name not in known}
+    default = type(theirs)().to_dict()
+    fields = {name: value for name, value in theirs.to_dict().items() if name not in known}
+    lost = {name: value for name, value in fields.items() if name not in default or default[name] != value}
     if not lost:
         return []
     listed = ", ".join(f"{name}={value!r}" for name, value in lost.items())
@@ -97,7 +101,7 @@ def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
         pattern = band_of_window(window)
     if pattern is not None:
         pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
-        fields["attention_pattern"] = _where_free(config, pattern) if is_dense else pattern
+        fields["attention_pattern"] = _joined(config, pattern, is_dense)
     if request.global_projections is not None:
         fields["global_projections"] = request.global_projections
     positions = request.max_position_embeddings
@@ -120,19 +124,24 @@ def with_fields(config: Any, **fields: Any) -> Any:
     return type(config).from_dict({**config.to_dict(), **fields})
 
 
-def _where_free(config: Any, pattern: Any) -> Any:
-    """Return the pattern for the layers that have none of their own."""
-    if config.attention_pattern is None or isinstance(pattern, list | dict):
+def _joined(config: Any, pattern: Any, is_dense: bool) -> Any:
+    """Return the pattern with what stays of the config's own: a decoder's, and in dense models that of some layers."""
+    own = config.attention_pattern
+    if own is None or isinstance(pattern, list | tuple) or is_by_part(pattern):
         return pattern
-    own = config_patterns(config.attention_pattern, config, ENCODER) or ()
-    return [pattern if each is None else each for each in own]
+    if is_by_part(own):
+        return {**own, ENCODER: pattern}
+    if not is_dense:
+        return pattern
+    return [pattern if each is None else each for each in config_patterns(own, config, ENCODER) or ()]
 
 
 def _meaning(config: Any) -> dict[str, Any]:
     """Return the fields, patterns in a form that says the same in one way."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NO_FUNCTION}
     if config.attention_pattern is not None:
-        fields["attention_pattern"] = config_patterns(config.attention_pattern, config, ENCODER)
+        parts = (config_patterns(config.attention_pattern, config, part) for part in (ENCODER, DECODER))
+        fields["attention_pattern"] = tuple(parts)
     return fields
 
 

@@ -1,18 +1,27 @@
 """Every model type that can be converted, by its name."""
 
 from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.tables.bart import BART
 from hf_efficient_attn.convert.tables.bert import BERT
 from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD
+from hf_efficient_attn.convert.tables.bigbird_pegasus import BIGBIRD_PEGASUS
+from hf_efficient_attn.convert.tables.led import LED
 from hf_efficient_attn.convert.tables.longformer import LONGFORMER
+from hf_efficient_attn.convert.tables.pegasus import MARIAN, PEGASUS
 from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
 from hf_efficient_attn.errors import ConfigurationError
 
 COUNTERPARTS: dict[str, Counterpart] = {
     counterpart.model_type: counterpart
     for counterpart in (
+        BART,
         BERT,
+        BIGBIRD_PEGASUS,
         BIG_BIRD,
+        LED,
         LONGFORMER,
+        MARIAN,
+        PEGASUS,
         ROBERTA,
         XLM_ROBERTA,
     )

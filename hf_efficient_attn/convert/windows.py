@@ -1,11 +1,10 @@
 """Windows as transformers counts them, both sides of a query together, and as patterns."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from hf_efficient_attn.attention.layer_patterns import ENCODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.bands import Band
-from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
@@ -26,13 +25,14 @@ def band_of_window(window: int) -> Pattern:
     return Band(window // 2, window // 2)
 
 
-def windows_of_pattern(spec: Any, num_layers: int, model_type: str) -> list[int]:
-    """Return the window of each layer.
+def windows_of_pattern(config: Any, model_type: str) -> list[int]:
+    """Return the window of each layer of a config of ours; of an encoder-decoder, of each encoder layer.
 
     Raises:
         ConfigurationError: a layer that is no symmetric band.
     """
-    patterns: Sequence[Pattern | None] = patterns_per_layer(spec, num_layers) if spec is not None else [None]
+    spec = config.attention_pattern
+    patterns = (spec is not None and config_patterns(spec, config, ENCODER)) or (None,)
     windows = []
     for layer, pattern in enumerate(patterns):
         size = {} if pattern is None else pattern.to_dict()

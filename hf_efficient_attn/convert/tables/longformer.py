@@ -28,7 +28,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
 def to_theirs(config: Any) -> dict[str, Any]:
     """Return their windows and rows of the position table."""
     return {
-        "attention_window": windows_of_pattern(config.attention_pattern, config.num_hidden_layers, "longformer"),
+        "attention_window": windows_of_pattern(config, "longformer"),
         "max_position_embeddings": config.max_position_embeddings + config.pad_token_id + 1,
     }
 

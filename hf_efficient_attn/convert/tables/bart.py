@@ -1,0 +1,47 @@
+"""BART: dense; its encoder becomes sparse and long, as the authors of LED made theirs.
+
+The position tables begin with two rows that no token has.
+"""
+
+from typing import Any
+
+from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.tables import bart_layout as bart
+
+OFFSET = 2
+
+
+def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of theirs says by itself.
+
+    Raises:
+        ConfigurationError: encoder and decoder of different shapes.
+    """
+    bart.check_sides(config)
+    return {
+        "position_offset": OFFSET,
+        "scale_embedding": config.scale_embedding,
+        "max_position_embeddings": config.max_position_embeddings,
+        "max_target_position_embeddings": config.max_position_embeddings,
+        "sep_token_id": config.eos_token_id,
+        "lm_head_bias": True,
+    }
+
+
+BART = Counterpart(
+    model_type="bart",
+    family="sparse_seq2seq",
+    prefix="model.",
+    names={**bart.AROUND, **bart.LEARNED_POSITIONS, **bart.EMBEDDING_NORMS, **bart.ENCODER_ATTENTION},
+    heads={
+        "Model": {},
+        "ConditionalGeneration": bart.GENERATION,
+        "SequenceClassification": bart.CLASSIFIER,
+        "QuestionAnswering": bart.ANSWER,
+    },
+    fields=bart.FIELDS,
+    to_ours=to_ours,
+    copies=bart.COPIES,
+    ignored_fields=(*bart.IGNORED_FIELDS, "max_position_embeddings"),
+    is_dense=True,
+)
