@@ -10,6 +10,7 @@ from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Co
 from hf_efficient_attn.convert.windows import band_of_window
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 
 # what dense models become unless asked otherwise
 DEFAULT_WINDOW, DEFAULT_POSITIONS = 512, 4096
@@ -96,9 +97,14 @@ def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
         raise ConfigurationError(f"attention_window={window} and pattern={pattern!r} exclude each other; give one.")
     if is_dense and pattern is None:
         window = DEFAULT_WINDOW if window is None else window
-        fields["global_tokens"] = "first"
     if window is not None:
         pattern = band_of_window(window)
+    if is_dense and window is not None:
+        # layers that are sparse by themselves have no global token: where there are some, it is the pattern's
+        if config.attention_pattern is None:
+            fields["global_tokens"] = "first"
+        else:
+            pattern |= GlobalTokens([0])
     if pattern is not None:
         pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
         fields["attention_pattern"] = _joined(config, pattern, is_dense)

@@ -7,6 +7,7 @@ from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD
 from hf_efficient_attn.convert.tables.bigbird_pegasus import BIGBIRD_PEGASUS
 from hf_efficient_attn.convert.tables.led import LED
 from hf_efficient_attn.convert.tables.longformer import LONGFORMER
+from hf_efficient_attn.convert.tables.modernbert import MODERNBERT
 from hf_efficient_attn.convert.tables.pegasus import MARIAN, PEGASUS
 from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
 from hf_efficient_attn.errors import ConfigurationError
@@ -21,6 +22,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
         LED,
         LONGFORMER,
         MARIAN,
+        MODERNBERT,
         PEGASUS,
         ROBERTA,
         XLM_ROBERTA,

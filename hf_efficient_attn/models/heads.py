@@ -147,15 +147,17 @@ class MaskedLMHead(LanguageModelHead):
 class ClassificationHead(Head):
     """Dropout and a linear map, for what is classified by tokens, sequences or choices.
 
-    Where whole sequences are classified, a config may ask for `classifier_head="dense"`: a dense map first.
+    A config may ask for `classifier_head="transform"`: a dense map, activation and norm first, as ModernBERT; or, where
+    whole sequences are classified, for "dense": a dense map first.
     """
 
     pools = True
 
     def build_head(self, config: Any) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
-        is_dense = self.pools and getattr(config, "classifier_head", "linear") == "dense"
-        self.dense = DenseActivation(config) if is_dense else nn.Identity()
+        kind = getattr(config, "classifier_head", "linear")
+        self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
+        self.dense = DenseActivation(config) if self.pools and kind == "dense" else nn.Identity()
         self.classifier = nn.Linear(config.hidden_size, self.num_outputs(config))
 
     def num_outputs(self, config: Any) -> int:
@@ -167,7 +169,7 @@ class ClassificationHead(Head):
         """Return the logits of whole sequences. Shapes: hidden [B, T, hidden_size] → [B, num_outputs]."""
         real = real_tokens(hidden, input_ids, attention_mask, self.config.pad_token_id)
         pooled = pool(hidden, real, self.config.classifier_pooling, self.config.is_causal)
-        return self.classifier(self.dense(self.dropout(pooled)))
+        return self.classifier(self.dense(self.dropout(self.transform(pooled))))
 
 
 class SequenceClassificationHead(ClassificationHead):
@@ -209,7 +211,7 @@ class TokenClassificationHead(ClassificationHead):
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
         loss = None if labels is None else self.loss_function(logits, labels, self.config)
         return self.output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
 
@@ -217,15 +219,17 @@ class TokenClassificationHead(ClassificationHead):
 class QuestionAnsweringHead(Head):
     """Start and end of the answer in the text. Shapes: input_ids [B, T] → start_logits, end_logits [B, T].
 
-    A config may ask for `question_answering_head="residual_mlp"`, and for `question_answering_excludes_question`: no
-    answer then begins or ends in the tokens up to the first `sep_token_id`, but for the first token of all.
+    A config may ask for `question_answering_head="residual_mlp"` or "transform" (a dense map, activation and norm), and
+    for `question_answering_excludes_question`: no answer then begins or ends in the tokens up to the first
+    `sep_token_id`, but for the first token of all.
     """
 
     task = "question_answering"
 
     def build_head(self, config: Any) -> None:
-        has_mlp = getattr(config, "question_answering_head", "linear") == "residual_mlp"
-        self.residual_mlp = ResidualMLP(config) if has_mlp else nn.Identity()
+        kind = getattr(config, "question_answering_head", "linear")
+        self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
+        self.residual_mlp = ResidualMLP(config) if kind == "residual_mlp" else nn.Identity()
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     @can_return_tuple
@@ -240,7 +244,7 @@ class QuestionAnsweringHead(Head):
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state))
+        logits = self.qa_outputs(self.residual_mlp(self.transform(outputs.last_hidden_state)))
         if getattr(self.config, "question_answering_excludes_question", False) and input_ids is not None:
             logits = exclude_question(logits, input_ids, self.config.sep_token_id)
         start_logits, end_logits = logits.unbind(-1)

@@ -13,8 +13,8 @@ from . import presets
 
 CHOICES = {
     "classifier_pooling": (None, "first", "last", "mean"),
-    "classifier_head": ("linear", "dense"),
-    "question_answering_head": ("linear", "residual_mlp"),
+    "classifier_head": ("linear", "dense", "transform"),
+    "question_answering_head": ("linear", "residual_mlp", "transform"),
 }
 SIZES = (
     "vocab_size",
@@ -64,10 +64,12 @@ class SparseTransformerConfig(PreTrainedConfig):
         gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
         lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
             BERT; and a bias on it.
-        classifier_head, classifier_activation: "linear", or "dense": a map of `hidden_size` and an activation before.
+        lm_transform_bias: a bias on that linear map, also where other heads have one ("transform").
+        classifier_head, classifier_activation: "linear"; "dense": a map of `hidden_size` and an activation before; or
+            "transform": a map, the MLP's activation and a norm, as ModernBERT.
         classifier_pooling: what stands for a sequence: its "first", "last" or "mean" token; None: "last" if causal,
             else "mean".
-        question_answering_head: "linear", or "residual_mlp", as transformers' BigBird.
+        question_answering_head: "linear"; "residual_mlp", as transformers' BigBird; or "transform", as above.
         question_answering_excludes_question: answers never begin or end in the question, as transformers' BigBird.
 
     Raises:
@@ -127,6 +129,7 @@ class SparseTransformerConfig(PreTrainedConfig):
 
     lm_head_transform: bool = True
     lm_head_bias: bool = True
+    lm_transform_bias: bool = True
     classifier_head: str = "linear"
     classifier_activation: str = "tanh"
     classifier_dropout: float | int = 0.1
