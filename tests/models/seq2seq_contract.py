@@ -1,0 +1,389 @@
+"""What every encoder-decoder family satisfies; `contract.py` has the promises of the others."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from seq2seq_cases import TINY, Seq2SeqCase, head_inputs, random_ids
+from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+import hf_efficient_attn as hea
+
+TOLERANCE = 1e-5
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the main output of any head."""
+    return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
+
+
+def scalar(output: Any) -> Tensor:
+    """Return what a gradient can be asked of."""
+    return output["loss"] if "loss" in output else first_tensor(output).sum()
+
+
+def padded(ids: Tensor, tokens: int, side: str) -> tuple[Tensor, Tensor]:
+    """Return the tokens and their mask with `tokens` of padding on one side."""
+    amount = (tokens, 0) if side == "left" else (0, tokens)
+    return torch.nn.functional.pad(ids, amount), torch.nn.functional.pad(torch.ones_like(ids), amount)
+
+
+class Seq2SeqContract:
+    """One method a promise; `case` and `auto_class` are parametrised by `test_seq2seq_contract.py`."""
+
+    def test_auto_classes_know_every_head(self, case: Seq2SeqCase) -> None:
+        assert isinstance(transformers.AutoConfig.for_model(case.config_class.model_type), case.config_class)
+        for name, model_class in case.heads.items():
+            assert type(getattr(transformers, name).from_config(case.config())) is model_class
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_save_and_load_is_bit_equal(
+        self, case: Seq2SeqCase, auto_class: str, tmp_path: Path, dtype: torch.dtype
+    ) -> None:
+        model = case.model(auto_class).to(dtype)
+        model.save_pretrained(tmp_path)
+        again = getattr(transformers, auto_class).from_pretrained(tmp_path, dtype=dtype).eval()
+        assert again.config.attention_pattern == model.config.attention_pattern
+        state, loaded = model.state_dict(), again.state_dict()
+        assert state.keys() == loaded.keys()
+        for key in state:
+            assert torch.equal(state[key], loaded[key]), key
+        for (name, buffer), (other, loaded_buffer) in zip(model.named_buffers(), again.named_buffers(), strict=True):
+            assert name == other
+            assert torch.equal(buffer, loaded_buffer), name
+        inputs = head_inputs(auto_class)
+        with torch.no_grad():
+            # equal weights at another memory alignment may take another kernel: equal to rounding, not to the bit
+            tolerance = 1e-6 if dtype == torch.float32 else 1e-1
+            expected, actual = first_tensor(model(**inputs)), first_tensor(again(**inputs))
+            torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+    def test_built_on_meta(self, case: Seq2SeqCase) -> None:
+        with torch.device("meta"):
+            for model_class in case.heads.values():
+                assert all(parameter.is_meta for parameter in model_class(case.config()).parameters())
+
+    def test_names_that_parallelism_relies_on(self, case: Seq2SeqCase) -> None:
+        backbone = case.model("AutoModel")
+        assert {"embed_tokens", "encoder", "decoder"} == dict(backbone.named_children()).keys()
+        layers = [*backbone.encoder.layers, *backbone.decoder.layers]
+        assert {type(layer).__name__ for layer in layers} == set(backbone._no_split_modules)
+        assert all(isinstance(layer, GradientCheckpointingLayer) for layer in layers)
+        assert backbone._supports_context_parallel is False
+        assert set(backbone.tp_plan) >= {f"{side}.layers.*.mlp.up_proj" for side in ("encoder", "decoder")}
+
+    def test_one_embedding_for_source_target_and_output(self, case: Seq2SeqCase) -> None:
+        model = case.model()
+        assert model.lm_head.weight is model.get_input_embeddings().weight
+        model.resize_token_embeddings(70, mean_resizing=False)
+        assert model.lm_head.weight is model.get_input_embeddings().weight
+        logits = model(torch.tensor([[69, 5, 6]]), decoder_input_ids=torch.tensor([[1, 69]])).logits
+        assert logits.shape == (1, 2, 70)
+
+    def test_every_parameter_gets_a_gradient(self, case: Seq2SeqCase, auto_class: str) -> None:
+        model = case.model(auto_class).train()
+        scalar(model(**head_inputs(auto_class))).backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_source_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, auto_class: str, side: str) -> None:
+        model = case.model(auto_class)
+        ids, mate = random_ids(1, 7), random_ids(1, 12, seed=3)
+        ids[:, 4] = mate[:, 4] = TINY["eos_token_id"]
+        ids[:, 2] = mate[:, 2] = TINY["sep_token_id"]
+        source, mask = padded(ids, 5, side)
+        inputs = {"input_ids": torch.cat([source, mate]), "attention_mask": torch.cat([mask, torch.ones_like(mate)])}
+        target = {"decoder_input_ids": random_ids(1, 6)} if auto_class in ("AutoModelForSeq2SeqLM", "AutoModel") else {}
+        targets = {name: each.expand(2, -1) for name, each in target.items()}
+        with torch.no_grad():
+            alone = first_tensor(model(ids, **target))
+            together = first_tensor(model(**inputs, **targets))[:1]
+        if auto_class == "AutoModelForQuestionAnswering":
+            together = together[:, 5:] if side == "left" else together[:, :7]
+        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_target_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, side: str) -> None:
+        model = case.model()
+        ids, target, mate = random_ids(1, 9), random_ids(1, 4, seed=5), random_ids(1, 7, seed=6)
+        both, mask = padded(target, 3, side)
+        with torch.no_grad():
+            alone = model(ids, decoder_input_ids=target).logits
+            together = model(
+                ids.expand(2, -1),
+                decoder_input_ids=torch.cat([both, mate]),
+                decoder_attention_mask=torch.cat([mask, torch.ones_like(mate)]),
+            ).logits[:1]
+        together = together[:, 3:] if side == "left" else together[:, :4]
+        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_future_target_tokens_do_not_leak(self, case: Seq2SeqCase) -> None:
+        model = case.model()
+        ids, target = random_ids(1, 9), random_ids(1, 8)
+        changed = target.clone()
+        changed[0, 5:] = (changed[0, 5:] + 7) % 50 + 3
+        with torch.no_grad():
+            before, after = (model(ids, decoder_input_ids=each).logits for each in (target, changed))
+        torch.testing.assert_close(after[:, :5], before[:, :5], atol=1e-6, rtol=0)
+        assert not torch.allclose(before[:, 5:], after[:, 5:], atol=1e-3)
+
+    def test_heads_take_inputs_in_the_usual_order(self, case: Seq2SeqCase, auto_class: str) -> None:
+        """Trainer passes on only the columns a forward names, and people pass the first by position."""
+        parameters = list(inspect.signature(case.heads[auto_class].forward).parameters)
+        first = ["input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "encoder_outputs"]
+        assert parameters[1:6] == first
+        assert {"inputs_embeds", "decoder_inputs_embeds", "global_attention_mask"} <= set(parameters)
+
+    def test_embeddings_in_the_place_of_tokens(self, case: Seq2SeqCase) -> None:
+        model = case.model(global_tokens=None)
+        ids, target = random_ids(2, 9), random_ids(2, 5)
+        with torch.no_grad():
+            expected = model(ids, decoder_input_ids=target).logits
+            embedded = {"inputs_embeds": model.model.embed(ids), "decoder_inputs_embeds": model.model.embed(target)}
+            torch.testing.assert_close(model(**embedded).logits, expected)
+
+    def test_packed_documents_are_refused(self, case: Seq2SeqCase) -> None:
+        ids = random_ids(1, 6)
+        for name in ("position_ids", "decoder_position_ids"):
+            with pytest.raises(hea.InputError, match="cannot be packed"):
+                case.model()(ids, decoder_input_ids=ids, **{name: torch.tensor([[0, 1, 2, 0, 1, 2]])})
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex_attention"])
+    def test_kernels_agree(self, case: Seq2SeqCase, kernel: str) -> None:
+        if kernel == "flex_attention" and not case.compiles_flex:
+            pytest.skip("compiling takes seconds; the case that does covers the route to the kernel")
+        torch._dynamo.reset()
+        model = case.model()
+        inputs = head_inputs("AutoModelForSeq2SeqLM")
+        with torch.no_grad():
+            expected = model(**inputs).logits
+            model.set_attn_implementation(kernel)
+            actual = model(**inputs).logits
+        torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_gradient_checkpointing_changes_no_gradient(
+        self, case: Seq2SeqCase, auto_class: str, reentrant: bool
+    ) -> None:
+        gradients = []
+        for checkpointing in (False, True):
+            model = case.model(auto_class, embedding_dropout=0.0, hidden_dropout=0.0).train()
+            if checkpointing:
+                # an older name of the same
+                enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+                enable({"use_reentrant": reentrant})
+            if checkpointing and reentrant:
+                model.enable_input_require_grads()
+            scalar(model(**head_inputs(auto_class))).backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        for plain, checkpointed in zip(*gradients, strict=True):
+            torch.testing.assert_close(checkpointed, plain, atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_low_precision_is_finite_with_padding_rows(self, case: Seq2SeqCase, dtype: torch.dtype) -> None:
+        model = case.model().to(dtype).train()
+        inputs = head_inputs("AutoModelForSeq2SeqLM")
+        inputs["attention_mask"][1] = 0
+        inputs["labels"][1] = -100
+        output = model(**inputs)
+        output.loss.backward()
+        assert torch.isfinite(output.logits).all()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+    def test_compiles_without_graph_breaks(self, case: Seq2SeqCase) -> None:
+        model = case.model(embedding_dropout=0.0, hidden_dropout=0.0).train()
+        inputs = head_inputs("AutoModelForSeq2SeqLM")
+        expected = model(**inputs).loss
+        torch._dynamo.reset()
+        actual = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).loss
+        actual.backward()
+        torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_lengths_do_not_recompile(self, case: Seq2SeqCase) -> None:
+        """One graph for lengths of one kind, and one more when both lengths turn out to vary."""
+        model, graphs = case.model(), []
+        torch._dynamo.reset()
+
+        def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(model, backend=count)
+        with torch.no_grad():
+            for tokens in range(9, 60, 7):
+                compiled(random_ids(2, tokens), decoder_input_ids=random_ids(2, tokens // 2 + 1), use_cache=False)
+        assert len(graphs) <= 2
+
+    def test_exports_with_any_length(self, case: Seq2SeqCase) -> None:
+        model = case.model(use_cache=False)
+        dims = {name: torch.export.Dim(name, min=3, max=60) for name in ("source", "target")}
+
+        def inputs(source_tokens: int, target_tokens: int) -> dict[str, Tensor]:
+            ids = random_ids(2, source_tokens)
+            target = random_ids(2, target_tokens)
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": target}
+
+        shapes = {"input_ids": {1: dims["source"]}, "attention_mask": {1: dims["source"]}}
+        shapes["decoder_input_ids"] = {1: dims["target"]}
+        program = torch.export.export(model, (), inputs(20, 8), dynamic_shapes=shapes, strict=False)
+        other = inputs(31, 11)
+        actual = program.module()(**other).logits
+        torch.testing.assert_close(actual, model(**other).logits, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_offloaded_layers_compute_the_same(self, case: Seq2SeqCase, tmp_path: Path) -> None:
+        model = case.model()
+        model.save_pretrained(tmp_path / "model")
+        homes = {"lm_head": "cpu", "transform": "cpu", "model.embed_tokens": "cpu"}
+        for side in ("encoder", "decoder"):
+            homes |= {f"model.{side}.embeddings": "cpu", f"model.{side}.norm": "cpu"}
+            homes |= {f"model.{side}.layers.0": "cpu", f"model.{side}.layers.1": "disk"}
+        again = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            tmp_path / "model", device_map=homes, offload_folder=tmp_path / "disk"
+        )
+        ids, target = random_ids(2, 9), random_ids(2, 5)
+        with torch.no_grad():
+            expected = model(ids, decoder_input_ids=target).logits
+            torch.testing.assert_close(again(ids, decoder_input_ids=target).logits, expected, atol=1e-6, rtol=1e-6)
+
+    def test_loaded_in_one_precision(self, case: Seq2SeqCase, tmp_path: Path) -> None:
+        """Sharding (FSDP2) wants parameters of one dtype."""
+        case.model().save_pretrained(tmp_path)
+        again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+
+    def test_serving_engines_are_refused(self, case: Seq2SeqCase) -> None:
+        for engine in ("vllm", "sglang", "paged|eager"):
+            model = case.model()
+            model.config._attn_implementation = engine
+            with pytest.raises(hea.UnsupportedBackendError, match="attention pattern"):
+                model(random_ids(1, 4), decoder_input_ids=random_ids(1, 3))
+
+    def test_trains_and_the_loss_falls(self, case: Seq2SeqCase) -> None:
+        torch.manual_seed(0)
+        model = case.heads["AutoModelForSeq2SeqLM"](case.config()).train()
+        inputs = head_inputs("AutoModelForSeq2SeqLM")
+        optimizer = torch.optim.AdamW(hea.optimizer_groups(model, 0.1), lr=1e-2)
+        losses = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = model(**inputs).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0] - 0.5
+
+
+class Seq2SeqGenerationContract:
+    """The promises about caches and `generate`."""
+
+    def generate(self, model: Any, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
+        return model.generate(ids, attention_mask=mask, max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
+
+    def sources(self) -> tuple[Tensor, Tensor]:
+        """Return three sources, one padded on the left, one on the right."""
+        ids = random_ids(3, 9)
+        mask = torch.ones_like(ids)
+        mask[0, :4] = 0
+        mask[2, -2:] = 0
+        return ids.masked_fill(mask == 0, 0), mask
+
+    @pytest.mark.parametrize("chunk", [1, 3])
+    def test_token_by_token_equals_full_forward(self, case: Seq2SeqCase, chunk: int) -> None:
+        model = case.model()
+        ids, mask = self.sources()
+        target, target_mask = random_ids(3, 7, seed=8), torch.ones(3, 7, dtype=torch.long)
+        target_mask[1, :2] = 0
+        cache, parts = None, []
+        with torch.no_grad():
+            source = model.get_encoder()(ids, mask)
+            common = {"encoder_outputs": source, "attention_mask": mask}
+            full = model(**common, decoder_input_ids=target, decoder_attention_mask=target_mask, use_cache=False).logits
+            for start in range(0, 7, chunk):
+                stop = min(start + chunk, 7)
+                out = model(
+                    **common,
+                    decoder_input_ids=target[:, start:stop],
+                    decoder_attention_mask=target_mask[:, :stop],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                cache = out.past_key_values
+                parts.append(out.logits)
+        real = target_mask.bool()
+        torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"num_beams": 2, "num_return_sequences": 2}],
+    )
+    def test_cached_generation_equals_uncached(self, case: Seq2SeqCase, options: dict[str, Any]) -> None:
+        model = case.model()
+        ids, mask = self.sources()
+        cached = self.generate(model, ids, mask, use_cache=True, **options)
+        options = {name: value for name, value in options.items() if name != "cache_implementation"}
+        assert torch.equal(cached, self.generate(model, ids, mask, use_cache=False, **options))
+
+    @pytest.mark.parametrize("cache", [None, "static"])
+    def test_prompts_padded_on_the_left_generate_the_same(self, case: Seq2SeqCase, cache: str | None) -> None:
+        """`generate` wants the start token first, so the padding stands behind it."""
+        model = case.model()
+        ids, mask = self.sources()
+        prompt = torch.tensor([[TINY["decoder_start_token_id"], 5, 6]]).expand(3, -1)
+        longer = torch.tensor([[TINY["decoder_start_token_id"], 0, 0, 5, 6]]).expand(3, -1)
+        options = {"cache_implementation": cache} if cache else {}
+        options |= {"decoder_input_ids": longer, "decoder_attention_mask": (longer > 0).long()}
+        together = self.generate(model, ids, mask, **options)
+        alone = self.generate(model, ids, mask, decoder_input_ids=prompt)
+        assert torch.equal(together[:, 5:], alone[:, 3:])
+
+    def test_batch_mates_change_nothing(self, case: Seq2SeqCase) -> None:
+        model = case.model()
+        ids, mask = self.sources()
+        together = self.generate(model, ids, mask, num_beams=2)
+        for row in range(3):
+            alone = ids[row][mask[row].bool()][None]
+            assert torch.equal(self.generate(model, alone, torch.ones_like(alone), num_beams=2)[0], together[row])
+
+    def test_assisted_generation_equals_greedy(self, case: Seq2SeqCase) -> None:
+        model, assistant = case.model(), case.model(seed=1)
+        ids = random_ids(1, 6)
+        mask = torch.ones_like(ids)
+        assert torch.equal(self.generate(model, ids, mask, assistant_model=assistant), self.generate(model, ids, mask))
+
+    def test_source_is_read_once(self, case: Seq2SeqCase) -> None:
+        """Keys and values of the source are computed in the first step only; the caches hold no more than tokens."""
+        model = case.model()
+        calls = []
+        for layer in model.model.decoder.layers:
+            layer.cross_attn.k_proj.register_forward_hook(lambda *args: calls.append(1))
+        ids, mask = self.sources()
+        cache = self.generate(model, ids, mask, return_dict_in_generate=True).past_key_values
+        assert len(calls) == 2
+        width = 2 * 2 * 3 * model.config.hidden_size
+        for part, tokens in ((cache.self_attention_cache, 8), (cache.cross_attention_cache, 9)):
+            assert sum(layer.keys.numel() + layer.values.numel() for layer in part.layers) == width * tokens
+
+    def test_cache_made_by_the_caller_is_used(self, case: Seq2SeqCase) -> None:
+        model = case.model()
+        ids, target = random_ids(2, 9), random_ids(2, 7)
+        dynamic, config = transformers.DynamicCache, model.config.get_text_config(decoder=True)
+        static = [transformers.StaticCache(config=config, max_cache_len=size) for size in (12, 9)]
+        with torch.no_grad():
+            full = model(ids, decoder_input_ids=target, use_cache=False).logits
+            for cache in (
+                transformers.EncoderDecoderCache(dynamic(), dynamic()),
+                transformers.EncoderDecoderCache(*static),
+                dynamic(),
+            ):
+                model(ids, decoder_input_ids=target[:, :4], past_key_values=cache)
+                last = model(ids, decoder_input_ids=target[:, 4:], past_key_values=cache).logits
+                torch.testing.assert_close(last, full[:, 4:], atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_continuous_batching_is_refused(self, case: Seq2SeqCase) -> None:
+        with pytest.raises(hea.UnsupportedBackendError):
+            case.model()(random_ids(1, 4), decoder_input_ids=random_ids(1, 2), cache=object())

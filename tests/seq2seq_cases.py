@@ -1,0 +1,104 @@
+"""The encoder-decoders under contract, and tiny models of them. A new one joins by its line in `CASES`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from models_cases import randomize
+
+import hf_efficient_attn as hea
+
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "max_target_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "sep_token_id": 60,
+}
+HEADS = {
+    "AutoModel": "Model",
+    "AutoModelForSeq2SeqLM": "ForConditionalGeneration",
+    "AutoModelForSequenceClassification": "ForSequenceClassification",
+    "AutoModelForQuestionAnswering": "ForQuestionAnswering",
+}
+
+
+@dataclass(frozen=True)
+class Seq2SeqCase:
+    """One configuration of one family: `config()` builds it, `heads` are the Auto heads it must have."""
+
+    name: str
+    config_class: type
+    preset: str
+    fields: tuple[tuple[str, Any], ...]
+    compiles_flex: bool = False
+
+    def config(self, **changes: Any) -> transformers.PreTrainedConfig:
+        return getattr(self.config_class, self.preset)(**{**TINY, **dict(self.fields), **changes})
+
+    @property
+    def heads(self) -> dict[str, type]:
+        """Auto class name → model class."""
+        prefix = self.config_class.__name__.removesuffix("Config")
+        return {name: getattr(hea, f"{prefix}{suffix}") for name, suffix in HEADS.items()}
+
+    def model(self, auto_class: str = "AutoModelForSeq2SeqLM", seed: int = 0, **changes: Any) -> Any:
+        """Return a model in eval mode whose every parameter is random, so that no special start value hides a bug."""
+        torch.manual_seed(seed)
+        return randomize(self.heads[auto_class](self.config(**changes)).eval(), seed)
+
+
+def seq2seq(name: str, preset: str, compiles_flex: bool = False, **fields: Any) -> Seq2SeqCase:
+    return Seq2SeqCase(f"seq2seq-{name}", hea.SparseSeq2SeqConfig, preset, tuple(fields.items()), compiles_flex)
+
+
+CASES = [
+    seq2seq("led", "led", compiles_flex=True, attention_window=[4, 6]),
+    seq2seq("led-question", "led", attention_window=4, global_tokens={"token_ids": [60]}),
+    seq2seq("bigbird_pegasus", "bigbird_pegasus", block_tokens=2, num_random_blocks=1),
+    seq2seq("vanilla", "vanilla"),
+    seq2seq("vanilla-pre", "vanilla", norm_position="pre", position_embedding_type="learned", lm_head_bias=True),
+    seq2seq(
+        "both-sparse",
+        "vanilla",
+        attention_pattern={
+            "encoder": {"kind": "band", "left": 2, "right": 2},
+            "decoder": {"kind": "band", "left": 3, "right": 0},
+        },
+        norm_type="rmsnorm",
+    ),
+]
+
+
+def random_ids(rows: int, tokens: int, seed: int = 2) -> torch.Tensor:
+    """Return tokens that are none of the special ones."""
+    return torch.randint(3, 60, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def head_inputs(auto_class: str, rows: int = 3, source_tokens: int = 12, target_tokens: int = 6) -> dict[str, Any]:
+    """Return inputs with labels for one head: random tokens, the first source and target padded on the right."""
+    ids, target = random_ids(rows, source_tokens, seed=1), random_ids(rows, target_tokens, seed=4)
+    ids[:, 4], ids[:, 2] = TINY["eos_token_id"], TINY["sep_token_id"]
+    mask = torch.ones_like(ids)
+    mask[0, -4:] = 0
+    inputs: dict[str, Any] = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+    if auto_class == "AutoModelForSeq2SeqLM":
+        target[0, -2:] = -100
+        inputs["labels"] = target
+    elif auto_class == "AutoModelForSequenceClassification":
+        inputs["labels"] = torch.ones(rows, dtype=torch.long)
+    elif auto_class == "AutoModelForQuestionAnswering":
+        inputs["start_positions"] = torch.ones(rows, dtype=torch.long)
+        inputs["end_positions"] = torch.full((rows,), 3)
+    else:
+        inputs["decoder_input_ids"] = target
+    return inputs
