@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from classify_arguments import ClassifyTrainingArguments, ModelArguments
-from task_run import results_table
+from task_run import results_table, smoothed
 
 from hf_efficient_attn.pictures import new_figure
 
@@ -40,10 +40,11 @@ def results_text(content: dict[str, Any], model: ModelArguments, training: Class
         results_table(COLUMNS, _score_rows(content)),
         results_table(TRAINING_COLUMNS, _training_rows(content)),
         f"Both models have one shape, one tokenizer, learning rate {training.learning_rate:g}, "
-        f"{training.seconds_per_model:g} seconds of training and {training.tokens_per_step:,} tokens a step. They are trained on random pieces of "
-        f"documents, of up to {model.train_length:,} tokens for the sparse one and {model.dense_length:,} for the dense "
-        f"one. {_about_spread(data['test_documents'], num_seeds)} A bag of words is logistic regression on TF-IDF of the "
-        "same tokens. Peak: memory of a training step on the largest batch, beyond the weights.",
+        f"{training.tokens_per_step:,} tokens a step and {training.seconds_per_model:g} seconds of training. They are "
+        f"trained on random pieces of documents, of up to {model.train_length:,} tokens for the sparse one and "
+        f"{model.dense_length:,} for the dense one. {_about_spread(data['test_documents'], num_seeds)} A bag of words "
+        "is logistic regression on TF-IDF of the same tokens. Peak: memory of a training step on the largest batch, "
+        "beyond the weights.",
     ]
     stops = [
         f"{kind}, seed {result['seed']}: {result['stopped']}"
@@ -117,7 +118,7 @@ def draw_scores(content: dict[str, Any]) -> Any:
     losses, accuracy = figure.subplots(1, 2)
     for kind, results in content["seeds"].items():
         for result in results:
-            losses.plot(*_smoothed(result["losses"]), color=COLORS[kind], alpha=0.7, label=_once(kind, result, results))
+            losses.plot(*smoothed(result["losses"]), color=COLORS[kind], alpha=0.7, label=_once(kind, result, results))
     losses.set_xlabel("training time (s)")
     losses.set_ylabel("training loss (nats), smoothed")
     losses.legend()
@@ -156,14 +157,3 @@ def _points(kind: str, scores: dict[str, Any], longest: int) -> dict[str, list[t
 
 def _tokens_read(reading: str) -> int:
     return int(re.sub(r"\D", "", reading))
-
-
-def _smoothed(losses: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return seconds and the running mean of the losses, each new one weighing a tenth."""
-    seconds, means = [], []
-    mean = losses[0][1]
-    for second, loss in losses:
-        mean += (loss - mean) / 10
-        seconds.append(second)
-        means.append(mean)
-    return seconds, means

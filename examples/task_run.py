@@ -119,3 +119,15 @@ def save_picture(figure: Any, file: Path) -> None:
     for panel in figure.axes:
         panel.grid(alpha=0.3)
     figure.savefig(file, dpi=130)
+
+
+def smoothed(losses: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Return the seconds and the running means of (second, loss) pairs, each new loss weighing a tenth.
+
+    >>> smoothed([(1.0, 5.0), (2.0, 5.0), (3.0, 4.0)])
+    ([1.0, 2.0, 3.0], [5.0, 5.0, 4.9])
+    """
+    means = [losses[0][1]]
+    for _, loss in losses[1:]:
+        means.append(means[-1] + (loss - means[-1]) / 10)
+    return [second for second, _ in losses], means

@@ -1,0 +1,83 @@
+"""Questions about a text as pairs of token sequences, and spans of tokens as answers in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from corpora.splits import Row
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and as much of its text as fits, as tokens.
+
+    Attributes:
+        input_ids: `<s> question </s> text </s>`.
+        offsets: for each token of the text (start, end) in characters of `context`.
+        first: index of the text's first token in `input_ids`.
+        span: indices in `input_ids` of the answer's first and last token; None: it begins or ends beyond the cut.
+        answer_at: index that the answer's first token has in the whole input; None: no answer was given.
+    """
+
+    input_ids: list[int]
+    offsets: list[tuple[int, int]]
+    first: int
+    span: tuple[int, int] | None
+    answer_at: int | None
+    question: str
+    context: str
+    answers: list[str]
+
+    def example(self) -> dict[str, Any]:
+        """Return the training example."""
+        return {"input_ids": self.input_ids, "start_positions": self.span[0], "end_positions": self.span[1]}
+
+
+def tokenize(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Question]:
+    """Return the rows, in SQuAD's form, as questions of at most `max_length` tokens; the end of a text is cut off."""
+    questions, contexts = [row["question"].strip() for row in rows], [row["context"] for row in rows]
+    encoded = tokenizer(questions, contexts, verbose=False)
+    return [_question(row, encoded, number, tokenizer.sep_token_id, max_length) for number, row in enumerate(rows)]
+
+
+def _question(row: Row, encoded: BatchEncoding, number: int, sep_token_id: int, max_length: int) -> Question:
+    ids = encoded["input_ids"][number]
+    first = ids.index(sep_token_id) + 1
+    kept = min(len(ids) - 1, max_length - 1)
+    texts, starts = row["answers"]["text"], row["answers"]["answer_start"]
+    span = None
+    if texts:
+        ends = (starts[0], starts[0] + len(texts[0]) - 1)
+        span = tuple(encoded.char_to_token(number, character, sequence_index=1) for character in ends)
+    is_whole = span is not None and None not in span and span[1] < kept
+    return Question(
+        input_ids=[*ids[:kept], sep_token_id],
+        offsets=encoded[number].offsets[first:kept],
+        first=first,
+        span=span if is_whole else None,
+        answer_at=span[0] if span else None,
+        question=row["question"],
+        context=row["context"],
+        answers=texts,
+    )
+
+
+def best_answer(question: Question, start_logits: np.ndarray, end_logits: np.ndarray, max_answer_tokens: int) -> str:
+    """Return the words of the likeliest span inside the text.
+
+    Args:
+        start_logits, end_logits: [tokens] of `input_ids`, or longer where it was padded.
+    """
+    text = slice(question.first, question.first + len(question.offsets))
+    starts, ends = start_logits[text], end_logits[text]
+    if not len(starts):
+        return ""
+    likely = np.argsort(starts)[::-1][:20]
+    windows = [ends[start : start + max_answer_tokens] for start in likely]
+    scores = [starts[start] + window.max() for start, window in zip(likely, windows, strict=True)]
+    best = int(np.argmax(scores))
+    start = int(likely[best])
+    end = start + int(windows[best].argmax())
+    return question.context[question.offsets[start][0] : question.offsets[end][1]].strip()
