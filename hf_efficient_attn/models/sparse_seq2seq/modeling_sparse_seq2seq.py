@@ -29,7 +29,7 @@ from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
 from .heads import Seq2SeqLMHead, Seq2SeqQuestionAnsweringHead, Seq2SeqSequenceClassificationHead
 from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, TokenEmbedding
-from .seq2seq_inputs import check_positions, check_sides, shift_source
+from .seq2seq_inputs import check_positions, check_sides, check_source_mask, shift_source
 
 
 class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
@@ -62,6 +62,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
         if inputs_embeds is None:
             inputs_embeds = self.embed(input_ids)
         batch_size, tokens = inputs_embeds.shape[:2]
+        check_source_mask(attention_mask, tokens)
         table = token_table(inputs_embeds, attention_mask, None, None, is_causal=False)
         chosen = global_arguments(
             self.config,

@@ -63,6 +63,22 @@ def check_positions(options: dict[str, Any]) -> None:
             )
 
 
+def check_source_mask(attention_mask: Tensor | None, source_tokens: int, target_tokens: int | None = None) -> None:
+    """Raise InputError for a source mask that is no padding mask of the source's length.
+
+    target_tokens: cached and new, where they are known.
+    """
+    if attention_mask is None:
+        return
+    if attention_mask.ndim != 2:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}; for an encoder-decoder it must be [batch, source "
+            f"tokens] = [..., {source_tokens}], 1 = a token, since the decoder reads the source by it, too."
+        )
+    if attention_mask.shape[1] != source_tokens:
+        raise _wrong_side("attention_mask", attention_mask, "source", source_tokens, "target", target_tokens)
+
+
 def check_sides(
     attention_mask: Tensor | None,
     decoder_attention_mask: Tensor | None,
@@ -76,17 +92,10 @@ def check_sides(
         source_tokens, target_tokens: source, and new target tokens.
         cache: holds earlier target tokens, which the target's mask covers, too.
     """
-    if attention_mask is not None and attention_mask.ndim != 2:
-        raise InputError(
-            f"attention_mask has shape {list(attention_mask.shape)}; for an encoder-decoder it must be [batch, source "
-            f"tokens] = [..., {source_tokens}], 1 = a token, since the decoder reads the source by it, too."
-        )
     past_tokens = 0 if cache is None else cache.get_seq_length()
-    if not isinstance(past_tokens, int):
-        past_tokens = 0
-    target_tokens = past_tokens + target_tokens
-    if attention_mask is not None and attention_mask.shape[1] != source_tokens:
-        raise _wrong_side("attention_mask", attention_mask, "source", source_tokens, "target", target_tokens)
+    # while compiling, the number of tokens in a static cache is not known
+    target_tokens += past_tokens if isinstance(past_tokens, int) else 0
+    check_source_mask(attention_mask, source_tokens, target_tokens)
     if decoder_attention_mask is None or decoder_attention_mask.ndim != 2:
         return
     columns = decoder_attention_mask.shape[1]
@@ -97,7 +106,7 @@ def check_sides(
         )
 
 
-def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, other_tokens: int) -> InputError:
+def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, other_tokens: int | None) -> InputError:
     message = f"{name} has {mask.shape[1]} columns, but the {own} has {own_tokens} tokens."
     if mask.shape[1] == other_tokens:
         right = "decoder_attention_mask" if name == "attention_mask" else "attention_mask"

@@ -45,6 +45,15 @@ def test_masks_on_the_wrong_side(masks: dict[str, tuple[int, ...]], message: str
         LED.model()(random_ids(2, 9), decoder_input_ids=random_ids(2, 5), **tensors)
 
 
+def test_mask_of_another_length_is_no_mask_of_the_encoder() -> None:
+    model, ids = LED.model(), random_ids(1, 9)
+    for columns in (8, 10):
+        with pytest.raises(hea.InputError, match=f"{columns} columns, but the source has 9 tokens"):
+            model.get_encoder()(ids, torch.ones(1, columns, dtype=torch.long))
+        with pytest.raises(hea.InputError, match=f"{columns} columns, but the source has 9 tokens"):
+            model.generate(ids, attention_mask=torch.ones(1, columns, dtype=torch.long), max_new_tokens=2)
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
