@@ -14,6 +14,7 @@ COMMON_FIELDS = (
     "pad_token_id",
     "bos_token_id",
     "eos_token_id",
+    "sep_token_id",
     "tie_word_embeddings",
     "id2label",
     "label2id",
@@ -27,6 +28,7 @@ NO_FUNCTION = {
     "dtype",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "gradient_checkpointing",
     "is_encoder_decoder",
     "model_type",
     "name_or_path",
@@ -96,6 +98,12 @@ class Counterpart:
         """Return names of the backbone as they are in a head, and as they are."""
         listed = tuple(names)
         return (*listed, *(self.prefix_of(head) + name for name in listed))
+
+
+def separator_of(config: Any) -> int | None:
+    """Return the separator of a config, which in RoBERTa's and BART's vocabularies is the end token."""
+    separator = getattr(config, "sep_token_id", None)
+    return config.eos_token_id if separator is None else separator
 
 
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:

@@ -48,10 +48,11 @@ def _translate(source: Source, request: Request) -> tuple[Any, dict[str, Tensor]
     weights = {name: tensor for name, tensor in source.model.state_dict().items() if name not in source.new_names}
     if counterpart is None:
         return config, weights
+    ours = our_config(counterpart, config, source.head, request.parity)
     source.notes += lost_fields(counterpart, config)
     renamed, unknown = to_ours(weights, counterpart.all_names(source.head))
     _check_unknown(counterpart, unknown, source, weights)
-    return our_config(counterpart, config, source.head, request.parity), renamed
+    return ours, renamed
 
 
 def _new_names(source: Source) -> tuple[str, ...]:
@@ -70,7 +71,7 @@ def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source,
         source.notes.append(f"Left behind, as {counterpart.family} has nothing like them: {summarize(left)}.")
     prefix = counterpart.prefix_of(source.head)
     copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
-    differing = [name for name in unknown if name in copies and not weights[name].equal(weights[copies[name]])]
+    differing = [name for name in unknown if name in copies and not _is_copy(weights, name, copies[name])]
     if differing:
         raise CheckpointError(
             f"{counterpart.family} shares what this checkpoint has in several forms: {summarize(differing)}."
@@ -81,3 +82,7 @@ def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source,
         raise CheckpointError(
             f"The table of names of {counterpart.model_type!r} does not know these weights: {summarize(rest)}."
         )
+
+
+def _is_copy(weights: dict[str, Tensor], name: str, original: str) -> bool:
+    return original in weights and weights[name].equal(weights[original])

@@ -5,7 +5,7 @@ The position tables begin with two rows that no token has.
 
 from typing import Any
 
-from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bart_layout as bart
 
 OFFSET = 2
@@ -23,7 +23,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "scale_embedding": config.scale_embedding,
         "max_position_embeddings": config.max_position_embeddings,
         "max_target_position_embeddings": config.max_position_embeddings,
-        "sep_token_id": config.eos_token_id,
+        "sep_token_id": separator_of(config),
         "lm_head_bias": True,
     }
 

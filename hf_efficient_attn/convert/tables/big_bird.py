@@ -75,7 +75,7 @@ BIG_BIRD = Counterpart(
         },
         "MultipleChoice": {"bert.pooler": "dense.dense", **bert.CLASSIFIER},
     },
-    fields={**bert.FIELDS, "sep_token_id": "sep_token_id"},
+    fields=bert.FIELDS,
     to_ours=to_ours,
     to_theirs=to_theirs,
     left_behind=("pooler", "cls.seq_relationship"),

@@ -6,7 +6,7 @@ here, with `parity` none is, unless a call has a `global_attention_mask`.
 
 from typing import Any
 
-from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bart_layout as bart
 from hf_efficient_attn.convert.windows import band_of_window, windows_of_pattern
 
@@ -36,7 +36,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "global_projections": True,
         "max_position_embeddings": config.max_encoder_position_embeddings,
         "max_target_position_embeddings": config.max_decoder_position_embeddings,
-        "sep_token_id": config.eos_token_id,
+        "sep_token_id": separator_of(config),
         "lm_head_bias": True,
     }
 

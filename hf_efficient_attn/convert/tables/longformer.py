@@ -46,7 +46,7 @@ LONGFORMER = Counterpart(
         "QuestionAnswering": bert.ANSWER,
         "MultipleChoice": {"longformer.pooler.dense": "dense.dense", **bert.CLASSIFIER},
     },
-    fields={**bert.FIELDS, "sep_token_id": "sep_token_id"},
+    fields=bert.FIELDS,
     to_ours=to_ours,
     to_theirs=to_theirs,
     left_behind=("pooler.dense",),

@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm, gated MLPs, rotary positions, most layers sliding; the layers that read everything become sparse.
+"""ModernBERT: pre-norm, gated MLPs, rotary positions; full layers become sparse, sliding ones stay.
 
 It fuses queries, keys and values, and the MLP's gate and input. Its activations and output are dropped here as hidden
 states are: between blocks.
@@ -87,7 +87,6 @@ MODERNBERT = Counterpart(
         "decoder_bias": "lm_head_bias",
         "classifier_bias": "lm_transform_bias",
         "classifier_dropout": "classifier_dropout",
-        "sep_token_id": "sep_token_id",
     },
     to_ours=to_ours,
     ignored_fields=(

@@ -6,7 +6,7 @@ The position table begins with pad_token_id + 1 rows that no token has.
 from dataclasses import replace
 from typing import Any
 
-from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bert_layout as bert
 from hf_efficient_attn.convert.tables.bert import BERT, check_encoder
 
@@ -22,7 +22,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     return {
         "position_offset": offset,
         "max_position_embeddings": config.max_position_embeddings - offset,
-        "sep_token_id": config.eos_token_id,
+        "sep_token_id": separator_of(config),
         **bert.classifier_fields(config),
     }
 

@@ -1,0 +1,227 @@
+"""Folders in, folders out: whole or not at all, with tokenizer and generation config; and words on what is wrong."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from in_tree_models import in_tree, inputs_of, largest_difference
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.convert import conversion
+
+
+def save(model: Any, folder: Path, with_tokenizer: bool = False) -> Path:
+    model.save_pretrained(folder)
+    if with_tokenizer:
+        words = {f"w{number}": number for number in range(61)}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w1", model_max_length=80)
+        wrapped.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return save(in_tree("bert", "AutoModelForMaskedLM"), tmp_path / "bert", with_tokenizer=True)
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_folder_loads_by_the_auto_classes(bert: Path, tmp_path: Path) -> None:
+    model = hea.convert(bert, tmp_path / "new" / "long", max_position_embeddings=1000)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "new" / "long")
+    assert all(tensor.equal(model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    source = transformers.AutoModelForMaskedLM.from_pretrained(bert)
+    assert largest_difference(source, loaded, inputs_of("bert", "AutoModelForMaskedLM")) < 1e-5
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "long")
+    assert tokenizer.model_max_length == 1000
+    assert tokenizer("w7 w8")["input_ids"] == [7, 8]
+    assert names(tmp_path) == {"bert", "new"}
+    assert names(tmp_path / "new") == {"long"}
+
+
+def test_generation_config_is_copied(tmp_path: Path) -> None:
+    theirs = in_tree("bart", "AutoModelForSeq2SeqLM")
+    theirs.generation_config.num_beams = 3
+    save(theirs, tmp_path / "bart")
+    hea.convert(tmp_path / "bart", tmp_path / "long")
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "long")
+    assert loaded.generation_config.num_beams == 3
+    ids = inputs_of("bart", "AutoModelForSeq2SeqLM")["input_ids"]
+    expected = theirs.generate(ids, max_new_tokens=5)
+    assert loaded.generate(ids, max_new_tokens=5).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("model_type", ["longformer", "bigbird_pegasus"])
+def test_there_and_back_through_folders(model_type: str, tmp_path: Path) -> None:
+    head = "AutoModelForMaskedLM" if model_type == "longformer" else "AutoModelForSeq2SeqLM"
+    source = save(in_tree(model_type, head), tmp_path / "theirs")
+    hea.convert(source, tmp_path / "ours", parity=True)
+    back = hea.convert(tmp_path / "ours", tmp_path / "back", to=model_type)
+    before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert all(tensor.equal(before[name]) for name, tensor in after.items())
+    assert before.keys() == after.keys()
+    assert back.config.architectures == [type(back).__name__]
+
+
+def test_an_existing_folder_is_kept(bert: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.txt").write_text("mine")
+    with pytest.raises(hea.ConfigurationError, match="taken exists and is not an empty folder"):
+        hea.convert(bert, taken)
+    assert names(taken) == {"thesis.txt"}
+    hea.convert(bert, taken, overwrite=True)
+    assert "thesis.txt" not in names(taken)
+    assert "config.json" in names(taken)
+    (tmp_path / "empty").mkdir()
+    hea.convert(bert, tmp_path / "empty")
+    assert "config.json" in names(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_failure_leaves_nothing_behind(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    def fail(self: Any, folder: Path) -> None:
+        (folder / "half.bin").write_text("half")
+        raise OSError("No space left on device")
+
+    new = tmp_path / "deep" / "new"
+    if overwrite:
+        new.mkdir(parents=True)
+        (new / "old.txt").write_text("old")
+    before = names(tmp_path)
+    model_class = hea.SparseTransformerForMaskedLM
+    monkeypatch.setattr(model_class, "save_pretrained", fail)
+    with pytest.raises(OSError, match="No space left"):
+        conversion.convert(bert, new, overwrite=overwrite)
+    assert names(tmp_path) == before
+    if overwrite:
+        assert (new / "old.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda weights: weights.pop("bert.encoder.layer.1.output.dense.weight"),
+            r"missing: bert\.encoder\.layer\.\*\.output\.dense\.weight",
+        ),
+        (lambda weights: weights.update(extra=weights["bert.embeddings.LayerNorm.bias"].clone()), "unexpected: extra"),
+        (
+            lambda weights: weights.update(
+                {"bert.embeddings.LayerNorm.bias": weights["bert.embeddings.LayerNorm.bias"][:9].clone()}
+            ),
+            "of another shape than the config says: bert.embeddings.LayerNorm.bias",
+        ),
+    ],
+)
+def test_weights_of_another_model(bert: Path, tmp_path: Path, change: Any, message: str) -> None:
+    change_weights(bert, change)
+    with pytest.raises(hea.CheckpointError, match=message):
+        hea.convert(bert, tmp_path / "new")
+    assert names(tmp_path) == {"bert"}
+
+
+def test_truncated_weights(bert: Path, tmp_path: Path) -> None:
+    file = bert / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(hea.CheckpointError, match="cannot be read"):
+        hea.convert(bert, tmp_path / "new")
+    file.unlink()
+    with pytest.raises(hea.CheckpointError, match="cannot be read"):
+        hea.convert(bert, tmp_path / "new")
+    assert names(tmp_path) == {"bert"}
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(hea.CheckpointError, match=r"no config\.json"):
+        hea.convert(tmp_path, tmp_path / "new")
+
+
+def test_unknown_types(bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(hea.ConfigurationError, match="it can become: sparse_transformer, big_bird, longformer"):
+        hea.convert(bert, to="led")
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    with pytest.raises(hea.ConfigurationError, match="No table of names for model_type 'gpt2'. Known are: bart, bert,"):
+        hea.convert(bert)
+
+
+def test_an_unknown_head_is_refused(bert: Path) -> None:
+    with pytest.raises(hea.ConfigurationError, match="must be one of: AutoModel, AutoModelForMaskedLM"):
+        hea.convert(bert, head="AutoModelForDreams")
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**config, "architectures": ["BertForNextSentencePrediction"]}))
+    with pytest.raises(hea.ConfigurationError, match="BertForNextSentencePrediction"):
+        hea.convert(bert)
+
+
+@pytest.mark.filterwarnings("ignore:Left behind")
+def test_another_head(bert: Path) -> None:
+    with pytest.warns(UserWarning, match=r"New in .*: dense\.dense\.weight, dense\.dense\.bias, classifier\.weight"):
+        model = hea.convert(bert, head="AutoModelForSequenceClassification")
+    assert isinstance(model, hea.SparseTransformerForSequenceClassification)
+    with pytest.warns(UserWarning, match=r"as the head is changed: .*cls\.predictions\.transform\.dense\.weight"):
+        backbone = hea.convert(bert, head="AutoModel")
+    assert isinstance(backbone, hea.SparseTransformerModel)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not kept")
+def test_patterns_that_longformer_cannot_have() -> None:
+    ours = hea.convert(in_tree("longformer", "AutoModelForMaskedLM"), pattern="band(8, 4)")
+    with pytest.raises(hea.ConfigurationError, match="longformer has windows, as far to the left as to the right"):
+        hea.convert(ours, to="longformer")
+    with pytest.raises(hea.ConfigurationError, match="big_bird knows one pattern"):
+        hea.convert(ours, to="big_bird")
+
+
+def test_fields_that_longformer_cannot_have() -> None:
+    config = hea.SparseTransformerConfig.longformer(
+        attention_window=8, num_hidden_layers=1, hidden_size=32, num_attention_heads=4, norm_position="pre"
+    )
+    with pytest.raises(hea.ConfigurationError, match="longformer models cannot have: norm_position='pre'"):
+        hea.convert(hea.SparseTransformerForMaskedLM(config), to="longformer")
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess:
+    words = [sys.executable, "-m", "hf_efficient_attn", "convert", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    source = save(in_tree("longformer"), tmp_path / "theirs", with_tokenizer=True)
+    done = run(source, tmp_path / "ours", "--max-position-embeddings", "200", "--pattern", "band(4, 4) | global(0)")
+    assert done.returncode == 0, done.stderr
+    assert "SparseTransformerModel" in done.stdout
+    assert "200 positions" in done.stdout
+    assert "note: Left behind, as sparse_transformer has nothing like them: pooler.dense.weight" in done.stderr
+    config = hea.SparseTransformerConfig.from_pretrained(tmp_path / "ours")
+    assert config.max_position_embeddings == 200
+    again = run(source, tmp_path / "ours")
+    assert again.returncode == 2
+    assert "error: " in again.stderr
+    assert "exists and is not an empty folder" in again.stderr
+    shutil.rmtree(tmp_path / "ours")
+    odd = run(source, tmp_path / "ours", "--attention-window", "7")
+    assert odd.returncode == 2
+    assert "attention_window=7" in odd.stderr
+    assert names(tmp_path) == {"theirs"}
