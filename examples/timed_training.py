@@ -37,12 +37,12 @@ class TimedTrainingArguments(TrainingArguments):
         default=60.0, metadata={"help": "Training time of each model, in seconds of training steps."}
     )
     tokens_per_step: int = field(
-        default=8192, metadata={"help": "Tokens of a batch, padding included; one example may have more."}
+        default=4096, metadata={"help": "Tokens of a batch, padding included; one example may have more."}
     )
     max_steps: int = field(
         default=NO_LIMIT_OF_STEPS, metadata={"help": "End after so many steps if the time is not spent by then."}
     )
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 0.01
     warmup_steps: float = field(
         default=0.1, metadata={"help": "Share of the training time that the rate takes to rise."}
