@@ -102,11 +102,13 @@ class SparseAttention(nn.Module):
             need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
             backend=self._backend(),
         )
+        out = self.o_proj(out.flatten(2))
         if global_rows is not None:
             read, read_weights = self.global_attention(hidden_states, global_rows, rotation, cached_globals)
-            out = replace_rows(out, global_rows, read, 1)
+            # behind o_proj, whose input is kept for the backward pass: before it, a second copy would be
+            out = replace_rows(out, global_rows, self.o_proj(read.flatten(2)), 1)
             weights = None if weights is None else replace_rows(weights, global_rows, read_weights, 2)
-        return self.o_proj(out.flatten(2)), weights
+        return out, weights
 
     def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
         if isinstance(position_embeddings, dict):
@@ -169,9 +171,9 @@ class SparseAttention(nn.Module):
 def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Tensor:
     """Return `states` with the rows of global tokens, which lie on `axis`, replaced.
 
-    Shapes: states [B, T, H, D] (axis 1) or [B, H, T, K] (axis 2); new, the same with X in the place of T.
+    Shapes: states [B, T, hidden_size] (axis 1) or [B, H, T, K] (axis 2); new, the same with X in the place of T.
     """
-    shape = [-1 if dim == axis else 1 for dim in range(4)]
+    shape = [-1 if dim == axis else 1 for dim in range(states.ndim)]
     shape[0] = len(states)
     index = rows.index.view(shape).expand(new.shape)
     found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
