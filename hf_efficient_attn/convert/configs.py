@@ -1,6 +1,7 @@
 """Configs: theirs → ours, ours → theirs, and what a change of length or pattern does to ours."""
 
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from transformers import AutoConfig
@@ -14,6 +15,8 @@ from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 
 # what dense models become unless asked otherwise
 DEFAULT_WINDOW, DEFAULT_POSITIONS = 512, 4096
+# of a field's value in a message
+LETTERS = 80
 # fields that only some heads read, by their beginnings
 HEAD_FIELDS = {
     "classifier_": ("SequenceClassification", "TokenClassification", "MultipleChoice"),
@@ -58,19 +61,21 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, i
     theirs = AutoConfig.for_model(counterpart.model_type, **{**fields, **counterpart.to_theirs(ours)})
     again = our_config(counterpart, theirs, head, parity=True)
     lost = differences(with_fields(ours, position_offset=again.position_offset), again, head)
-    unsayable = {name: value for name, value in lost.items() if name not in counterpart.deviations}
+    unsayable = [name for name in lost if name not in counterpart.deviations]
     if unsayable:
-        listed = ", ".join(f"{name}={value!r}" for name, value in unsayable.items())
+        listed = ", ".join(f"{name}={shorten(repr(getattr(ours, name)), LETTERS)}" for name in unsayable)
         raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
-    notes = [f"{name}={value!r} is not kept: {counterpart.deviations[name]}." for name, value in lost.items()]
+    notes = [
+        f"{name}={shorten(repr(getattr(ours, name)), LETTERS)} is not kept: {counterpart.deviations[name]}."
+        for name in lost
+    ]
     return theirs, again.position_offset, notes
 
 
-def differences(config: Any, other: Any, head: str) -> dict[str, Any]:
-    """Return the fields in which two configs of ours say different things about a head, as `config` has them."""
+def differences(config: Any, other: Any, head: str) -> list[str]:
+    """Return the fields in which two configs of ours say different things about a head."""
     mine, theirs = _meaning(config), _meaning(other)
-    found = {name: value for name, value in mine.items() if theirs.get(name) != value}
-    return {name: value for name, value in found.items() if _concerns(name, head)}
+    return [name for name, value in mine.items() if theirs.get(name) != value and _concerns(name, head)]
 
 
 def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:

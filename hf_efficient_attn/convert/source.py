@@ -64,7 +64,10 @@ def load_source(src: Any, head: str | None) -> Source:
         return Source(src, _known_head(found, src.config.model_type, [type(src).__name__]))
     saved = saved_config(src, {})
     if "model_type" not in saved:
-        raise CheckpointError(f"{src} has no config.json with a model_type; give a folder that save_pretrained wrote.")
+        raise CheckpointError(
+            f"{src} has no config.json with a model_type. Give a folder that save_pretrained wrote, or a name on the "
+            "Hub that can be reached."
+        )
     model_type, architectures = saved["model_type"], saved.get("architectures") or []
     check_source(model_type)
     own = head_of_class(architectures[0]) if architectures else None
