@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", metavar="AutoModelForX", help="head to load (default: what the checkpoint has)")
     parser.add_argument("--max-position-embeddings", type=int, metavar="N", help="longest input in tokens")
     parser.add_argument(
+        "--max-target-position-embeddings", type=int, metavar="N", help="longest target of an encoder-decoder"
+    )
+    parser.add_argument(
         "--attention-window", type=int, metavar="W", help="tokens read around a token, both sides together, even"
     )
     parser.add_argument("--pattern", metavar="EXPRESSION", help='such as "band(256, 256) | global(0)"')

@@ -30,6 +30,7 @@ class Request:
     """What a caller of `convert` asks for; see there."""
 
     max_position_embeddings: int | None = None
+    max_target_position_embeddings: int | None = None
     attention_window: int | None = None
     pattern: Any = None
     global_projections: bool | None = None
@@ -94,32 +95,39 @@ def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
     """Return a config of ours with the length, pattern and global tokens asked for, or that dense sources get.
 
     Raises:
-        ConfigurationError: a pattern that the model cannot have.
+        ConfigurationError: a pattern or length that the model cannot have.
     """
-    fields: dict[str, Any] = {}
+    fields = {**_pattern_fields(config, request, is_dense), **_length_fields(config, request, is_dense)}
+    if request.global_projections is not None:
+        fields["global_projections"] = request.global_projections
+    return with_fields(config, **fields)
+
+
+def _pattern_fields(config: Any, request: Request, is_dense: bool) -> dict[str, Any]:
     window, pattern = request.attention_window, request.pattern
     if pattern is not None and window is not None:
         raise ConfigurationError(f"attention_window={window} and pattern={pattern!r} exclude each other; give one.")
-    if is_dense and pattern is None:
-        window = DEFAULT_WINDOW if window is None else window
-    if window is not None:
-        pattern = band_of_window(window)
-    if is_dense and window is not None:
-        # layers that are sparse by themselves have no global token: where there are some, it is the pattern's
-        if config.attention_pattern is None:
-            fields["global_tokens"] = "first"
-        else:
-            pattern |= GlobalTokens([0])
     if pattern is not None:
         pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
-        fields["attention_pattern"] = _joined(config, pattern, is_dense)
-    if request.global_projections is not None:
-        fields["global_projections"] = request.global_projections
-    positions = request.max_position_embeddings
+        return {"attention_pattern": _joined(config, pattern, is_dense)}
+    if not is_dense:
+        return {} if window is None else {"attention_pattern": _joined(config, band_of_window(window), is_dense)}
+    band = band_of_window(DEFAULT_WINDOW if window is None else window)
+    if config.attention_pattern is None:
+        return {"attention_pattern": band, "global_tokens": "first"}
+    # layers that are sparse by themselves have no global token, so that it is part of the pattern of the others
+    return {"attention_pattern": _joined(config, band | GlobalTokens([0]), is_dense)}
+
+
+def _length_fields(config: Any, request: Request, is_dense: bool) -> dict[str, int]:
+    positions, targets = request.max_position_embeddings, request.max_target_position_embeddings
     if positions is None:
         positions = max(DEFAULT_POSITIONS if is_dense else 0, config.max_position_embeddings)
-    fields["max_position_embeddings"] = positions
-    return with_fields(config, **fields)
+    if targets is None:
+        return {"max_position_embeddings": positions}
+    if not config.is_encoder_decoder:
+        raise ConfigurationError("max_target_position_embeddings is of encoder-decoders; this model is none.")
+    return {"max_position_embeddings": positions, "max_target_position_embeddings": targets}
 
 
 def longest_input(config: Any) -> int | None:

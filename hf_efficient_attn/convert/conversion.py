@@ -22,6 +22,7 @@ def convert(
     to: str | None = None,
     head: str | None = None,
     max_position_embeddings: int | None = None,
+    max_target_position_embeddings: int | None = None,
     attention_window: int | None = None,
     pattern: Any = None,
     global_projections: bool | None = None,
@@ -43,6 +44,7 @@ def convert(
             that the source does not have start anew.
         max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
             copied cyclically. By default that of the source; dense sources get at least 4,096.
+        max_target_position_embeddings: longest target in tokens, of an encoder-decoder; by default that of the source.
         attention_window: tokens that a token reads around itself, both sides together, even; in every layer, but for
             those of a dense source that are sparse by themselves. Dense sources: 512, and a global first token.
         pattern: what layers read instead, a pattern or an expression such as "band(256, 256) | global(0)"; global
@@ -68,7 +70,9 @@ def convert(
     target = resolve_target(source.model_type, to)
     if global_projections is None and target in ("longformer", "led"):
         global_projections = True
-    request = Request(max_position_embeddings, attention_window, pattern, global_projections, parity)
+    request = Request(
+        max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
+    )
     model = build_ours(source, request)
     config = model.config
     if target in COUNTERPARTS:

@@ -27,7 +27,7 @@ def build_ours(source: Source, request: Request) -> PreTrainedModel:
     config, weights = _translate(source, request)
     is_dense = source.counterpart is not None and source.counterpart.is_dense
     asked = apply_request(config, request, is_dense)
-    weights = lengthen(weights, config.max_position_embeddings, asked.max_position_embeddings, config.position_offset)
+    weights = lengthen(weights, config, asked)
     if not asked.global_projections:
         dropped = [name for name in weights if GLOBAL_ATTENTION in name]
         weights = {name: tensor for name, tensor in weights.items() if name not in dropped}

@@ -1,11 +1,15 @@
 """Position tables of another length, or with another number of rows before that of position 0."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError
 
 TABLE = "embeddings.positions.table.weight"
+# config fields: lengths of the encoder, or only stack, and of the decoder
+SOURCE, TARGET = "max_position_embeddings", "max_target_position_embeddings"
 
 
 def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
@@ -20,20 +24,22 @@ def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
     return torch.cat((front, rows[torch.arange(num_positions, device=table.device) % len(rows)]))
 
 
-def lengthen(weights: dict[str, Tensor], old: int, new: int, offset: int) -> dict[str, Tensor]:
-    """Return the weights, in our names, with a position table for `new` positions; of an encoder-decoder the encoder's.
+def lengthen(weights: dict[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
+    """Return the weights, in our names, with position tables as long as the config `new` says; they fit `old`.
 
     Raises:
         ConfigurationError: fewer positions than there are.
     """
-    if new < old:
-        raise ConfigurationError(
-            f"max_position_embeddings={new} would cut the {old} positions of the source. Ask for at least {old}."
-        )
-    return {
-        name: cyclic_table(tensor, offset, new) if new > old and _is_source_table(name) else tensor
-        for name, tensor in weights.items()
-    }
+    for name in (SOURCE, TARGET):
+        size, wanted = getattr(old, name, 0), getattr(new, name, 0)
+        if wanted < size:
+            raise ConfigurationError(f"{name}={wanted} would cut the {size} positions of the source: at least {size}.")
+
+    def lengthened(name: str, table: Tensor) -> Tensor:
+        size = getattr(new, TARGET if "decoder." in name else SOURCE)
+        return table if len(table) == new.position_offset + size else cyclic_table(table, new.position_offset, size)
+
+    return {name: lengthened(name, each) if name.endswith(TABLE) else each for name, each in weights.items()}
 
 
 def shift(weights: dict[str, Tensor], old_offset: int, new_offset: int) -> dict[str, Tensor]:
@@ -46,7 +52,3 @@ def shift(weights: dict[str, Tensor], old_offset: int, new_offset: int) -> dict[
         name: shifted(tensor) if name.endswith(TABLE) and old_offset != new_offset else tensor
         for name, tensor in weights.items()
     }
-
-
-def _is_source_table(name: str) -> bool:
-    return name.endswith(TABLE) and "decoder." not in name

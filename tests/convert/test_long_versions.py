@@ -62,6 +62,26 @@ def test_the_decoder_keeps_its_length() -> None:
     assert ours.decoder.embeddings.positions.table.num_embeddings == 82
 
 
+def test_longer_targets() -> None:
+    ours = hea.convert(in_tree("bart"), max_target_position_embeddings=100)
+    table = ours.decoder.embeddings.positions.table.weight
+    assert table[2:22].equal(table[82:102])
+    assert len(table) == 102
+    with pytest.raises(hea.ConfigurationError, match="max_target_position_embeddings=16 would cut the 100 positions"):
+        hea.convert(ours, max_target_position_embeddings=16)
+    with pytest.raises(hea.ConfigurationError, match="is of encoder-decoders"):
+        hea.convert(in_tree("bert"), max_target_position_embeddings=100)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not kept")
+def test_bigbird_pegasus_has_one_length_for_both_sides() -> None:
+    ours = hea.convert(in_tree("bigbird_pegasus"), max_position_embeddings=200)
+    with pytest.raises(hea.ConfigurationError, match="cannot have: max_target_position_embeddings=80"):
+        hea.convert(ours, to="bigbird_pegasus")
+    back = hea.convert(ours, to="bigbird_pegasus", max_target_position_embeddings=200)
+    assert back.config.max_position_embeddings == 200
+
+
 def test_defaults() -> None:
     config = hea.convert(in_tree("bert")).config
     assert config.max_position_embeddings == 4096
