@@ -1,9 +1,11 @@
 """The inputs of a sparse model: checked, and its global tokens found, once for all layers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.global_rows import find_global_rows, global_keys
@@ -31,42 +33,67 @@ def resolved_rule(config: Any, task: str | None) -> Rule:
     return AUTO_RULES.get(task or "") if config.global_tokens == "auto" else config.global_tokens
 
 
-def global_arguments(
-    config: Any,
-    task: str | None,
-    input_ids: Tensor | None,
-    attention_mask: Tensor | None,
-    global_attention_mask: Tensor | None,
-    table: Tensor | None,
-    sizes: tuple[int, int, Any, int],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Return what attention layers want to know about global tokens, as keyword arguments.
+@dataclass(frozen=True)
+class CallInputs:
+    """What a forward pass was given, as far as global tokens depend on it.
 
-    Args:
+    Attributes:
+        input_ids: [B, T]; None where embeddings were given.
+        attention_mask: as the caller gave it, or None.
+        global_attention_mask: [B, cached + T], or None.
         table: what `token_table` made of the masks.
-        sizes: examples, new tokens, cached tokens, keys.
+        batch_size, tokens: B examples of T new tokens.
+        past_tokens, num_keys: cached tokens, and keys that attention sees.
+        device: of the hidden states.
+    """
+
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    global_attention_mask: Tensor | None
+    table: Tensor | None
+    batch_size: int
+    tokens: int
+    past_tokens: int | Tensor
+    num_keys: int
+    device: torch.device
+
+
+def global_arguments(config: Any, task: str | None, call: CallInputs) -> dict[str, Any]:
+    """Return what attention layers want to know about global tokens, as keyword arguments.
 
     Raises:
         InputError: a mask or rule that does not fit these inputs.
     """
-    batch_size, tokens, past_tokens, num_keys = sizes
-    is_token = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
-    if global_attention_mask is not None:
-        known = past_tokens + tokens if isinstance(past_tokens, int) else global_attention_mask.shape[-1]
-        is_known = is_token is not None and is_token.shape[1] == known
-        choice = choose_by_mask(global_attention_mask, batch_size, known, is_token if is_known else None)
-    else:
-        rule = resolved_rule(config, task)
-        choice = choose_by_rule(rule, num_keys, input_ids, is_token, config.sep_token_id, past_tokens)
+    choice = _choice(config, task, call)
     if choice.every is not None:
-        keys = global_keys(choice, table, batch_size, tokens, num_keys, device)
+        keys = global_keys(choice, call.table, call.batch_size, call.tokens, call.num_keys, call.device)
         choice = GlobalTokenChoice(mask=keys)
-    elif choice.mask is not None and choice.mask.shape[1] < num_keys:
-        choice = GlobalTokenChoice(mask=torch.nn.functional.pad(choice.mask, (0, num_keys - choice.mask.shape[1])))
+    elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
+        # a static cache has room for tokens to come
+        choice = GlobalTokenChoice(mask=pad(choice.mask, (0, call.num_keys - choice.mask.shape[1])))
     rows = None
     if config.global_projections:
         rows = find_global_rows(
-            choice, table, batch_size, tokens, num_keys, config.is_causal, config.max_global_tokens, device
+            choice,
+            call.table,
+            call.batch_size,
+            call.tokens,
+            call.num_keys,
+            config.is_causal,
+            config.max_global_tokens,
+            call.device,
         )
     return {"global_positions": choice.positions, "global_mask": choice.mask, "global_rows": rows}
+
+
+def _choice(config: Any, task: str | None, call: CallInputs) -> GlobalTokenChoice:
+    """Return the global tokens that the call marks or, where it marks none, those of the config's rule."""
+    mask, past = call.attention_mask, call.past_tokens
+    is_token = mask if mask is not None and mask.ndim == 2 else None
+    if call.global_attention_mask is None:
+        rule = resolved_rule(config, task)
+        return choose_by_rule(rule, call.num_keys, call.input_ids, is_token, config.sep_token_id, past)
+    known = past + call.tokens if isinstance(past, int) else call.global_attention_mask.shape[-1]
+    if is_token is not None and is_token.shape[1] != known:
+        is_token = None
+    return choose_by_mask(call.global_attention_mask, call.batch_size, known, is_token)

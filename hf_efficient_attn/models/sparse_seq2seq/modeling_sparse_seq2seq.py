@@ -23,7 +23,7 @@ from hf_efficient_attn.models.embeddings import EmbeddingSum
 from hf_efficient_attn.models.masks import token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse_inputs import check_inputs, global_arguments
+from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
@@ -64,16 +64,9 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
         batch_size, tokens = inputs_embeds.shape[:2]
         check_source_mask(attention_mask, tokens)
         table = token_table(inputs_embeds, attention_mask, None, None, is_causal=False)
-        chosen = global_arguments(
-            self.config,
-            self.task,
-            input_ids,
-            attention_mask,
-            global_attention_mask,
-            table,
-            (batch_size, tokens, 0, tokens),
-            inputs_embeds.device,
-        )
+        masks = (attention_mask, global_attention_mask, table)
+        call = CallInputs(input_ids, *masks, batch_size, tokens, 0, tokens, inputs_embeds.device)
+        chosen = global_arguments(self.config, self.task, call)
         hidden_states, where = self.embeddings(inputs_embeds, attention_mask, None, None, 0, tokens)
         kwargs = {**kwargs, **where, **chosen, "attention_mask": table}
         for layer in self.layers:

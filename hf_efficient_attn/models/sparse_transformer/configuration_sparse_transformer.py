@@ -48,7 +48,8 @@ class SparseTransformerConfig(PreTrainedConfig):
         random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
             which replaces them by copies of block 0 in eval mode.
         full_attention_up_to: inputs of at most so many tokens are read by full attention (transformers' BigBird:
-            704); None: the pattern holds at every length.
+            704); None: the pattern holds at every length. In both modes lengths count padding, as there, so that the
+            batch an example is in matters.
         norm_position: "post", as BERT, or "pre"; then a norm follows the last block.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
         norm_before_first_layer: False leaves out the first norm of pre-norm models, as ModernBERT does.

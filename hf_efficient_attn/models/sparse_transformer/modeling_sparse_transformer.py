@@ -31,7 +31,7 @@ from hf_efficient_attn.models.heads import (
 from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse_inputs import check_inputs, global_arguments
+from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
 from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
 
 from .configuration_sparse_transformer import SparseTransformerConfig
@@ -97,16 +97,9 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         check_mask_length(attention_mask, tokens, past_tokens)
         documents = find_documents(position_ids, attention_mask, len(inputs_embeds), past_tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
-        chosen = global_arguments(
-            self.config,
-            self.task,
-            input_ids,
-            attention_mask,
-            global_attention_mask,
-            table,
-            (len(inputs_embeds), tokens, past_tokens, num_keys),
-            inputs_embeds.device,
-        )
+        masks = (attention_mask, global_attention_mask, table)
+        call = CallInputs(input_ids, *masks, *inputs_embeds.shape[:2], past_tokens, num_keys, inputs_embeds.device)
+        chosen = global_arguments(self.config, self.task, call)
         hidden_states, where = self.embeddings(
             inputs_embeds, attention_mask, position_ids, token_type_ids, past_tokens, num_keys
         )
