@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 
+FOLDOC_SAMPLES = 2000  # as many as a short training gets to see
+
 
 @dataclass
 class ModelArguments:
@@ -44,6 +46,7 @@ class ModelArguments:
             global_tokens="question",
             max_position_embeddings=max_length,
             vocab_size=len(tokenizer),
+            type_vocab_size=2,  # marks the words of the question
             hidden_size=64,
             intermediate_size=256,
             initializer_range=0.1,  # about 1 / √hidden_size; the usual 0.02 is made for widths near 768
@@ -69,10 +72,15 @@ class DataArguments(TaskDataArguments):
     train_entries: int | None = field(
         default=None, metadata={"help": "The same in training. Default: as --num_entries."}
     )
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": f"Train on at most so many. Default: {FOLDOC_SAMPLES:,} of FOLDOC, else all."}
+    )
     max_eval_samples: int | None = field(default=256, metadata={"help": "Evaluate on at most so many questions."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.source is None and self.max_train_samples is None:
+            self.max_train_samples = FOLDOC_SAMPLES
         if self.train_entries is None:
             self.train_entries = self.num_entries
         for name in ("num_entries", "train_entries"):

@@ -25,7 +25,7 @@ def answer(
     lengths = [len(question.input_ids) for question in questions]
     answers = [""] * len(questions)
     for batch in token_batches(sorted(range(len(lengths)), key=lengths.__getitem__), lengths, tokens_per_batch):
-        padded = pad_batch([{"input_ids": questions[index].input_ids} for index in batch], model.config.pad_token_id)
+        padded = pad_batch([questions[index].inputs() for index in batch], model.config.pad_token_id)
         outputs = model(**{name: tensor.to(model.device) for name, tensor in padded.items()})
         logits = zip(outputs.start_logits.float().cpu().numpy(), outputs.end_logits.float().cpu().numpy(), strict=True)
         for index, (starts, ends) in zip(batch, logits, strict=True):

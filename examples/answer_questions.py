@@ -8,7 +8,7 @@ fits in 512. A text is several entries of the Free On-line Dictionary of Computi
 once), the question asks for one of them ("What is ...?"), the answer is its first sentence. The text is real, the
 questions are four templates, and a search for the headword would answer them all: what is learnt is to find an entry
 anywhere in a long text and where its first sentence ends. Tokens read a window; those of the question read, and are
-read by, everything.
+read by, everything. Words of the text that stand in the question are marked for the model (see questions.py).
 
 `outputs/answer_questions` then holds `whole` and `truncated` (folders that `AutoModelForQuestionAnswering` loads),
 results.json, results.md and scores.png. Takes about six minutes on two cores. More:
@@ -44,8 +44,8 @@ import hf_efficient_attn as hea
 KINDS = ("whole", "truncated")
 COLUMNS = ("question", "context", "answers")
 FOLDOC_NOTE = (
-    "The questions are four templates over real dictionary entries: the scores say whether an entry is found in a long "
-    "text, not whether free questions are understood."
+    "The questions are four templates over real dictionary entries, and the words of the question are marked in the "
+    "text: the scores say whether an entry is found in a long text, not whether free questions are understood."
 )
 
 

@@ -76,13 +76,18 @@ def model_card(title: str, result: dict[str, Any], note: str | None) -> dict[str
             f"test questions: exact match {result['exact_match']:.1f}, F1 {result['f1']:.1f}."
         ),
         "usage": (
-            "from transformers import AutoModelForQuestionAnswering, AutoTokenizer\n\n"
+            "import torch\nfrom transformers import AutoModelForQuestionAnswering, AutoTokenizer\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("{folder}")\n'
             'model = AutoModelForQuestionAnswering.from_pretrained("{folder}").eval()\n'
             'inputs = tokenizer("What is X?", "X: a letter.", truncation="only_second", return_tensors="pt")\n'
+            'ids = inputs["input_ids"][0]\n'
+            "first = ids.tolist().index(tokenizer.sep_token_id) + 1\n"
+            "in_question = torch.isin(ids, ids[1 : first - 1])  # words of the question are marked in the text\n"
+            "in_question[:first] = False\n"
+            'inputs["token_type_ids"] = in_question[None].long()\n'
             "outputs = model(**inputs)\n"
             "start, end = int(outputs.start_logits.argmax()), int(outputs.end_logits.argmax())\n"
-            'print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))'
+            "print(tokenizer.decode(ids[start : end + 1]))"
         ),
         "limits": f"A demonstration at a small size, trained briefly from random weights. {note or ''}".strip(),
     }

@@ -78,13 +78,17 @@ def pad_batch(examples: Sequence[Example], pad_token_id: int) -> dict[str, torch
     """Return the examples as one batch, padded on the right, with its `attention_mask`.
 
     Args:
-        examples: {"input_ids": list, and numbers by name}; the numbers become vectors.
+        examples: {"input_ids": list, and by name further lists of that length, or numbers}; lists are padded by 0,
+            numbers become vectors.
     """
     longest = max(len(example["input_ids"]) for example in examples)
-    rows = [example["input_ids"] for example in examples]
-    batch = {
-        "input_ids": torch.tensor([row + [pad_token_id] * (longest - len(row)) for row in rows]),
-        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows]),
-    }
-    numbers = [name for name in examples[0] if name != "input_ids"]
-    return batch | {name: torch.tensor([example[name] for example in examples]) for name in numbers}
+    batch = {"attention_mask": _padded([[1] * len(example["input_ids"]) for example in examples], longest, 0)}
+    for name, value in examples[0].items():
+        values = [example[name] for example in examples]
+        filler = pad_token_id if name == "input_ids" else 0
+        batch[name] = _padded(values, longest, filler) if isinstance(value, list) else torch.tensor(values)
+    return batch
+
+
+def _padded(rows: Sequence[list[int]], length: int, filler: int) -> torch.Tensor:
+    return torch.tensor([row + [filler] * (length - len(row)) for row in rows])

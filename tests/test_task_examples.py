@@ -149,6 +149,8 @@ def test_saved_question_answerer_gives_the_reported_answers(answered: tuple[Path
     inputs = tokenizer(row["question"], row["context"], return_tensors="pt", return_offsets_mapping=True)
     first = inputs["input_ids"][0].tolist().index(tokenizer.sep_token_id) + 1
     offsets = inputs.pop("offset_mapping")[0, first:-1]
+    asked = inputs["input_ids"][0, 1 : first - 1]
+    inputs["token_type_ids"] = torch.isin(inputs["input_ids"], asked).long().index_fill(1, torch.arange(first), 0)
     with torch.no_grad():
         outputs = model(**inputs)
     scores = outputs.start_logits[0, first:-1, None] + outputs.end_logits[0, None, first:-1]
