@@ -64,7 +64,7 @@ class Run:
 
     @property
     def source(self) -> str:
-        return self.data.source or "The Free On-line Dictionary of Computing"
+        return self.data.source or "the Free On-line Dictionary of Computing"
 
     @property
     def note(self) -> str | None:

@@ -34,8 +34,8 @@ def results_text(content: dict[str, Any], training: AnswerTrainingArguments) -> 
     data, models = content["data"], content["models"]
     rows = [{**result, "peak": result["training_step_peak_bytes"] / 2**20} for result in models.values()]
     parts = [
-        f"{data['source']}: {data['train_questions']:,} questions to train on, {data['test_questions']:,} to test on; "
-        f"question and text have {data['test_tokens_median']:,} tokens in the middle, at most "
+        f"Questions about {data['source']}: {data['train_questions']:,} to train on, {data['test_questions']:,} "
+        f"to test on; question and text have {data['test_tokens_median']:,} tokens in the middle, at most "
         f"{data['test_tokens_longest']:,}.",
         results_table(COLUMNS, rows),
         results_table(POSITION_COLUMNS, position_rows(models)),
@@ -69,7 +69,7 @@ def model_card(title: str, result: dict[str, Any], note: str | None) -> dict[str
     """Return the parts of a model's card; see `saved_model.save_model`."""
     return {
         "pipeline_tag": "question-answering",
-        "title": f"{title}, reading {result['reads']}",
+        "title": f"Answers about {title}, reading {result['reads']}",
         "text": (
             f"An encoder of {result['parameters']:,} parameters with sparse attention, trained by "
             f"`examples/answer_questions.py` of `hf_efficient_attn` for {result['train_seconds']:.0f} seconds. On the "
@@ -106,7 +106,8 @@ def draw_scores(models: dict[str, Any], losses: dict[str, list[tuple[float, floa
     curve.set_xlabel("training time (s)")
     curve.set_ylabel("training loss (nats), smoothed")
     curve.legend()
-    bars.set_xticks(range(len(rows)), [f"{row['where']}\n({row['questions']} questions)" for row in rows])
+    names = [row["where"].replace(" to ", "\nto ") + f"\n{row['questions']} questions" for row in rows]
+    bars.set_xticks(range(len(rows)), names, fontsize="x-small")
     bars.set_xlabel("token at which the answer begins")
     bars.set_ylabel("F1 on the test questions")
     bars.set_ylim(0, 100)
