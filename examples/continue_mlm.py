@@ -82,6 +82,12 @@ class ModelArguments:
         default=True, metadata={"help": "Train the source, too, on as many tokens as the long model, for comparison."}
     )
 
+    def __post_init__(self) -> None:
+        if self.attention_window < 2 or self.attention_window % 2:
+            raise UsageError(f"--attention_window {self.attention_window} must be even and at least 2.")
+        if self.source_steps < 0:
+            raise UsageError(f"--source_steps {self.source_steps} must be 0 or more.")
+
 
 @dataclass
 class MlmDataArguments(TaskDataArguments):
@@ -171,7 +177,6 @@ def prepare_run(
         name: join_texts([row[data.text_column_name] for row in splits[name]], tokenizer) for name in ("train", "test")
     }
     long_rows = cut(streams["train"], shape.content, "training")
-    mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=data.mlm_probability, seed=training.seed)
     run = Run(
         model,
         data,
@@ -181,7 +186,9 @@ def prepare_run(
         shape,
         short_blocks=training_blocks(long_rows.reshape(len(long_rows) * shape.segments, -1), tokenizer),
         long_blocks=training_blocks(long_rows, tokenizer),
-        held_out=mask_held_out(streams["test"], shape, tokenizer, mask, data.max_eval_blocks),
+        held_out=mask_held_out(
+            streams["test"], shape, tokenizer, data.mlm_probability, training.seed, data.max_eval_blocks
+        ),
     )
     print(
         f"Text: {run.text}. {long_rows.numel():,} training tokens; {run.held_out.inputs.numel():,} held-out tokens, "

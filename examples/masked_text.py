@@ -165,12 +165,16 @@ def mask_held_out(
     stream: Stream,
     shape: BlockShape,
     tokenizer: PreTrainedTokenizerBase,
-    mask: DataCollatorForLanguageModeling,
-    most: int,
+    mlm_probability: float,
+    seed: int,
+    max_blocks: int,
 ) -> HeldOutText:
-    """Return at most `most` held-out blocks, evenly spaced; what is masked is decided by the seed of `mask`."""
+    """Return at most `max_blocks` held-out blocks, evenly spaced; the seed decides what is masked."""
     rows = cut(stream, shape.content, "held-out")
-    chosen = [place * len(rows) // min(most, len(rows)) for place in range(min(most, len(rows)))]
+    num_blocks = min(max_blocks, len(rows))
+    chosen = [place * len(rows) // num_blocks for place in range(num_blocks)]
+    mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=mlm_probability, seed=seed)
+    mask.create_rng()
     inputs, labels = mask.torch_mask_tokens(rows[chosen].clone())
     width = shape.short - NUM_ENDS
     spelled = []

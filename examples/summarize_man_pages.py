@@ -87,12 +87,13 @@ class SummaryTrainingArguments(WritingTrainingArguments):
     """`Seq2SeqTrainingArguments` with a short run on a small machine as defaults."""
 
     output_dir: str | None = "outputs/summarize_man_pages"
-    max_steps: int = 800
+    max_steps: int = 600
     learning_rate: float = 2e-3
     warmup_steps: float = 0.1
     weight_decay: float = 0.01
     per_device_train_batch_size: int = 4
     per_device_eval_batch_size: int = 8
+    eval_steps: float | None = 0.25
 
 
 @dataclass(frozen=True)
