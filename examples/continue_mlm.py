@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import evaluate
 import torch
 from clm_arguments import UsageError
 from corpora import python_docs
@@ -42,7 +43,6 @@ from masked_text import (
 from mlm_report import closing_text, draw_bits, model_card
 from pretrained_bert import PACKAGE, bert_folder
 from saved_model import check_saved_model, save_model
-from seq2seq_task import load_metric
 from task_data import TaskDataArguments
 from task_run import closing_words, open_run_folder, run_example, write_results
 from training_callbacks import StepClock
@@ -61,6 +61,7 @@ from transformers.utils import logging
 import hf_efficient_attn as hea
 
 PICTURE = "bits_per_character.png"
+METRIC = Path(__file__).parent / "metrics" / "bits_per_character"
 
 
 @dataclass
@@ -267,7 +268,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return a row of the table: bits of the held-out masked tokens."""
     nats = run.held_out.nats(model, is_short, name, not run.training.disable_tqdm)
-    metric = load_metric("bits_per_character")
+    metric = evaluate.load(str(METRIC))
     score = metric.compute(predictions=nats.flatten().tolist(), references=run.held_out.references)
     by_place = [
         metric.compute(predictions=column.tolist(), references=[block[place] for block in run.held_out.spelled])

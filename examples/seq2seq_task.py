@@ -20,6 +20,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
+import hf_efficient_attn as hea
+
 METRICS = Path(__file__).with_name("metrics")
 USAGE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -85,8 +87,16 @@ class WritingTrainer(Seq2SeqTrainer):
             compute_metrics=self._metrics,
             **options,
         )
-        self.clock = StepClock()
+        self.clock, self.finite = StepClock(), hea.StopOnNonFiniteLoss()
         self.add_callback(self.clock)
+        self.add_callback(self.finite)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; raise UsageError if the loss or a gradient was not finite."""
+        output = super().train(*args, **kwargs)
+        if self.finite.reason:
+            raise UsageError(self.finite.reason)
+        return output
 
     def _metrics(self, prediction: Any) -> dict[str, float]:
         return self.score(self._texts(prediction.predictions), self._texts(prediction.label_ids))
