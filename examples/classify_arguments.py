@@ -72,7 +72,6 @@ class ModelArguments:
             vocab_size=len(tokenizer),
             hidden_size=64,
             intermediate_size=256,
-            initializer_range=0.1,  # about 1 / √hidden_size; the usual 0.02 is made for widths near 768
             num_hidden_layers=2,
             num_attention_heads=4,
             norm_position="pre",
@@ -109,6 +108,7 @@ class ClassifyTrainingArguments(TimedTrainingArguments):
     """A short run on a small machine as defaults."""
 
     output_dir: str | None = "outputs/classify_documents"
+    learning_rate: float = 3e-3
     seconds_per_model: float = field(
         default=40.0, metadata={"help": "Training time of each model and seed, in seconds of training steps."}
     )

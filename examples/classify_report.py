@@ -52,16 +52,32 @@ def results_text(content: dict[str, Any], model: ModelArguments, training: Class
         for result in results
         if result["stopped"]
     ]
-    return "\n\n".join(parts + stops)
+    return "\n\n".join(parts + _verdict(content) + stops)
 
 
 def _about_spread(num_documents: int, num_seeds: int) -> str:
-    chance = 50 * num_documents**-0.5
     spread = "± is the standard deviation over them" if num_seeds > 1 else "a single one says nothing of its spread"
     return (
         f"Scores are means over {num_seeds} seed(s); {spread}. Beyond that, {num_documents:,} documents place an "
-        f"accuracy near one half within ±{chance:.1f} points (one standard error): smaller differences mean nothing."
+        f"accuracy near one half within ±{_standard_error(num_documents):.3f} (one standard error): smaller "
+        "differences mean nothing."
     )
+
+
+def _standard_error(num_documents: int) -> float:
+    return 0.5 * num_documents**-0.5
+
+
+def _verdict(content: dict[str, Any]) -> list[str]:
+    """Return a sentence if no model can be told from naming the most frequent class."""
+    readings = [scores for result in content["models"].values() for scores in result["scores"].values()]
+    lead = max(scores["accuracy"] for scores in readings) - content["most_frequent_class"]["accuracy"]
+    if lead >= 2 * _standard_error(content["data"]["test_documents"]):
+        return []
+    return [
+        "No model here can be told from naming the most frequent class (two standard errors): this run says nothing "
+        "about which of them classifies better. Train longer by --seconds_per_model, or take more documents."
+    ]
 
 
 def _score_rows(content: dict[str, Any]) -> list[dict[str, Any]]:

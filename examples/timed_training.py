@@ -144,8 +144,8 @@ class TimedTrainer(Trainer):
 def _warm_up_then_fall(share: float, warmup: float) -> float:
     """Return the factor of the learning rate: up in a line, then down to 0.
 
-    >>> [_warm_up_then_fall(share, 0.1) for share in (0.05, 0.1, 0.55, 1.0)]
-    [0.5, 1.0, 0.5, 0.0]
+    >>> [_warm_up_then_fall(share, 0.2) for share in (0.05, 0.1, 0.2, 0.6, 1.0)]
+    [0.25, 0.5, 1.0, 0.5, 0.0]
     """
     # the first step must not be lost at a rate of 0
     return max(share, 0.01) / warmup if share < warmup else (1 - share) / (1 - warmup)
