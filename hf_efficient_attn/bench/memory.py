@@ -7,6 +7,7 @@ On a CPU every measurement has a process of its own, since a process never forge
 import gc
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,9 @@ import torch
 # the second call meets what the first leaves behind, such as the state of an optimizer
 CALLS = 2
 STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+# glibc then gives every freed tensor back at once: no mark depends on what was freed before, and where
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def peak_memory(build: Callable[..., Callable[[], object]], arguments: dict[str, Any], device: torch.device) -> int:
@@ -36,7 +40,7 @@ def peak_memory(build: Callable[..., Callable[[], object]], arguments: dict[str,
         return cuda_peak(build(**arguments), device)
     command = [sys.executable, "-m", "hf_efficient_attn.bench.memory"]
     command += [build.__module__, build.__qualname__, json.dumps(arguments)]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
     if process.returncode != 0:
         raise RuntimeError(f"Measuring the memory of {build.__qualname__}(**{arguments}) failed:\n{process.stderr}")
     return int(process.stdout.splitlines()[-1])
@@ -56,10 +60,21 @@ def cuda_peak(function: Callable[[], object], device: torch.device) -> int:
 
 def resident_peak(function: Callable[[], object]) -> int:
     """Return by how many bytes the highest mark of this process's resident memory rises while `function` runs."""
+    forget_highest()
     before = highest_resident()
     for _ in range(CALLS):
         function()
     return highest_resident() - before
+
+
+def forget_highest() -> None:
+    """Lower the highest mark of this process to what it holds now, where the system can.
+
+    Else what was built and dropped on the way, such as the source of a conversion, would hide as much of what follows.
+    """
+    gc.collect()
+    if CLEAR_REFS.exists():
+        CLEAR_REFS.write_text("5")
 
 
 def highest_resident() -> int:
