@@ -15,6 +15,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
     ("bench", "attention"): "hf_efficient_attn.bench.attention",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks",
+    ("bench", "models"): "hf_efficient_attn.bench.models",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",

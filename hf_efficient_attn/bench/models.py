@@ -1,0 +1,221 @@
+"""Time and memory of whole encoders against transformers' Longformer, LED, BigBird and BERT with the same weights.
+
+Ours are converted from theirs; before anything is timed, their outputs are compared. All encoders of a length take
+turns. A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW:
+    hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from hf_efficient_attn.bench.attention_measure import one_line, time_within
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.models_cases import (
+    ARCHITECTURES,
+    OURS,
+    THEIRS,
+    Encoder,
+    Shape,
+    build_encoder,
+    build_training_step,
+    check_agreement,
+    read,
+    training_step,
+)
+from hf_efficient_attn.bench.models_report import results_figure, results_markdown
+from hf_efficient_attn.bench.models_targets import Row, add_ratios
+from hf_efficient_attn.bench.report import (
+    DEVICES,
+    check_at_least_one,
+    describe_machine,
+    resolve_device,
+    write_report,
+)
+from hf_efficient_attn.bench.timing import Case
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.pictures import new_figure
+
+DTYPES = ("float32", "bfloat16", "float16")
+LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
+MEASURES = ("forward", "training")
+COUNTS = {
+    "layers": (12, "most layers"),
+    "hidden_size": (768, "width of the models"),
+    "num_heads": (12, "attention heads"),
+    "intermediate_size": (3072, "width of the MLP"),
+    "batch_size": (1, "examples per step"),
+    "layer_tokens": (4096, "long inputs are timed with fewer layers: layers x tokens at most N, at least one layer"),
+    "memory_layers": (4, "layers where peak memory is measured"),
+    "repeats": (10, "timed rounds per length, as far as there is time; a round runs every encoder once"),
+}
+# device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "peer_limit": 4096},
+    "cuda": {"dtype": "bfloat16", "peer_limit": 16384},
+}
+# what is measured at every length: ours of the papers, and transformers' dense one
+UNLIMITED = (("longformer", OURS), ("big_bird", OURS), ("bert", THEIRS))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench models`."""
+    names = list(ARCHITECTURES)
+    parser.add_argument("--peers", nargs="+", choices=names, default=names, help="architectures (default all)")
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help="in tokens")
+    for name, (default, text) in COUNTS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU (default: as torch chooses)")
+    parser.add_argument(
+        "--max-seconds", type=float, default=30.0, help="timed rounds per length, beyond two (default %(default)s)"
+    )
+    parser.add_argument(
+        "--peer-limit", type=int, metavar="N", help="longest input of transformers' sparse encoders (4096, CUDA 16384)"
+    )
+    parser.add_argument(
+        "--memory-lengths", nargs="*", type=int, default=[4096, 16384], metavar="N", help="of peak memory (4096 16384)"
+    )
+    parser.add_argument("--output", type=Path, default=Path("outputs/bench_models"), help="folder of the results")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure, print the tables, and write models.json, models.md and models.png into `args.output`.
+
+    Raises:
+        EfficientAttentionError: a count below 1, a dropout that is none, outputs that differ, CUDA without CUDA.
+        ImportError: matplotlib is missing; raised before anything is measured.
+    """
+    check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, lengths=min(args.lengths))
+    check_at_least_one(threads=1 if args.threads is None else args.threads)
+    if not 0.0 <= args.attention_dropout < 1.0:
+        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+    device = resolve_device(args.device)
+    new_figure(1, 1)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    results = measure(settings_of(args, device), device)
+    markdown = results_markdown(results)
+    print(markdown)
+    paths = write_report(args.output, "models", results, markdown, results_figure(results))
+    print("\nWritten: " + ", ".join(str(path) for path in paths))
+
+
+def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Return the options that the results depend on, with the defaults of the device."""
+    settings = {name: getattr(args, name) for name in (*COUNTS, "attention_dropout", "max_seconds")}
+    for name, default in DEFAULTS[device.type].items():
+        settings[name] = default if getattr(args, name) is None else getattr(args, name)
+    lengths = {name: sorted(set(getattr(args, name))) for name in ("lengths", "memory_lengths")}
+    return {**settings, **lengths, "peers": list(dict.fromkeys(args.peers))}
+
+
+def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return all results in JSON types: `machine`, `settings`, `differences`, `results`.
+
+    `results` has a row per length, architecture and maker; `differences` those of the outputs by architecture and
+    length.
+    """
+    rows: list[Row] = []
+    differences: dict[str, dict[str, float]] = {}
+    for tokens in settings["lengths"]:
+        its_rows, its_differences = measure_length(shape_of(settings, tokens, device), settings)
+        rows += its_rows
+        for name, difference in its_differences.items():
+            differences.setdefault(name, {})[str(tokens)] = difference
+    measure_memory(rows, settings, device)
+    add_ratios(rows)
+    return {"machine": describe_machine(device), "settings": settings, "differences": differences, "results": rows}
+
+
+def shape_of(settings: dict[str, Any], tokens: int, device: torch.device) -> Shape:
+    """Return the shape of the encoders that are timed at a length."""
+    return Shape(
+        num_layers=max(1, min(settings["layers"], settings["layer_tokens"] // tokens)),
+        hidden_size=settings["hidden_size"],
+        num_heads=settings["num_heads"],
+        intermediate_size=settings["intermediate_size"],
+        tokens=tokens,
+        batch_size=settings["batch_size"],
+        attention_dropout=settings["attention_dropout"],
+        dtype=settings["dtype"],
+        device=device.type,
+    )
+
+
+def contestants(settings: dict[str, Any], tokens: int) -> list[tuple[str, str]]:
+    """Return (architecture, maker) of the encoders that are measured at a length."""
+    pairs = [(name, by) for name in settings["peers"] for by in (OURS, THEIRS)]
+    return [pair for pair in pairs if tokens <= settings["peer_limit"] or pair in UNLIMITED]
+
+
+def measure_length(shape: Shape, settings: dict[str, Any]) -> tuple[list[Row], dict[str, float]]:
+    """Return a row per encoder, and the largest difference of outputs per architecture.
+
+    A measure is {"milliseconds": quartiles, "samples"}, or {"reason": why there is none} where transformers' own fails.
+    """
+    rows: list[Row] = []
+    cases: dict[str, Case] = {}
+    encoders: dict[tuple[str, str], Encoder] = {}
+    for name, by in contestants(settings, shape.tokens):
+        row: Row = {"model": name, "by": by, "tokens": shape.tokens, "layers": shape.num_layers}
+        row |= {**{measure: {"reason": "not measured."} for measure in MEASURES}, "peak_memory_bytes": None}
+        rows.append(row)
+        encoder = attempt(row, partial(build_encoder, name, by, shape))
+        if encoder is None or attempt(row, partial(read, encoder)) is None:
+            continue
+        encoders[name, by] = encoder
+        cases |= {f"{name} {by} {measure}": case for measure, case in cases_of(encoder).items()}
+    differences = compare(encoders, shape)
+    timings = time_within(cases, settings["repeats"], settings["max_seconds"], shape.tokens, torch.device(shape.device))
+    for row in rows:
+        for measure in MEASURES:
+            timing = timings.get(f"{row['model']} {row['by']} {measure}")
+            if timing is not None:
+                row[measure] = {"milliseconds": timing.duration(1), "samples": [1000 * each for each in timing.seconds]}
+    return rows, differences
+
+
+def cases_of(encoder: Encoder) -> dict[str, Case]:
+    """Return what is timed of an encoder, by measure."""
+    step = training_step(encoder)
+    return {
+        "forward": Case(lambda _: read(encoder), encoder.model.eval),
+        "training": Case(lambda _: step(), encoder.model.train),
+    }
+
+
+def attempt(row: Row, function: Callable[[], Any]) -> Any:
+    """Return what a function returns, or None with the reason in the row if transformers' own fails; ours must not."""
+    try:
+        return function()
+    except Exception as error:
+        if row["by"] == OURS:
+            raise
+        row |= {measure: {"reason": one_line(error)} for measure in MEASURES}
+        return None
+
+
+def compare(encoders: dict[tuple[str, str], Encoder], shape: Shape) -> dict[str, float]:
+    """Return the largest difference between ours and theirs for every architecture that both have built."""
+    names = [name for name, by in encoders if by == OURS and (name, THEIRS) in encoders]
+    pairs = {name: {by: encoders[name, by] for by in (OURS, THEIRS)} for name in names}
+    return {name: check_agreement(name, pair, shape) for name, pair in pairs.items()}
+
+
+def measure_memory(rows: list[Row], settings: dict[str, Any], device: torch.device) -> None:
+    """Write the peak bytes of training steps, beyond the weights, into the rows of the chosen lengths."""
+    wanted = [row for row in rows if row["tokens"] in settings["memory_lengths"] and "samples" in row["training"]]
+    for row in logging.tqdm(wanted, desc="memory", unit="encoder", leave=False):
+        shape = replace(shape_of(settings, row["tokens"], device), num_layers=settings["memory_layers"])
+        arguments = {"name": row["model"], "by": row["by"], "shape": asdict(shape)}
+        row["peak_memory_bytes"] = peak_memory(build_training_step, arguments, device)

@@ -1,0 +1,147 @@
+"""`hf-efficient-attn bench models`: what it writes, compares and refuses. No timing is asserted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_efficient_attn.bench.models_cases import (
+    ARCHITECTURES,
+    OURS,
+    THEIRS,
+    Shape,
+    build_encoder,
+    check_agreement,
+    training_step,
+)
+from hf_efficient_attn.bench.models_targets import add_ratios, memory_growth, targets
+from hf_efficient_attn.cli import main
+from hf_efficient_attn.errors import EfficientAttentionError
+
+LENGTHS = [512, 1024]
+TINY = ["--hidden-size", 16, "--num-heads", 2, "--intermediate-size", 32, "--layers", 2, "--layer-tokens", 1024]
+QUICK = [*TINY, "--repeats", 2, "--max-seconds", 0, "--device", "cpu", "--memory-layers", 1]
+SUMMARY = {"median", "first_quartile", "third_quartile"}
+SHAPE = Shape(1, 16, 2, 32, 1024, 2, 0.0, "float32", "cpu")
+
+
+def bench(*options: object) -> None:
+    """Run the command at a tiny size; later options win."""
+    main(["bench", "models", *map(str, [*QUICK, *options])])
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a run over all architectures wrote; twins are measured up to 512 tokens."""
+    folder = tmp_path_factory.mktemp("bench") / "new"
+    bench("--lengths", *LENGTHS, "--peer-limit", 512, "--memory-lengths", "--output", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(output: Path) -> Any:
+    return json.loads((output / "models.json").read_text())
+
+
+def test_a_row_per_length_and_encoder(results: Any) -> None:
+    assert set(results) == {"machine", "settings", "differences", "results"}
+    rows = [(row["tokens"], row["model"], row["by"]) for row in results["results"]]
+    long = [(1024, "longformer", OURS), (1024, "big_bird", OURS), (1024, "bert", THEIRS)]
+    assert rows == [*((512, name, by) for name in ARCHITECTURES for by in (OURS, THEIRS)), *long]
+    assert {row["tokens"]: row["layers"] for row in results["results"]} == {512: 2, 1024: 1}
+    for row in results["results"]:
+        for measure in ("forward", "training"):
+            assert set(row[measure]["milliseconds"]) == SUMMARY
+            assert len(row[measure]["samples"]) == 2
+
+
+def test_outputs_were_compared(results: Any) -> None:
+    assert set(results["differences"]) == set(ARCHITECTURES)
+    for by_length in results["differences"].values():
+        assert 0 < by_length["512"] < 1e-5
+
+
+def test_speeds_are_ratios_within_a_round(results: Any) -> None:
+    rows = {(row["model"], row["by"], row["tokens"]): row for row in results["results"]}
+    own, other = rows["longformer", OURS, 1024], rows["bert", THEIRS, 1024]
+    assert set(own["speed_against"]) == {"bert"}
+    ratios = [b / a for a, b in zip(own["training"]["samples"], other["training"]["samples"], strict=True)]
+    assert own["speed_against"]["bert"]["training"]["median"] == pytest.approx(sum(ratios) / 2)
+
+
+def test_tables_and_picture(output: Path) -> None:
+    markdown = (output / "models.md").read_text()
+    for title in ("Targets", "Speed of ours, training step", "Milliseconds, forward"):
+        assert f"## {title}" in markdown
+    assert "Peak MiB" not in markdown
+    assert "| training step at 512: longformer here against bert of transformers |" in markdown
+    assert "Everything asked for was measured." in markdown
+    assert (output / "models.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench("--peers", "bert", "--lengths", 512, "--memory-lengths", 512, "--output", tmp_path)
+    rows = json.loads((tmp_path / "models.json").read_text())["results"]
+    assert [row["by"] for row in rows] == [OURS, THEIRS]
+    assert all(row["peak_memory_bytes"] > 0 for row in rows)
+    assert "## Peak MiB of a training step beyond the weights, 1 layers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_both_train_from_the_same_weights(name: str) -> None:
+    encoders = {by: build_encoder(name, by, SHAPE) for by in (OURS, THEIRS)}
+    check_agreement(name, encoders, SHAPE)
+    for encoder in encoders.values():
+        before = {key: tensor.clone() for key, tensor in encoder.model.named_parameters()}
+        training_step(encoder)()
+        moved = {key for key, tensor in encoder.model.named_parameters() if not torch.equal(tensor, before[key])}
+        kinds = ("embed_tokens", "word_embeddings", "shared")
+        assert any(key.startswith("encoder.") or "layers.0." in key for key in moved)
+        assert any(kind in key for key in moved for kind in kinds)
+
+
+def test_the_patterns_are_those_of_the_papers() -> None:
+    configs = {name: build_encoder(name, OURS, SHAPE).model.config for name in ARCHITECTURES}
+    assert configs["longformer"].attention_pattern == [{"kind": "band", "left": 256, "right": 256}]
+    assert configs["longformer"].global_tokens == configs["led"].global_tokens == "first"
+    assert configs["big_bird"].random_blocks_in_eval == "fixed"
+    assert configs["bert"].attention_pattern == {"kind": "full"}
+
+
+def test_other_outputs_are_not_timed() -> None:
+    encoders = {by: build_encoder("longformer", by, SHAPE) for by in (OURS, THEIRS)}
+    encoders[OURS].model.config.global_tokens = None
+    with pytest.raises(EfficientAttentionError, match="longformer differ by"):
+        check_agreement("longformer", encoders, SHAPE)
+
+
+def test_targets_are_judged_by_medians() -> None:
+    def row(by: str, milliseconds: list[float], peak: int) -> dict[str, Any]:
+        timed = {"samples": milliseconds}
+        sizes = {"model": "longformer", "by": by, "tokens": 4096, "peak_memory_bytes": peak}
+        return {**sizes, "training": timed, "forward": {"reason": "."}}
+
+    rows = [row(OURS, [1.0, 1.0, 1.0], 100), row(THEIRS, [3.0, 4.5, 9.0], 201)]
+    add_ratios(rows)
+    (_, _, speed, is_fast), (_, _, share, is_small) = targets(rows)
+    assert (speed, is_fast, share, is_small) == ("4.50 x", True, "0.50", True)
+    assert memory_growth(rows[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--repeats", 0], "repeats=0 must be at least 1"),
+        (["--lengths", 0], "lengths=0 must be at least 1"),
+        (["--threads", 0], "threads=0 must be at least 1"),
+        (["--attention-dropout", 1], "attention_dropout=1.0 must be at least 0 and below 1"),
+        (["--peers", "xlnet"], "invalid choice: 'xlnet'"),
+    ],
+)
+def test_refusals(options: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench(*options)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
