@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.patterns.windows import band_of_window
 
 
 def longformer_attentions(
@@ -29,7 +30,8 @@ def longformer_attentions(
         token, the one before it the token read.
 
     Raises:
-        InputError: weights that are no square of tokens, an odd window, or a mask of another shape.
+        ConfigurationError: a window that is no integer, odd, or below 2.
+        InputError: weights that are no square of tokens, or a mask of another shape.
 
     Source: the docstring of transformers' LongformerBaseModelOutput.
 
@@ -38,7 +40,8 @@ def longformer_attentions(
     >>> local.shape, of_globals.shape, local[0, 0].argmax(-1).tolist()
     (torch.Size([1, 2, 5, 4]), torch.Size([1, 2, 5, 1]), [0, 2, 2, 2, 2])
     """
-    is_global = _checked(weights, attention_window, global_attention_mask)
+    band_of_window(attention_window)  # refuses what is no window
+    is_global = _checked(weights, global_attention_mask)
     num_global = int(is_global.sum(1).max())
     # global tokens first, both in order of position
     index = torch.argsort(~is_global, dim=1, stable=True)[:, :num_global]
@@ -50,12 +53,10 @@ def longformer_attentions(
     return local, _columns(weights.transpose(2, 3), index, is_there)
 
 
-def _checked(weights: Tensor, window: int, mask: Tensor | None) -> Tensor:
+def _checked(weights: Tensor, mask: Tensor | None) -> Tensor:
     """Return which tokens are global, bool [B, T]."""
     if weights.ndim != 4 or weights.shape[2] != weights.shape[3]:
         raise InputError(f"weights have shape {list(weights.shape)}; they must be [batch, heads, tokens, tokens].")
-    if window < 2 or window % 2:
-        raise InputError(f"attention_window={window} counts both sides of a query together: even and at least 2.")
     shape = (weights.shape[0], weights.shape[2])
     if mask is None:
         return torch.zeros(shape, dtype=torch.bool, device=weights.device)

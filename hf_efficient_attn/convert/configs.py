@@ -8,10 +8,10 @@ from transformers import AutoConfig
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, config_patterns, is_by_part
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
-from hf_efficient_attn.convert.windows import band_of_window
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.windows import band_of_window
 
 # what dense models become unless asked otherwise
 DEFAULT_WINDOW, DEFAULT_POSITIONS = 512, 4096

@@ -24,7 +24,7 @@ def band_of_window(attention_window: Any) -> Band:
     if attention_window < 2 or attention_window % 2:
         nearest = "2" if attention_window < 3 else f"{attention_window - 1} or {attention_window + 1}"
         raise ConfigurationError(
-            f"attention_window={attention_window} counts the tokens on both sides of a query together, so it must be "
-            f"even and at least 2. The nearest that is: {nearest}."
+            f"attention_window={attention_window} counts both sides of a query together, so it must be even and at "
+            f"least 2. The nearest that is: {nearest}."
         )
     return Band(attention_window // 2, attention_window // 2)

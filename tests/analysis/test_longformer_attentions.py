@@ -44,9 +44,10 @@ def test_as_transformers_returns_them(tokens: int, with_globals: bool) -> None:
     [
         ((1, 2, 3, 4), 2, None, "must be \\[batch, heads, tokens, tokens\\]"),
         ((1, 2, 4, 4), 3, None, "attention_window=3"),
+        ((1, 2, 4, 4), 2.0, None, "attention_window=2.0 must be an integer"),
         ((1, 2, 4, 4), 2, torch.ones(1, 3), r"\[batch, tokens\] = \[1, 4\]"),
     ],
 )
-def test_bad_input(shape: tuple, window: int, mask: torch.Tensor | None, message: str) -> None:
-    with pytest.raises(hea.InputError, match=message):
+def test_bad_input(shape: tuple, window: float, mask: torch.Tensor | None, message: str) -> None:
+    with pytest.raises(hea.EfficientAttentionError, match=message):
         longformer_attentions(torch.rand(shape), window, mask)

@@ -24,3 +24,10 @@ def test_odd_and_small_windows_are_refused_with_the_nearest(window: int, nearest
 def test_what_is_no_integer_is_refused(window: Any) -> None:
     with pytest.raises(hea.ConfigurationError, match="must be an integer, such as 512"):
         band_of_window(window)
+
+
+def test_presets_refuse_alike() -> None:
+    for preset in (hea.SparseTransformerConfig.longformer, hea.SparseSeq2SeqConfig.led):
+        for window in (8.0, [8.0] * 12):
+            with pytest.raises(hea.ConfigurationError, match=r"attention_window=8\.0 must be an integer"):
+                preset(attention_window=window)

@@ -8,7 +8,8 @@ from typing import Any
 
 from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bart_layout as bart
-from hf_efficient_attn.convert.windows import band_of_window, windows_of_pattern
+from hf_efficient_attn.convert.windows import windows_of_pattern
+from hf_efficient_attn.patterns.windows import band_of_window
 
 SELF_ATTENTION = "encoder.layers.*.self_attn"
 LOCAL = {

@@ -7,7 +7,8 @@ from typing import Any
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert_layout as bert
-from hf_efficient_attn.convert.windows import band_of_window, windows_of_pattern
+from hf_efficient_attn.convert.windows import windows_of_pattern
+from hf_efficient_attn.patterns.windows import band_of_window
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.windows import band_of_window
 
 Config = TypeVar("Config")
 
@@ -46,16 +46,11 @@ def led(cls: type[Config], size: str = "base", attention_window: int | Sequence[
     Source: Beltagy et al. (arXiv:2004.05150), section 7; position tables of 16,384 and 1,024 rows as released.
     """
     _check_size(size, LED_SIZES)
-    windows = [attention_window] if isinstance(attention_window, int) else list(attention_window)
-    for window in windows:
-        if window < 2 or window % 2:
-            raise ConfigurationError(
-                f"attention_window={window} counts both sides of a query together, so it must be even and at least 2."
-            )
-    patterns = [Band(window // 2, window // 2) for window in windows]
+    is_per_layer = isinstance(attention_window, list | tuple)
+    patterns = [band_of_window(window) for window in (attention_window if is_per_layer else [attention_window])]
     preset: dict[str, Any] = {
         **LED_SIZES[size],
-        "attention_pattern": patterns[0] if isinstance(attention_window, int) else patterns,
+        "attention_pattern": patterns if is_per_layer else patterns[0],
         "global_tokens": "first",
         "global_projections": True,
         "max_position_embeddings": 16_384,
