@@ -42,7 +42,10 @@ class PatternCache(Cache):
             )
         self.padding = Padding()
         layers = DynamicCache(config=config).layers
-        for layer, pattern in enumerate(config_patterns(spec, text_config, DECODER) or ()):
+        # a config whose layers read more than the pattern says so
+        own_patterns = getattr(text_config, "readable_patterns", None)
+        patterns = config_patterns(spec, text_config, DECODER) if own_patterns is None else own_patterns()
+        for layer, pattern in enumerate(patterns or ()):
             if pattern is not None:
                 num_first, left = readable_tokens(pattern.causal())
                 if left is not None:

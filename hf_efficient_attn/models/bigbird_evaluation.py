@@ -13,27 +13,38 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.token_table import is_table, read_table
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
 def repeat_first_block(
-    followed: LayerPattern, query: Tensor, key: Tensor, scale: float
+    followed: LayerPattern, query: Tensor, key: Tensor, scale: float, attention_mask: Tensor | None
 ) -> tuple[LayerPattern, Tensor, Tensor]:
     """Return the pattern without its random blocks, and queries and keys that count block 0 once for each of them.
 
     A key that stands r more times in a softmax has log(1 + r) added to its score: here by one more dimension, 1 in the
     queries outside of the first and the last block, the bonus in the keys of block 0.
-    Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1. Positions count from the start of the row.
+    Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
+
+    attention_mask: a token table, or None; blocks count from the first real token to the last, as the pattern does,
+        where transformers counts padding as well.
     """
     rest, block_tokens, num_random = split_random(followed.pattern)
     if num_random == 0:
         return followed, query, key
-    block = torch.arange(key.shape[2], device=key.device) // block_tokens
-    is_sparse = (block > 0) & (block < block[-1])
+    key_mask = None
+    if attention_mask is not None and is_table(attention_mask):
+        key_mask = read_table(attention_mask, len(query), query.shape[2], key.shape[2]).key_mask
+    tables = token_tables(TokenMask(key_mask), key.shape[2], key.device)
+    block = tables.positions // block_tokens
+    last = block.masked_fill(tables.documents == NO_DOCUMENT, 0).amax(1, keepdim=True)
+    is_sparse = (block > 0) & (block < last)
     bonus = (block == 0) * (math.log(1 + num_random) / scale)
     wide_query, wide_key = (
-        torch.cat((states, column.to(states.dtype).view(1, 1, -1, 1).expand(*states.shape[:3], 1)), -1)
-        for states, column in ((query, is_sparse[-query.shape[2] :]), (key, bonus))
+        torch.cat((states, column.to(states.dtype)[:, None, :, None].expand(*states.shape[:3], 1)), -1)
+        for states, column in ((query, is_sparse[:, -query.shape[2] :]), (key, bonus))
     )
     return replace(followed, pattern=rest), wide_query, wide_key
 

@@ -1,8 +1,11 @@
 """What a checkpoint says about itself, before any weight is read."""
 
+import json
 from typing import Any
 
 from transformers import PreTrainedConfig
+
+from hf_efficient_attn.errors import CheckpointError
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
@@ -11,11 +14,20 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the config saved at `path`, a folder or Hub name; empty if there is none, which loading will report.
 
     kwargs: of `from_pretrained`; what concerns the Hub counts.
+
+    Raises:
+        CheckpointError: there is one, and it is no JSON object.
     """
     if path is None:
         return {}
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     try:
         return PreTrainedConfig.get_config_dict(path, **hub)[0]
-    except OSError:
+    except (OSError, TypeError, AttributeError) as error:
+        # transformers raises OSError for a file that is absent and for one that is no JSON; a list fails as it is read
+        is_damaged = isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError)
+        if is_damaged or not isinstance(error, OSError):
+            raise CheckpointError(
+                f"The config.json of {path} is damaged: it is no JSON object. Copy or download the checkpoint again."
+            ) from error
         return {}

@@ -46,8 +46,11 @@ class GlobalAttention(nn.Module):
     def copy_local(self) -> None:
         """Copy the local projections anew, as the authors do between masked language modelling and fine-tuning."""
         with torch.no_grad():
-            for copied in (self.q_proj, self.k_proj, self.v_proj):
-                copied.load_state_dict(copied.source[0].state_dict())
+            for projection in (self.q_proj, self.k_proj, self.v_proj):
+                # an adapter keeps the map it stands before; its own weights stay
+                copied = getattr(projection, "base_layer", projection)
+                (source,) = copied.source
+                copied.load_state_dict(source.state_dict())
 
     def keys_and_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return what a cache keeps, both [B, H, T, D]."""

@@ -113,6 +113,9 @@ def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep
             "global_attention_mask."
         )
     is_separator = input_ids == sep_token_id
+    if is_token is not None:
+        # padding may be the same token
+        is_separator = is_separator & is_token.bool()
     if not torch.compiler.is_compiling() and not bool(is_separator.any(1).all()):
         row = int((~is_separator.any(1)).nonzero()[0])
         raise InputError(

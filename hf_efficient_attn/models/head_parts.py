@@ -54,9 +54,11 @@ class ResidualMLP(nn.Module):
         return self.norm(hidden_states + self.dropout(self.down_proj(inner)))
 
 
-def exclude_question(logits: torch.Tensor, input_ids: torch.Tensor, sep_token_id: int) -> torch.Tensor:
+def exclude_question(
+    logits: torch.Tensor, input_ids: torch.Tensor, real: torch.Tensor, sep_token_id: int
+) -> torch.Tensor:
     """Return the logits [B, T, 2] with the question out of reach: what ends at the first separator, but for token 0."""
-    is_separator = input_ids == sep_token_id
+    is_separator = (input_ids == sep_token_id) & real
     last = torch.where(is_separator.any(1), is_separator.int().argmax(1), -1)
     index = torch.arange(input_ids.shape[1], device=input_ids.device)
     in_question = (index <= last[:, None]) & (index > 0)

@@ -36,6 +36,8 @@ class Head:
 
     requires_causal: bool | None = None
     task: str
+    # whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it accumulates gradients
+    accepts_loss_kwargs = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,6 +69,7 @@ class LanguageModelHead(Head):
     """
 
     task = "language_modeling"
+    accepts_loss_kwargs = True
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -246,7 +249,8 @@ class QuestionAnsweringHead(Head):
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.qa_outputs(self.residual_mlp(self.transform(outputs.last_hidden_state)))
         if getattr(self.config, "question_answering_excludes_question", False) and input_ids is not None:
-            logits = exclude_question(logits, input_ids, self.config.sep_token_id)
+            real = real_tokens(logits, input_ids, attention_mask, None)
+            logits = exclude_question(logits, input_ids, real, self.config.sep_token_id)
         start_logits, end_logits = logits.unbind(-1)
         start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
         loss = None

@@ -84,6 +84,26 @@ def find_documents(
     return starts.cumsum(1)
 
 
+def check_mask(attention_mask: Any, batch_size: int, tokens: int, past_tokens: int | torch.Tensor) -> None:
+    """Raise InputError for a padding mask of another batch, another length, or other values than 0 and 1."""
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2:
+        return
+    check_mask_length(attention_mask, tokens, past_tokens)
+    is_first = isinstance(past_tokens, int) and past_tokens == 0
+    if len(attention_mask) != batch_size or (is_first and attention_mask.shape[1] != tokens):
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens] = "
+            f"[{batch_size}, {tokens}]."
+        )
+    if torch.compiler.is_compiling():
+        return
+    if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+        raise InputError(
+            f"attention_mask holds {attention_mask.unique().tolist()[:5]}; it must hold 1 for tokens and 0 for "
+            "padding. Global tokens, 2 in the authors' masks, belong into global_attention_mask."
+        )
+
+
 def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch.Tensor) -> None:
     """Raise InputError if a padding mask does not reach from the first cached to the last new token."""
     if isinstance(attention_mask, dict) or attention_mask is None or attention_mask.ndim != 2:

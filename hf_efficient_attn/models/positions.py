@@ -87,16 +87,11 @@ class Positions(nn.Module):
     def _check_table(self, position_ids: torch.Tensor) -> None:
         size, last = self.table.num_embeddings - self.offset, int(position_ids.max())
         if last >= size:
-            longer = ""
-            if self.size_field == "max_position_embeddings":
-                longer = (
-                    ", or make the table longer: `hf-efficient-attn convert FOLDER NEW_FOLDER "
-                    f"--max-position-embeddings {last + 1}` copies it cyclically (families with an attention_pattern)"
-                )
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
-                f"rows. Truncate to {size} tokens{longer}. Sinusoids, rotary positions and ALiBi have no longest "
-                "sequence."
+                f"rows. Truncate to {size} tokens, or make the table longer: `hf-efficient-attn convert FOLDER "
+                f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}` copies it cyclically (families with an "
+                "attention_pattern). Sinusoids, rotary positions and ALiBi have no longest sequence."
             )
 
 

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Distance
 from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
@@ -82,13 +82,18 @@ class SparseAttention(nn.Module):
         cached_globals = None
         if past_key_values is not None:
             key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
+        if global_mask is not None and global_mask.shape[1] != key.shape[2]:
+            raise InputError(
+                f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {key.shape[2]}. "
+                "Generate with the default cache, which holds everything."
+            )
         followed = self._followed(global_positions, key.shape[2])
         terms = ()
         if self.relative is not None:
             query, term = self.relative(query, self._reach(followed.pattern), self.scaling)
             terms = (term,)
         if self.config.random_blocks_in_eval == "transformers" and not self.training and not followed.reads_all:
-            followed, query, key = repeat_first_block(followed, query, key, self.scaling)
+            followed, query, key = repeat_first_block(followed, query, key, self.scaling, attention_mask)
         out, weights = attend_layer(
             query,
             key,

@@ -1,7 +1,10 @@
 """What the heads share: pooling that fits the direction, and where padding is."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 from models_cases import TINY
 
 import hf_efficient_attn as hea
@@ -60,3 +63,35 @@ def test_logits_to_keep() -> None:
     full = model(ids).logits
     torch.testing.assert_close(model(ids, logits_to_keep=1).logits, full[:, -1:])
     torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 2])).logits, full[:, [0, 2]])
+
+
+def test_accumulated_gradients_are_those_of_the_batch(tmp_path: Path) -> None:
+    """Trainer asks a head whether its loss counts the items of all accumulated batches; those of labels do not."""
+    seen = []
+    for size, steps in ((4, 1), (1, 4)):
+        torch.manual_seed(0)
+        config = hea.SparseTransformerConfig.sliding(
+            **{**TINY, "left": 2, "num_hidden_layers": 1, "hidden_dropout": 0.0}
+        )
+        config.attention_dropout = config.embedding_dropout = config.classifier_dropout = 0.0
+        rows = [{"input_ids": torch.arange(3 + row, 9 + row), "labels": row % 2} for row in range(4)]
+        trainer = transformers.Trainer(
+            hea.SparseTransformerForSequenceClassification(config),
+            transformers.TrainingArguments(
+                str(tmp_path),
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=steps,
+                max_steps=1,
+                logging_steps=1,
+                report_to=[],
+                use_cpu=True,
+                disable_tqdm=True,
+                save_strategy="no",
+                max_grad_norm=1e9,
+            ),
+            train_dataset=rows,
+        )
+        trainer.train()
+        seen.append(trainer.state.log_history[0])
+    assert seen[0]["loss"] == pytest.approx(seen[1]["loss"], abs=1e-3)
+    assert seen[0]["grad_norm"] == pytest.approx(seen[1]["grad_norm"], rel=1e-3)

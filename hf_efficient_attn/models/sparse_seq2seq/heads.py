@@ -228,6 +228,9 @@ def last_end(
     else:
         wanted = torch.as_tensor([] if eos_token_id is None else eos_token_id, device=input_ids.device)
         is_end = torch.isin(input_ids, wanted)
+        if attention_mask is not None:
+            # padding may be the same token
+            is_end = is_end & attention_mask.bool()
     is_end = is_end.to(hidden.device).bool()
     if not torch.compiler.is_compiling() and not bool(is_end.any(1).all()):
         row = int((~is_end.any(1)).nonzero()[0])

@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.embeddings import EmbeddingSum
-from hf_efficient_attn.models.masks import token_table
+from hf_efficient_attn.models.masks import check_mask, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
 from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
@@ -63,6 +63,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
             inputs_embeds = self.embed(input_ids)
         batch_size, tokens = inputs_embeds.shape[:2]
         check_source_mask(attention_mask, tokens)
+        check_mask(attention_mask, batch_size, tokens, 0)
         table = token_table(inputs_embeds, attention_mask, None, None, is_causal=False)
         masks = (attention_mask, global_attention_mask, table)
         call = CallInputs(input_ids, *masks, batch_size, tokens, 0, tokens, inputs_embeds.device)

@@ -1,13 +1,17 @@
 """Configuration of the sparse Transformer: an encoder or a causal decoder whose layers follow patterns."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
+from hf_efficient_attn.attention.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
 
 from . import presets
 
@@ -46,10 +50,10 @@ class SparseTransformerConfig(PreTrainedConfig):
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
             `global_projections`, where they cannot be counted.
         random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
-            which replaces them by copies of block 0 in eval mode.
+            which replaces them by copies of block 0 in eval mode; of padded rows their function differs even so, as it
+            takes padding for a part of the text.
         full_attention_up_to: inputs of at most so many tokens are read by full attention (transformers' BigBird:
-            704); None: the pattern holds at every length. In both modes lengths count padding, as there, so that the
-            batch an example is in matters.
+            704), padding counted, as there; None: the pattern holds at every length.
         norm_position: "post", as BERT, or "pre"; then a norm follows the last block.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
         norm_before_first_layer: False leaves out the first norm of pre-norm models, as ModernBERT does.
@@ -177,6 +181,24 @@ class SparseTransformerConfig(PreTrainedConfig):
     def mlp_output_init_std(self) -> None:
         """The MLP starts like every other map."""
         return None
+
+    def readable_patterns(self) -> tuple[Pattern | None, ...]:
+        """Return what each layer can read, global tokens included, for `PatternCache`.
+
+        Raises:
+            ConfigurationError: global tokens that are no fixed positions, or that need keys of their own.
+        """
+        patterns = config_patterns(self.attention_pattern, self, DECODER) or ()
+        rule = None if self.global_tokens == "auto" else self.global_tokens
+        positions = (0,) if rule == "first" else rule.get("positions") if isinstance(rule, Mapping) else None
+        if self.global_projections or (rule is not None and positions is None):
+            raise ConfigurationError(
+                f"PatternCache holds a band and first tokens, but this model has global_tokens={rule!r} and "
+                f"global_projections={self.global_projections}. Generate with the default cache, which holds all."
+            )
+        if positions is None:
+            return patterns
+        return tuple(None if pattern is None else pattern | GlobalTokens(positions) for pattern in patterns)
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""

@@ -28,7 +28,7 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
+from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
 from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
@@ -94,7 +94,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         past_tokens, num_keys = 0, tokens
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
-        check_mask_length(attention_mask, tokens, past_tokens)
+        check_mask(attention_mask, len(inputs_embeds), tokens, past_tokens)
         documents = find_documents(position_ids, attention_mask, len(inputs_embeds), past_tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
         masks = (attention_mask, global_attention_mask, table)
@@ -112,12 +112,20 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
 class SparseTransformerForCausalLM(CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):
     backbone_class = SparseTransformerModel
 
-    def prepare_inputs_for_generation(self, input_ids: torch.LongTensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.LongTensor,
+        *args: Any,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """As transformers'; chosen global tokens are known for the whole text, cached tokens included."""
-        kwargs["global_attention_mask"] = extend_global_mask(
-            self.config, input_ids, kwargs.get("attention_mask"), kwargs.get("global_attention_mask")
+        chosen = extend_global_mask(
+            self.config, input_ids, attention_mask, inputs_embeds, kwargs.pop("global_attention_mask", None)
         )
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        masks = {"attention_mask": attention_mask, "global_attention_mask": chosen}
+        return super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **masks, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(

@@ -105,3 +105,17 @@ def test_adapters_on_global_projections_are_used() -> None:
     assert not torch.allclose(before, after, atol=1e-3)
     after.sum().backward()
     assert all(p.grad is not None for n, p in adapted.named_parameters() if "lora_" in n)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_projections_are_copied_behind_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    model = hea.SparseTransformerModel(Config.longformer(**{**TINY, "attention_window": 6}))
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.k_proj.weight.normal_()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"]))
+    adapted.base_model.model.copy_local_to_global()
+    attention = adapted.base_model.model.layers[0].self_attn
+    copied = attention.global_attention.k_proj.base_layer.weight
+    assert torch.equal(copied, attention.k_proj.base_layer.weight)

@@ -89,6 +89,19 @@ def test_positions_count_from_the_first_token(side: str) -> None:
     assert torch.equal(pairs, with_globals(10, [0, 2]))
 
 
+def test_padding_that_looks_like_the_separator_ends_no_question() -> None:
+    config = Config.sliding(
+        **{**TINY, "left": 1, "global_tokens": "question", "sep_token_id": SEP, "pad_token_id": SEP}
+    )
+    model = randomize(hea.SparseTransformerForQuestionAnswering(config).eval())
+    padded = torch.nn.functional.pad(IDS, (3, 0), value=SEP)
+    mask = torch.ones_like(padded)
+    mask[:, :3] = 0
+    with torch.no_grad():
+        alone, together = model(IDS).start_logits, model(padded, attention_mask=mask).start_logits[:, 3:]
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("rule", ["first", {"every": 3}, {"token_ids": list(range(20, 40))}, "mask"])
 @pytest.mark.parametrize("projections", [False, True])
 def test_generation_knows_global_tokens(rule: Any, projections: bool) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from models_cases import randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Pattern
+from hf_efficient_attn.patterns import Band, Dilated, Pattern, PerHead
 
 Config = hea.SparseTransformerConfig
 
@@ -23,12 +24,25 @@ def test_char_lm_has_the_papers_parameters(size: str, millions: int) -> None:
 def test_char_lm_windows_and_dilation_grow() -> None:
     patterns = [Pattern.from_dict(entry) for entry in Config.longformer_char_lm().attention_pattern]
     reads = [[head.num_keys_of(20_000, 40_000) - 1 for head in pattern.heads(8)] for pattern in patterns]
-    assert [row[0] for row in reads] == [32, 32, 32, 64, 64, 128, 128, 128, 256, 256, 512, 512]
+    assert [row[0] for row in reads] == [32] * 2 + [64] * 2 + [128] * 2 + [256] * 3 + [512] * 3
     spans = [pattern.heads(8)[7].key_spans(20_000, 20_000, 40_000)[0][0] for pattern in patterns]
     steps = [(20_000 - first) // row[7] for first, row in zip(spans, reads, strict=True)]
     assert steps == [1] * 6 + [2] * 2 + [3] * 2 + [4] * 2
     last_phase = Pattern.from_dict(Config.longformer_char_lm(phase=5).attention_pattern[-1])
     assert last_phase.heads(8)[0].num_keys_of(20_000, 40_000) - 1 == 8192
+
+
+def test_dilation_by_layer_and_head() -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Config.longformer(**shape, attention_window=8, attention_dilation=[[1, 1, 2, 4], [3, 3, 3, 3]])
+    first, second = (Pattern.from_dict(entry) for entry in config.attention_pattern)
+    assert [head.key_spans(50, 50, 100)[0][0] for head in first.heads(4)] == [46, 46, 42, 34]
+    assert second == Dilated(12, 12, 3)
+    assert Config.longformer(**shape, attention_dilation=[1, 2], num_dilated_heads=1).attention_pattern[1] == (
+        PerHead([Band(256, 256)] * 3 + [Dilated(512, 512, 2)]).to_dict()
+    )
+    with pytest.raises(hea.ConfigurationError, match=r"the steps \[1, 2\] for the 4 heads of a layer"):
+        Config.longformer(**shape, attention_dilation=[[1, 2], [1, 1, 1, 1]])
 
 
 def test_longformer_base_reads_what_the_paper_says() -> None:
@@ -73,7 +87,7 @@ def test_bigbird_plans_are_the_same_in_training_and_evaluation(plan: str) -> Non
 
 
 def test_bad_arguments_are_named() -> None:
-    with pytest.raises(hea.ConfigurationError, match="attention_window=5 counts both sides"):
+    with pytest.raises(hea.ConfigurationError, match="attention_window=5 counts the tokens on both sides"):
         Config.longformer(attention_window=5)
     with pytest.raises(hea.ConfigurationError, match="attention_window lists 2 values for 12 layers"):
         Config.longformer(attention_window=[4, 8])
@@ -87,3 +101,18 @@ def test_bad_arguments_are_named() -> None:
         Config(num_attention_heads=7)
     with pytest.raises(Exception, match="norm_position='middle'; it must be one of: post, pre"):
         Config(norm_position="middle")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_bigbird_as_transformers_evaluates_it_does_not_depend_on_padding(side: str) -> None:
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = Config.bigbird_itc(block_tokens=4, **shape, num_attention_heads=4, random_blocks_in_eval="transformers")
+    model = randomize(hea.SparseTransformerModel(config).eval())
+    ids = torch.randint(1, 50, (1, 91))
+    padding = (7, 0) if side == "left" else (0, 7)
+    padded = torch.nn.functional.pad(ids, padding)
+    with torch.no_grad():
+        together = model(padded, attention_mask=(padded != 0).long()).last_hidden_state
+        alone = model(ids).last_hidden_state
+    together = together[:, 7:] if side == "left" else together[:, :91]
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)

@@ -55,6 +55,20 @@ def test_both_kinds_of_input_and_masks_that_end_early() -> None:
         model(ids, attention_mask=torch.ones(1, 3))
 
 
+def test_masks_that_say_something_else() -> None:
+    model = hea.SparseTransformerModel(Config.sliding(**TINY))
+    ids = torch.randint(3, 60, (2, 5))
+    mask = torch.ones(2, 5, dtype=torch.long)
+    mask[:, 0] = 2
+    with pytest.raises(hea.InputError, match=r"holds \[1, 2\]; .* belong into global_attention_mask"):
+        model(ids, attention_mask=mask)
+    with pytest.raises(hea.InputError, match="it must hold 1 for tokens and 0 for padding"):
+        model(ids, attention_mask=torch.full((2, 5), -10_000.0))
+    for shape in ((2, 7), (3, 5)):
+        with pytest.raises(hea.InputError, match=r"it must be \[batch, tokens\] = \[2, 5\]"):
+            model(ids, attention_mask=torch.ones(shape))
+
+
 def test_sparsify_changes_the_pattern_of_a_sparse_model() -> None:
     torch.manual_seed(0)
     model = hea.SparseTransformerModel(Config.sliding(**TINY, left=1)).eval()
