@@ -9,8 +9,11 @@ import argparse
 import sys
 import warnings
 
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.convert.configs import our_config
 from hf_efficient_attn.convert.conversion import convert
-from hf_efficient_attn.convert.registry import COUNTERPARTS
+from hf_efficient_attn.convert.registry import COUNTERPARTS, head_of_class
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-target-position-embeddings", type=int, metavar="N", help="longest target of an encoder-decoder"
     )
     parser.add_argument(
-        "--attention-window", type=int, metavar="W", help="tokens read around a token, both sides together, even"
+        "--attention-window",
+        type=int,
+        metavar="W",
+        help="tokens read around a token, both sides together, even "
+        "(dense sources: 512); inputs of at most W / 2 + 1 tokens give what the source gives",
     )
     parser.add_argument("--pattern", metavar="EXPRESSION", help='such as "band(256, 256) | global(0)"')
     parser.add_argument(
@@ -36,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parity", action="store_true", help="exactly what transformers computes, where it differs from the paper"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder DST if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace DST if it is the folder of a checkpoint")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -47,8 +54,15 @@ def main(args: argparse.Namespace) -> None:
         model = convert(args.src, args.dst, **options)
     for warning in caught:
         print(f"note: {warning.message}", file=sys.stderr)
-    config = model.config
     print(
-        f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, "
-        f"{getattr(config, 'max_position_embeddings', None) or config.max_encoder_position_embeddings:,} positions."
+        f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, {_positions(model):,} positions."
     )
+
+
+def _positions(model: PreTrainedModel) -> int:
+    """Return the positions that tokens can have; tables of theirs may have rows beside them, which their config counts."""
+    counterpart = COUNTERPARTS.get(model.config.model_type)
+    if counterpart is None:
+        return int(model.config.max_position_embeddings)
+    head = head_of_class(type(model).__name__) or "Model"
+    return int(our_config(counterpart, model.config, head, parity=True).max_position_embeddings)

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, config_patterns, is_by_part
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.checks import is_integer
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.windows import band_of_window
@@ -121,6 +122,9 @@ def _pattern_fields(config: Any, request: Request, is_dense: bool) -> dict[str, 
 
 def _length_fields(config: Any, request: Request, is_dense: bool) -> dict[str, int]:
     positions, targets = request.max_position_embeddings, request.max_target_position_embeddings
+    for name, value in (("max_position_embeddings", positions), ("max_target_position_embeddings", targets)):
+        if value is not None and (not is_integer(value) or value < 1):
+            raise ConfigurationError(f"{name}={value!r} must be an integer of at least 1: tokens of the longest input.")
     if positions is None:
         positions = max(DEFAULT_POSITIONS if is_dense else 0, config.max_position_embeddings)
     if targets is None:

@@ -7,11 +7,13 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.configs import Request, longest_input
+from hf_efficient_attn.convert.dtypes import note_mixed
 from hf_efficient_attn.convert.into_ours import build_ours
 from hf_efficient_attn.convert.into_theirs import build_theirs
 from hf_efficient_attn.convert.notes import give
+from hf_efficient_attn.convert.preflight import check_request
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
-from hf_efficient_attn.convert.source import load_source
+from hf_efficient_attn.convert.source import describe_source, load_source
 from hf_efficient_attn.convert.write import check_destination, load_tokenizer, write_folder
 
 
@@ -32,8 +34,9 @@ def convert(
     """Return a checkpoint as a model of our families, one of ours as a model of transformers, or one of ours longer.
 
     Sparse models (longformer, led, big_bird, bigbird_pegasus) compute what they did; dense ones (bert, roberta,
-    xlm-roberta, modernbert, bart, pegasus, marian) become sparse and long, and compute what they did on inputs within
-    one window. Weights keep their dtype. What has no counterpart on the other side is warned of by name.
+    xlm-roberta, modernbert, bart, pegasus, marian) become sparse and long, and compute what they did on inputs of at
+    most attention_window / 2 + 1 tokens (257 by default), all of which read each other. Weights keep their dtype; those
+    of a source that mixes several get one. That, and what has no counterpart on the other side, is warned of by name.
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
@@ -53,11 +56,13 @@ def convert(
             the source or the target has them.
         parity: compute exactly what transformers computes where it differs from the paper: BigBird's random blocks in
             eval mode and full attention on short inputs; no global tokens in LED unless a call marks them.
-        overwrite: `dst` may be a folder that exists; it is replaced.
+        overwrite: `dst` may be the folder of a checkpoint that exists; it is replaced. The source never is.
 
     Raises:
-        ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists.
-        CheckpointError: weights missing, left over, damaged, or of other shapes; names are listed.
+        ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or
+            cannot be a folder beside the source.
+        CheckpointError: weights missing, left over, damaged, or of other shapes, whose names are listed; `dst` could
+            not be written.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> short = BertForMaskedLM(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
@@ -65,15 +70,18 @@ def convert(
     >>> long.config.max_position_embeddings, long.config.attention_pattern
     (2048, {'kind': 'band', 'left': 256, 'right': 256})
     """
-    path = check_destination(dst, overwrite)
-    source = load_source(src, head)
-    target = resolve_target(source.model_type, to)
+    path = check_destination(dst, overwrite, src)
+    config, head = describe_source(src, head)
+    target = resolve_target(config.model_type, to)
     if global_projections is None and target in ("longformer", "led"):
         global_projections = True
     request = Request(
         max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
     )
+    check_request(config, head, target, request)
+    source = load_source(src, config, head)
     model = build_ours(source, request)
+    source.notes += note_mixed(source.model, source.path, model.dtype)
     config = model.config
     if target in COUNTERPARTS:
         model = build_theirs(COUNTERPARTS[target], model, source)

@@ -18,16 +18,15 @@ GLOBAL_ATTENTION = ".global_attention."
 
 
 def build_ours(source: Source, request: Request) -> PreTrainedModel:
-    """Return our model. Global projections that the source lacks are copies of the local ones.
+    """Return our model for a request that `check_request` passed. Global projections it lacks are copies of local ones.
 
     Raises:
-        ConfigurationError: a request that the model cannot have.
         CheckpointError: weights without a place, or places without weights.
     """
     config, weights = _translate(source, request)
     is_dense = source.counterpart is not None and source.counterpart.is_dense
     asked = apply_request(config, request, is_dense)
-    weights = lengthen(weights, config, asked)
+    weights = lengthen(weights, asked)
     if not asked.global_projections:
         dropped = [name for name in weights if GLOBAL_ATTENTION in name]
         weights = {name: tensor for name, tensor in weights.items() if name not in dropped}

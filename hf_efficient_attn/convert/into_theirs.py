@@ -9,19 +9,17 @@ from hf_efficient_attn.convert.notes import summarize
 from hf_efficient_attn.convert.positions import shift
 from hf_efficient_attn.convert.rename import covers, to_theirs
 from hf_efficient_attn.convert.source import Source
-from hf_efficient_attn.errors import CheckpointError, ConfigurationError
+from hf_efficient_attn.errors import CheckpointError
 
 
 def build_theirs(counterpart: Counterpart, ours: PreTrainedModel, source: Source) -> PreTrainedModel:
     """Return their model with the weights of ours; what they have beyond it starts anew, and is noted.
 
     Raises:
-        ConfigurationError: a head, pattern or other field that they cannot have.
+        ConfigurationError: a pattern or other field that they cannot have.
         CheckpointError: weights that they have no place for.
     """
     head = source.head
-    if head not in counterpart.heads:
-        raise ConfigurationError(f"{counterpart.model_type} has no {head}; it has: {', '.join(counterpart.heads)}.")
     config, offset, notes = their_config(counterpart, ours.config, head)
     source.notes += notes
     weights = shift(dict(ours.state_dict()), ours.config.position_offset, offset)

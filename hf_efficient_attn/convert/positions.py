@@ -24,16 +24,16 @@ def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
     return torch.cat((front, rows[torch.arange(num_positions, device=table.device) % len(rows)]))
 
 
-def lengthen(weights: dict[str, Tensor], old: Any, new: Any) -> dict[str, Tensor]:
-    """Return the weights, in our names, with position tables as long as the config `new` says; they fit `old`.
-
-    Raises:
-        ConfigurationError: fewer positions than there are.
-    """
+def check_lengths(old: Any, new: Any) -> None:
+    """Raise ConfigurationError where the config `new` has fewer positions than `old`."""
     for name in (SOURCE, TARGET):
         size, wanted = getattr(old, name, 0), getattr(new, name, 0)
         if wanted < size:
             raise ConfigurationError(f"{name}={wanted} would cut the {size} positions of the source: at least {size}.")
+
+
+def lengthen(weights: dict[str, Tensor], new: Any) -> dict[str, Tensor]:
+    """Return the weights, in our names, with position tables as long as the config `new` says."""
 
     def lengthened(name: str, table: Tensor) -> Tensor:
         size = getattr(new, TARGET if "decoder." in name else SOURCE)

@@ -5,7 +5,7 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.notes import summarize
@@ -48,12 +48,12 @@ class Source:
         return COUNTERPARTS.get(self.model_type)
 
 
-def load_source(src: Any, head: str | None) -> Source:
-    """Return the source with the head that its config names, or that is asked for.
+def describe_source(src: Any, head: str | None) -> tuple[Any, str]:
+    """Return config and head of a source, the head that its config names, or that is asked for; no weight is read.
 
     Raises:
         ConfigurationError: a model type or head that cannot be converted.
-        CheckpointError: nothing there, weights missing, unexpected, damaged, or of other shapes.
+        CheckpointError: nothing there, or a config that describes no model.
     """
     wanted = None if head is None else resolve_head(head)
     if isinstance(src, PreTrainedModel):
@@ -61,7 +61,7 @@ def load_source(src: Any, head: str | None) -> Source:
         found = head_of_class(type(src).__name__)
         if wanted not in (None, found):
             raise ConfigurationError(f"A {type(src).__name__} in memory keeps its head; save it to load another head.")
-        return Source(src, _known_head(found, src.config.model_type, [type(src).__name__]))
+        return src.config, _known_head(found, src.config.model_type, [type(src).__name__])
     saved = saved_config(src, {})
     if "model_type" not in saved:
         raise CheckpointError(
@@ -70,12 +70,32 @@ def load_source(src: Any, head: str | None) -> Source:
         )
     model_type, architectures = saved["model_type"], saved.get("architectures") or []
     check_source(model_type)
-    own = head_of_class(architectures[0]) if architectures else None
-    head = _known_head(wanted or own, model_type, architectures)
+    try:
+        config = AutoConfig.from_pretrained(src)
+    except EfficientAttentionError:
+        raise
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"The config in {src} describes no {model_type!r} model: {error}. Correct it.") from error
+    return config, _known_head(wanted or _own_head(config), model_type, architectures)
+
+
+def load_source(src: Any, config: Any, head: str) -> Source:
+    """Return the source that `describe_source` has described, with its weights.
+
+    Raises:
+        CheckpointError: weights missing, unexpected, damaged, or of other shapes.
+    """
+    if isinstance(src, PreTrainedModel):
+        return Source(src, head)
     model, info = _load(str(src), head)
     source = Source(model, head, str(src))
-    _check_loaded(source, info, is_own_head=head == own)
+    _check_loaded(source, info, is_own_head=head == _own_head(config))
     return source
+
+
+def _own_head(config: Any) -> str | None:
+    """Return the head that a config names, if it names one."""
+    return head_of_class(config.architectures[0]) if config.architectures else None
 
 
 def _known_head(head: str | None, model_type: str, architectures: list[str]) -> str:

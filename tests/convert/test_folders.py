@@ -88,12 +88,44 @@ def test_an_existing_folder_is_kept(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(hea.ConfigurationError, match="taken exists and is not an empty folder"):
         hea.convert(bert, taken)
     assert names(taken) == {"thesis.txt"}
-    hea.convert(bert, taken, overwrite=True)
-    assert "thesis.txt" not in names(taken)
-    assert "config.json" in names(taken)
+    with pytest.raises(hea.ConfigurationError, match="no checkpoint either, so that it is never replaced"):
+        hea.convert(bert, taken, overwrite=True)
+    assert names(taken) == {"thesis.txt"}
     (tmp_path / "empty").mkdir()
     hea.convert(bert, tmp_path / "empty")
     assert "config.json" in names(tmp_path / "empty")
+
+
+def test_a_checkpoint_is_replaced_when_asked(bert: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(bert, tmp_path / "old")
+    (old / "extra.txt").write_text("old")
+    with pytest.raises(hea.ConfigurationError, match=r"with overwrite \(--overwrite\)"):
+        hea.convert(bert, old)
+    hea.convert(bert, old, overwrite=True)
+    assert "extra.txt" not in names(old)
+    assert hea.SparseTransformerConfig.from_pretrained(old).max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize("destination", ["bert", ".", "bert/long", "link"])
+def test_the_source_is_never_replaced(bert: Path, tmp_path: Path, destination: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(bert)
+    before = names(bert)
+    with pytest.raises(hea.ConfigurationError, match="one lies inside the other"):
+        hea.convert(bert, tmp_path / destination, overwrite=True)
+    assert names(bert) == before
+
+
+def test_destinations_that_cannot_be_folders(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    for below in ("file", "file/deep/new"):
+        with pytest.raises(hea.ConfigurationError, match="cannot be made, as .*file is a file"):
+            hea.convert(bert, tmp_path / below, overwrite=True)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with pytest.raises(hea.ConfigurationError, match="is the working folder"):
+        hea.convert(bert, ".", overwrite=True)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -107,15 +139,15 @@ def test_a_failure_leaves_nothing_behind(
     new = tmp_path / "deep" / "new"
     if overwrite:
         new.mkdir(parents=True)
-        (new / "old.txt").write_text("old")
+        (new / "config.json").write_text("old")
     before = names(tmp_path)
     model_class = hea.SparseTransformerForMaskedLM
     monkeypatch.setattr(model_class, "save_pretrained", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(hea.CheckpointError, match="could not be written, and is as it was: No space left"):
         conversion.convert(bert, new, overwrite=overwrite)
     assert names(tmp_path) == before
     if overwrite:
-        assert (new / "old.txt").read_text() == "old"
+        assert (new / "config.json").read_text() == "old"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +186,10 @@ def test_truncated_weights(bert: Path, tmp_path: Path) -> None:
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(hea.CheckpointError, match=r"no config\.json"):
-        hea.convert(tmp_path, tmp_path / "new")
+        hea.convert(tmp_path / "absent", tmp_path / "new")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(hea.CheckpointError, match=r"no config\.json"):
+        hea.convert(tmp_path / "bare", tmp_path / "new")
 
 
 def test_unknown_types(bert: Path, tmp_path: Path) -> None:

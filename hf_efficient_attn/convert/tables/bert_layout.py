@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from hf_efficient_attn.errors import ConfigurationError
+
 ATTENTION = {
     "encoder.layer.*.attention.self.query": "layers.*.self_attn.q_proj",
     "encoder.layer.*.attention.self.key": "layers.*.self_attn.k_proj",
@@ -56,6 +58,20 @@ FIELDS: dict[str, str | tuple[str, ...]] = {
 }
 DROPOUT = "the source has one dropout for embeddings, hidden states and classifiers"
 DEVIATIONS = {"embedding_dropout": DROPOUT, "classifier_dropout": DROPOUT}
+
+
+def rows_before_positions(config: Any) -> int:
+    """Return how many rows RoBERTa's position tables have, that no token has, before that of position 0.
+
+    Raises:
+        ConfigurationError: no padding token, by which transformers counts them.
+    """
+    if config.pad_token_id is None:
+        raise ConfigurationError(
+            f"The {config.model_type} config says pad_token_id=None, and position tables of RoBERTa's and Longformer's "
+            "kind begin with pad_token_id + 1 rows. Set pad_token_id."
+        )
+    return int(config.pad_token_id) + 1
 
 
 def classifier_fields(config: Any, activation: str = "tanh") -> dict[str, Any]:

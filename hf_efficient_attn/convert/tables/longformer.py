@@ -12,10 +12,14 @@ from hf_efficient_attn.patterns.windows import band_of_window
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself; `parity` changes nothing, as they agree."""
+    """Return what no field of theirs says by itself; `parity` changes nothing, as they agree.
+
+    Raises:
+        ConfigurationError: no padding token.
+    """
     windows = config.attention_window
     windows = [windows] * config.num_hidden_layers if isinstance(windows, int) else windows
-    offset = config.pad_token_id + 1
+    offset = bert.rows_before_positions(config)
     return {
         "attention_pattern": [band_of_window(window) for window in windows],
         "global_tokens": "auto",
@@ -27,10 +31,14 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
 
 
 def to_theirs(config: Any) -> dict[str, Any]:
-    """Return their windows and rows of the position table."""
+    """Return their windows and rows of the position table.
+
+    Raises:
+        ConfigurationError: no padding token, or a layer that is no symmetric band.
+    """
     return {
         "attention_window": windows_of_pattern(config, "longformer"),
-        "max_position_embeddings": config.max_position_embeddings + config.pad_token_id + 1,
+        "max_position_embeddings": config.max_position_embeddings + bert.rows_before_positions(config),
     }
 
 

@@ -15,10 +15,10 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     """Return what no field of theirs says by itself.
 
     Raises:
-        ConfigurationError: a decoder, or positions relative to each other.
+        ConfigurationError: a decoder, positions relative to each other, or no padding token.
     """
     check_encoder(config)
-    offset = config.pad_token_id + 1
+    offset = bert.rows_before_positions(config)
     return {
         "position_offset": offset,
         "max_position_embeddings": config.max_position_embeddings - offset,

@@ -1,0 +1,93 @@
+"""What cannot be converted is refused before weights are loaded; what is lost of mixed dtypes is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_tree_models import in_tree
+from safetensors.torch import load_file, save_file
+
+import hf_efficient_attn as hea
+from hf_efficient_attn import cli
+from hf_efficient_attn.convert import conversion
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    in_tree("bert").save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_window": 7}, "attention_window=7"),
+        ({"attention_window": 8.0}, "must be an integer, such as 512"),
+        ({"attention_window": 0}, "nearest that is: 2"),
+        ({"pattern": "band(4"}, "band"),
+        ({"to": "led"}, "cannot become 'led'"),
+        ({"max_position_embeddings": 16}, "would cut the 80 positions"),
+        ({"max_position_embeddings": 0}, "at least 1"),
+        ({"max_position_embeddings": "long"}, "at least 1"),
+        ({"max_target_position_embeddings": 99}, "is of encoder-decoders"),
+        ({"to": "longformer", "pattern": "full()"}, "longformer has windows"),
+    ],
+)
+def test_refused_before_weights_are_loaded(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(conversion, "load_source", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(hea.ConfigurationError, match=message):
+        hea.convert(bert, **options)
+
+
+def test_a_config_of_no_activation_is_blamed(bert: Path) -> None:
+    change_config(bert, hidden_act="nope")
+    with pytest.raises(hea.EfficientAttentionError, match="hidden_act='nope'") as caught:
+        hea.convert(bert)
+    assert "again" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe\x00"])
+def test_a_damaged_config_is_not_called_absent(bert: Path, text: str | bytes) -> None:
+    (bert / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(hea.CheckpointError, match=r"config\.json of .* is damaged"):
+        hea.convert(bert)
+
+
+def test_no_padding_token() -> None:
+    config = hea.SparseTransformerConfig.longformer(
+        attention_window=8, num_hidden_layers=1, hidden_size=32, num_attention_heads=4, pad_token_id=None
+    )
+    with pytest.raises(hea.ConfigurationError, match="pad_token_id=None"):
+        hea.convert(hea.SparseTransformerForMaskedLM(config), to="longformer")
+
+
+@pytest.mark.parametrize(("to", "positions"), [("longformer", "4,096"), ("sparse_transformer", "4,096")])
+def test_positions_are_those_of_tokens(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, positions: str
+) -> None:
+    cli.main(["convert", str(bert), str(tmp_path / "new"), "--to", to])
+    assert f"{positions} positions" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:Left behind")
+def test_mixed_dtypes_are_named(bert: Path) -> None:
+    file = bert / "model.safetensors"
+    weights = {name: each if "LayerNorm" in name else each.half() for name, each in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    change_config(bert, dtype="float16")
+    with pytest.warns(UserWarning, match=r"all weights get float16\. Cast are those of float32: embeddings\.LayerNorm"):
+        ours = hea.convert(bert)
+    assert {tensor.dtype for tensor in ours.parameters()} == {torch.float16}
+    theirs = in_tree("bert").half()
+    theirs.embeddings.LayerNorm.float()
+    with pytest.warns(UserWarning, match=r"Cast are those of float32: embeddings\.LayerNorm\.weight"):
+        hea.convert(theirs)
