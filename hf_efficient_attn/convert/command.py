@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Return the positions that tokens can have; tables of theirs may have rows beside them, which their config counts."""
+    """Return the positions that tokens can have; their config may count further rows of the table."""
     counterpart = COUNTERPARTS.get(model.config.model_type)
     if counterpart is None:
         return int(model.config.max_position_embeddings)

@@ -36,7 +36,7 @@ def _in_memory(model: PreTrainedModel) -> dict[str, torch.dtype]:
 
 def _in_files(path: str) -> dict[str, torch.dtype]:
     config = cached_file(path, "config.json")
-    found = {}
+    found: dict[str, torch.dtype] = {}
     for file in Path(str(config)).parent.glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
             kinds = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118  no mapping
