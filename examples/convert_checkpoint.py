@@ -7,8 +7,9 @@ takes a BERT of 512 positions that embeds sentences, of the PyPI package gt-all-
 converts it to windows of 512 and 4,096 positions. It prints how far embeddings of texts moved: not at all up to 257
 tokens, half a window and one, which all read each other; more at 512, where the ends no longer do. And how near
 documents of 4,096 tokens, docstrings of Python's standard library on one topic each, are to a sentence on each topic,
-beside what the short model makes of their first 512 tokens. Nothing is trained. `similarities.png` shows it. `outputs/convert_checkpoint/long` is what `AutoModel` and `AutoTokenizer` load. A folder of another
-checkpoint, where nothing is downloaded:
+beside what the short model makes of their first 512 tokens. Nothing is trained.
+`similarities.png` shows it; `outputs/convert_checkpoint/long` is what `AutoModel` and `AutoTokenizer` load. A folder of
+another checkpoint, where nothing is downloaded:
 
     python examples/convert_checkpoint.py --model_name_or_path FOLDER --max_length 8192
 """
@@ -138,11 +139,12 @@ def draw(results: dict, file: Path) -> None:
 
 def table(results: dict) -> str:
     """Return the figures as a Markdown table, the nearest sentence of each document marked."""
+    truncated = f"nearest to its first {results['truncated_to']}, short model"
     lines = [
         f"Embeddings of sentences differ by at most {results['largest_difference_of_sentences']:.1e}, of documents cut",
         *(f"- to {tokens} tokens: {value:.1e}" for tokens, value in results["largest_difference_at_tokens"].items()),
         "",
-        f"| document (tokens) | {' | '.join(SENTENCES)} | nearest to its first {results['truncated_to']}, short model |",
+        f"| document (tokens) | {' | '.join(SENTENCES)} | {truncated} |",
         "|---" * (len(SENTENCES) + 2) + "|",
     ]
     for topic, row in results["similarity"].items():
