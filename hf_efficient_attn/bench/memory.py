@@ -42,7 +42,10 @@ def peak_memory(build: Callable[..., Callable[[], object]], arguments: dict[str,
     command += [build.__module__, build.__qualname__, json.dumps(arguments)]
     process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
     if process.returncode != 0:
-        raise RuntimeError(f"Measuring the memory of {build.__qualname__}(**{arguments}) failed:\n{process.stderr}")
+        raise RuntimeError(
+            f"Measuring the memory of {build.__qualname__}(**{arguments}) failed with status {process.returncode} (-9: "
+            f"killed, as when memory runs out):\n{process.stderr}"
+        )
     return int(process.stdout.splitlines()[-1])
 
 
