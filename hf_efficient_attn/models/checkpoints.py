@@ -16,18 +16,17 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     kwargs: of `from_pretrained`; what concerns the Hub counts.
 
     Raises:
-        CheckpointError: there is one, and it is no JSON object.
+        CheckpointError: there is one, and it is no JSON.
     """
     if path is None:
         return {}
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     try:
         return PreTrainedConfig.get_config_dict(path, **hub)[0]
-    except (OSError, TypeError, AttributeError) as error:
-        # transformers raises OSError for a file that is absent and for one that is no JSON; a list fails as it is read
-        is_damaged = isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError)
-        if is_damaged or not isinstance(error, OSError):
+    except OSError as error:
+        # transformers raises it for a file that is absent and for one that is no JSON
+        if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
             raise CheckpointError(
-                f"The config.json of {path} is damaged: it is no JSON object. Copy or download the checkpoint again."
+                f"The config.json of {path} is damaged: it is no JSON. Copy or download the checkpoint again."
             ) from error
         return {}
