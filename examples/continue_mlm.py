@@ -76,9 +76,10 @@ class ModelArguments:
         default=512, metadata={"help": "Tokens that a token of the long model reads around itself, even."}
     )
     source_steps: int = field(
-        default=40, metadata={"help": "Steps that the source is trained for first; it learns the head that it lacks."}
+        default=320, metadata={"help": "Steps that the source is trained for first; it learns the head that it lacks."}
     )
-    source_learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate of these steps."})
+    source_batch_size: int = field(default=1, metadata={"help": "Short blocks in each of these steps."})
+    source_learning_rate: float = field(default=3e-4, metadata={"help": "Learning rate of these steps."})
     train_source_on: bool = field(
         default=True, metadata={"help": "Train the source, too, on as many tokens as the long model, for comparison."}
     )
@@ -86,8 +87,11 @@ class ModelArguments:
     def __post_init__(self) -> None:
         if self.attention_window < 2 or self.attention_window % 2:
             raise UsageError(f"--attention_window {self.attention_window} must be even and at least 2.")
-        if self.source_steps < 0:
-            raise UsageError(f"--source_steps {self.source_steps} must be 0 or more.")
+        if self.source_steps < 0 or self.source_batch_size < 1:
+            raise UsageError(
+                f"--source_steps {self.source_steps} and --source_batch_size {self.source_batch_size} must be at least "
+                "0 and 1."
+            )
 
 
 @dataclass
@@ -147,18 +151,21 @@ def main() -> None:
     short, long = f"{run.shape.short:,} tokens", f"{run.model.max_length:,} tokens"
     arguments, steps = run.model, run.training.max_steps
     if arguments.source_steps:
-        train(run, source, True, arguments.source_steps, arguments.source_learning_rate)
+        batch_size, learning_rate = arguments.source_batch_size, arguments.source_learning_rate
+        train(run, source, run.short_blocks, batch_size, arguments.source_steps, learning_rate)
     rows = [measure(run, source, True, f"source, {short}")]
     rows[0]["reload_difference"] = save(run, source, "source", rows[0], run.shape.short)
 
     converted = lengthen(run, source)
     rows.append(measure(run, with_random_positions(converted, run.shape.short), False, f"{long}, random new positions"))
     rows.append(measure(run, converted, False, f"{long}, copied positions"))
-    seconds = train(run, converted, False, steps, run.training.learning_rate)
+    batch_size, learning_rate = run.training.per_device_train_batch_size, run.training.learning_rate
+    seconds = train(run, converted, run.long_blocks, batch_size, steps, learning_rate)
     rows.append(measure(run, converted, False, f"{long}, copied positions, {steps:,} steps", seconds))
     rows[-1]["reload_difference"] = save(run, converted, "long", rows[-1], run.model.max_length)
     if arguments.train_source_on:
-        seconds = train(run, source, True, steps, run.training.learning_rate)
+        # as many tokens a step, in as many steps
+        seconds = train(run, source, run.short_blocks, batch_size * run.shape.segments, steps, learning_rate)
         rows.append(measure(run, source, True, f"source, {short}, {steps:,} steps", seconds))
     report(run, rows)
 
@@ -240,23 +247,25 @@ def with_random_positions(model: PreTrainedModel, num_kept: int) -> PreTrainedMo
     return changed
 
 
-def train(run: Run, model: PreTrainedModel, is_short: bool, steps: int, learning_rate: float) -> float:
-    """Train on short or on long blocks, with equally many tokens a step; return the seconds of the training steps."""
+def train(
+    run: Run, model: PreTrainedModel, blocks: Dataset, batch_size: int, steps: int, learning_rate: float
+) -> float:
+    """Train on blocks of text; return the seconds of the training steps."""
     arguments = copy.copy(run.training)
     arguments.max_steps, arguments.learning_rate = steps, learning_rate
-    arguments.per_device_train_batch_size *= run.shape.segments if is_short else 1
+    arguments.per_device_train_batch_size = batch_size
     clock, finite = StepClock(), hea.StopOnNonFiniteLoss()
     optimizer = torch.optim.AdamW(hea.optimizer_groups(model, arguments.weight_decay), lr=learning_rate)
     trainer = MaskedTokensTrainer(
         model=model,
         args=arguments,
-        train_dataset=run.short_blocks if is_short else run.long_blocks,
+        train_dataset=blocks,
         data_collator=DataCollatorForLanguageModeling(run.tokenizer, mlm_probability=run.data.mlm_probability),
         optimizers=(optimizer, None),
         callbacks=[clock, finite],
     )
-    blocks, tokens = ("short", run.shape.short) if is_short else ("long", run.shape.content)
-    print(f"\n{steps:,} steps on {blocks} blocks, up to {tokens:,} tokens each", flush=True)
+    tokens = len(blocks[0]["input_ids"])
+    print(f"\n{steps:,} steps of {batch_size:,} x {tokens:,} tokens", flush=True)
     trainer.train()
     if finite.reason:
         raise UsageError(finite.reason)
@@ -306,6 +315,7 @@ def report(run: Run, rows: list[dict[str, Any]]) -> None:
         "masked_characters": sum(map(len, held_out.references)),
         "tokens_per_step": run.shape.content * run.training.train_batch_size * run.training.gradient_accumulation_steps,
         "source_steps": run.model.source_steps,
+        "source_tokens_per_step": run.model.source_batch_size * run.shape.short,
         "rows": rows,
     }
     title = f"Masked tokens of {run.text}, before and after"

@@ -26,10 +26,10 @@ def closing_text(content: dict[str, Any]) -> str:
         [
             results_table(COLUMNS, content["rows"]),
             f"The same {content['masked_tokens']:,} tokens are masked for all rows, of {content['held_out_tokens']:,} "
-            f"held-out tokens; they spell {content['masked_characters']:,} characters. A step has "
-            f"{content['tokens_per_step']:,} tokens. The source was trained for {content['source_steps']:,} steps "
-            "before the first row. What long inputs are worth is the difference of the two rows with further training: "
-            "both have read as many tokens of this text.",
+            f"held-out tokens; they spell {content['masked_characters']:,} characters. Before the first row the source "
+            f"was trained for {content['source_steps']:,} steps of {content['source_tokens_per_step']:,} tokens; each "
+            f"step of further training has {content['tokens_per_step']:,}. What long inputs are worth is the "
+            "difference of the two rows with further training: both have read as many tokens of this text.",
         ]
     )
 
