@@ -21,7 +21,7 @@ from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
 
-from .pretrained import SparseSeq2SeqStack
+from .pretrained import SparseSeq2SeqStack, record_layers
 from .seq2seq_inputs import real_target_tokens
 
 
@@ -127,7 +127,7 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
     """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
 
     _can_record_outputs = {
-        "hidden_states": OutputRecorder(SparseDecoderLayer, num_hidden_layers_key="decoder_layers"),
+        "hidden_states": record_layers(SparseDecoderLayer, "decoder_layers"),
         "attentions": OutputRecorder(SparseAttention, index=1),
         "cross_attentions": OutputRecorder(CrossAttention, index=1),
     }

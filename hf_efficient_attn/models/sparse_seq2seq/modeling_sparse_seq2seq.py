@@ -28,7 +28,7 @@ from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, glo
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
 from .heads import Seq2SeqLMHead, Seq2SeqQuestionAnsweringHead, Seq2SeqSequenceClassificationHead
-from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, TokenEmbedding
+from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, TokenEmbedding, record_layers
 from .seq2seq_inputs import check_positions, check_sides, check_source_mask, shift_source
 
 
@@ -36,7 +36,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
     """Embeddings, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, S] → [B, S, hidden_size]."""
 
     _can_record_outputs = {
-        "hidden_states": OutputRecorder(SparseLayer, num_hidden_layers_key="encoder_layers"),
+        "hidden_states": record_layers(SparseLayer, "encoder_layers"),
         "attentions": OutputRecorder(SparseAttention, index=1),
     }
 

@@ -1,10 +1,12 @@
 """What the backbone of the sparse encoder-decoder, its two stacks and its heads have in common."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.utils.output_capturing import OutputRecorder
 
 from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
 
@@ -25,6 +27,15 @@ class SparseSeq2SeqPreTrainedModel(SparsePreTrainedModel):
         # a copied or otherwise special map has set its own start values
         if self.config.matrix_init == "glorot" and type(module) is nn.Linear:
             init.xavier_uniform_(module.weight)
+
+
+def record_layers(layer_class: type[nn.Module], count: str) -> OutputRecorder:
+    """Return what records the hidden states of a stack whose layers the config's attribute `count` counts.
+
+    Transformers before hidden states could be selected by negative numbers has no place for the count, nor a need.
+    """
+    named = {field.name for field in fields(OutputRecorder)}
+    return OutputRecorder(layer_class, **({"num_hidden_layers_key": count} if "num_hidden_layers_key" in named else {}))
 
 
 class SparseSeq2SeqStack(SparseSeq2SeqPreTrainedModel):
