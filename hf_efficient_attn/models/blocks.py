@@ -11,6 +11,8 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import repeat_kv
 
+# the same function, in one pass over memory instead of eight
+FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 NORMS: dict[str, type[nn.Module]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
 
 
@@ -39,8 +41,8 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = InitializedLinear(inner, hidden, bias, config.mlp_output_init_std)
-        is_leaky = config.hidden_act == "leaky_relu"
-        self.act_fn = nn.LeakyReLU(config.leaky_relu_slope) if is_leaky else ACT2FN[config.hidden_act]
+        name = FUSED_ACTIVATIONS.get(config.hidden_act, config.hidden_act)
+        self.act_fn = nn.LeakyReLU(config.leaky_relu_slope) if name == "leaky_relu" else ACT2FN[name]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.gate_proj is not None:
