@@ -1,7 +1,8 @@
 """Time and memory of whole encoders against transformers' Longformer, LED, BigBird and BERT with the same weights.
 
-Ours are converted from theirs; before anything is timed, their outputs are compared. All encoders of a length take
-turns. A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW:
+Ours are converted from theirs; before anything is timed, their outputs are compared. `self_only`, whose tokens read
+only themselves, shows how far any attention could get around the same linear maps. All encoders of a length take turns.
+A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW:
     hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
 """
 
@@ -21,6 +22,7 @@ from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.models_cases import (
     ARCHITECTURES,
     OURS,
+    SELF_ONLY,
     THEIRS,
     Encoder,
     Shape,
@@ -62,8 +64,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "peer_limit": 4096},
     "cuda": {"dtype": "bfloat16", "peer_limit": 16384},
 }
-# what is measured at every length: ours of the papers, and transformers' dense one
-UNLIMITED = (("longformer", OURS), ("big_bird", OURS), ("bert", THEIRS))
+# what is measured at every length: ours of the papers, the bound, and transformers' dense one
+UNLIMITED = (("longformer", OURS), ("big_bird", OURS), (SELF_ONLY, OURS), ("bert", THEIRS))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +160,7 @@ def shape_of(settings: dict[str, Any], tokens: int, device: torch.device) -> Sha
 
 def contestants(settings: dict[str, Any], tokens: int) -> list[tuple[str, str]]:
     """Return (architecture, maker) of the encoders that are measured at a length."""
-    pairs = [(name, by) for name in settings["peers"] for by in (OURS, THEIRS)]
+    pairs = [(name, by) for name in settings["peers"] for by in ARCHITECTURES[name].makers]
     return [pair for pair in pairs if tokens <= settings["peer_limit"] or pair in UNLIMITED]
 
 

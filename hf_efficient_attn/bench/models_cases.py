@@ -13,6 +13,8 @@ from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.errors import EfficientAttentionError
 
 OURS, THEIRS = "ours", "transformers"
+# what bounds any attention: BERT's linear maps around tokens that read only themselves
+SELF_ONLY = "self_only"
 SEED = 0
 # a small vocabulary: the encoder is measured, not AdamW on a table of tokens
 VOCAB_SIZE = 1024
@@ -88,22 +90,23 @@ class Architecture:
 
     Attributes:
         build: Shape → transformers' model.
-        is_sparse: follows a pattern; BERT reads everything.
-        has_global_token: the first token is global.
         convert_options: of `convert`, beside the length.
+        has_global_token: the first token is global.
+        makers: whose encoders are measured; only ours, if transformers' one computes something else.
     """
 
     build: Callable[[Shape], PreTrainedModel]
     convert_options: dict[str, Any]
-    is_sparse: bool = True
     has_global_token: bool = False
+    makers: tuple[str, ...] = (OURS, THEIRS)
 
 
 ARCHITECTURES = {
     "longformer": Architecture(Shape.longformer, {}, has_global_token=True),
     "led": Architecture(Shape.led, {}, has_global_token=True),
     "big_bird": Architecture(Shape.big_bird, {"parity": True}),
-    "bert": Architecture(Shape.bert, {"pattern": "full()"}, is_sparse=False),
+    "bert": Architecture(Shape.bert, {"pattern": "full()"}),
+    SELF_ONLY: Architecture(Shape.bert, {"pattern": "band(0, 0)"}, makers=(OURS,)),
 }
 
 

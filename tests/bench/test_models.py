@@ -10,6 +10,7 @@ import torch
 from hf_efficient_attn.bench.models_cases import (
     ARCHITECTURES,
     OURS,
+    SELF_ONLY,
     THEIRS,
     Shape,
     build_encoder,
@@ -26,6 +27,8 @@ TINY = ["--hidden-size", 16, "--num-heads", 2, "--intermediate-size", 32, "--lay
 QUICK = [*TINY, "--repeats", 2, "--max-seconds", 0, "--device", "cpu", "--memory-layers", 1]
 SUMMARY = {"median", "first_quartile", "third_quartile"}
 SHAPE = Shape(1, 16, 2, 32, 1024, 2, 0.0, "float32", "cpu")
+ENCODERS = [(name, by) for name, architecture in ARCHITECTURES.items() for by in architecture.makers]
+IN_TREE = [name for name, by in ENCODERS if by == THEIRS]
 
 
 def bench(*options: object) -> None:
@@ -49,8 +52,8 @@ def results(output: Path) -> Any:
 def test_a_row_per_length_and_encoder(results: Any) -> None:
     assert set(results) == {"machine", "settings", "differences", "results"}
     rows = [(row["tokens"], row["model"], row["by"]) for row in results["results"]]
-    long = [(1024, "longformer", OURS), (1024, "big_bird", OURS), (1024, "bert", THEIRS)]
-    assert rows == [*((512, name, by) for name in ARCHITECTURES for by in (OURS, THEIRS)), *long]
+    long = [("longformer", OURS), ("big_bird", OURS), ("bert", THEIRS), (SELF_ONLY, OURS)]
+    assert rows == [*((512, *encoder) for encoder in ENCODERS), *((1024, *encoder) for encoder in long)]
     assert {row["tokens"]: row["layers"] for row in results["results"]} == {512: 2, 1024: 1}
     for row in results["results"]:
         for measure in ("forward", "training"):
@@ -59,7 +62,7 @@ def test_a_row_per_length_and_encoder(results: Any) -> None:
 
 
 def test_outputs_were_compared(results: Any) -> None:
-    assert set(results["differences"]) == set(ARCHITECTURES)
+    assert set(results["differences"]) == set(IN_TREE)
     for by_length in results["differences"].values():
         assert 0 < by_length["512"] < 1e-5
 
@@ -78,6 +81,8 @@ def test_tables_and_picture(output: Path) -> None:
         assert f"## {title}" in markdown
     assert "Peak MiB" not in markdown
     assert "| training step at 512: longformer here against bert of transformers |" in markdown
+    assert "| with no attention at all |" in markdown
+    assert all(f"| {SELF_ONLY} / {name}" in markdown for name in ("longformer", "big_bird", "bert"))
     assert "Everything asked for was measured." in markdown
     assert (output / "models.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -90,7 +95,7 @@ def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "## Peak MiB of a training step beyond the weights, 1 layers" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", IN_TREE)
 def test_both_train_from_the_same_weights(name: str) -> None:
     encoders = {by: build_encoder(name, by, SHAPE) for by in (OURS, THEIRS)}
     largest_difference(name, *(read_comparably(encoder) for encoder in encoders.values()), SHAPE)
@@ -104,11 +109,20 @@ def test_both_train_from_the_same_weights(name: str) -> None:
 
 
 def test_the_patterns_are_those_of_the_papers() -> None:
-    configs = {name: build_encoder(name, OURS, SHAPE).model.config for name in ARCHITECTURES}
+    configs = {name: build_encoder(name, OURS, SHAPE).model.config for name in IN_TREE}
     assert configs["longformer"].attention_pattern == [{"kind": "band", "left": 256, "right": 256}]
     assert configs["longformer"].global_tokens == configs["led"].global_tokens == "first"
     assert configs["big_bird"].random_blocks_in_eval == "fixed"
     assert configs["bert"].attention_pattern == {"kind": "full"}
+
+
+def test_the_bound_reads_nothing_but_itself() -> None:
+    encoder = build_encoder(SELF_ONLY, OURS, SHAPE)
+    before = read_comparably(encoder)
+    encoder.inputs["input_ids"][:, 5] = 3
+    differs = (read_comparably(encoder) != before).any(-1)
+    assert differs[:, 5].all()
+    assert differs.sum() == len(differs)
 
 
 def test_other_outputs_are_not_timed() -> None:
@@ -119,15 +133,17 @@ def test_other_outputs_are_not_timed() -> None:
 
 
 def test_targets_are_judged_by_medians() -> None:
-    def row(by: str, milliseconds: list[float], peak: int) -> dict[str, Any]:
+    def row(name: str, by: str, milliseconds: list[float], peak: int | None) -> dict[str, Any]:
         timed = {"samples": milliseconds}
-        sizes = {"model": "longformer", "by": by, "tokens": 4096, "peak_memory_bytes": peak}
+        sizes = {"model": name, "by": by, "tokens": 4096, "peak_memory_bytes": peak}
         return {**sizes, "training": timed, "forward": {"reason": "."}}
 
-    rows = [row(OURS, [1.0, 1.0, 1.0], 100), row(THEIRS, [3.0, 4.5, 9.0], 201)]
+    rows = [row("longformer", OURS, [1.0, 1.0, 1.0], 100), row("longformer", THEIRS, [3.0, 4.5, 9.0], 201)]
+    rows.append(row(SELF_ONLY, OURS, [0.5, 0.9, 1.0], None))
     add_ratios(rows)
-    (_, _, speed, is_fast), (_, _, share, is_small) = targets(rows)
-    assert (speed, is_fast, share, is_small) == ("4.50 x", True, "0.50", True)
+    (_, _, speed, bound, is_fast), (_, _, share, no_bound, is_small) = targets(rows)
+    assert (speed, bound, is_fast) == ("4.50 x", pytest.approx(6.0), True)
+    assert (share, no_bound, is_small) == ("0.50", None, True)
     assert memory_growth(rows[:1]) is None
 
 
