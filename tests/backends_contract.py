@@ -10,7 +10,7 @@ from hf_efficient_attn.backends import reference
 from hf_efficient_attn.layout.dense import allowed_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
-from hf_efficient_attn.layout.terms import Distance, Label, SpanRelation, Term
+from hf_efficient_attn.layout.terms import Distance, Label, Ramp, SpanRelation, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
@@ -129,12 +129,17 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.dtype).to(device, dtype)
 
+    def draw_values(label: Label) -> Tensor:
+        values = draw(1, num_heads, 1, label.num_labels)
+        # a promise of such labels
+        return values if label.idle is None else values.index_fill_(-1, torch.tensor(0, device=device), 0.0)
+
     return Tensors(
         draw(BATCH_SIZE, num_heads, num_queries, HEAD_DIM),
         draw(BATCH_SIZE, num_key_heads, case.num_keys, HEAD_DIM),
         draw(BATCH_SIZE, num_key_heads, case.num_keys, case.value_dim),
         draw(BATCH_SIZE, num_heads, num_queries, case.value_dim),
-        [draw(1, num_heads, 1, case.label.num_labels)] if case.label else [],
+        [draw_values(case.label)] if case.label else [],
     )
 
 
@@ -157,9 +162,16 @@ def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "
     assert lse.shape == out.shape[:3]
     found = {"out": out, "lse": lse}
     if case.needs_grad:
-        gradients = torch.autograd.grad(out, tensors.leaves, tensors.grad_out)
-        found |= {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
+        found |= gradients_of(out, tensors, case)
     return {name: tensor.detach().cpu().double() for name, tensor in found.items()}
+
+
+def gradients_of(out: Tensor, tensors: Tensors, case: Case) -> Results:
+    """Return the gradients of the leaves, without those of values that are known to be 0."""
+    gradients = list(torch.autograd.grad(out, tensors.leaves, tensors.grad_out))
+    if case.label is not None and case.label.idle is not None:
+        gradients[3] = gradients[3][..., 1:]
+    return {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
 
 
 def plain_attention(case: Case, dtype: torch.dtype) -> Results:
@@ -178,8 +190,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     out = weights @ values
     found = {"out": out, "lse": scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)}
     if case.needs_grad:
-        gradients = torch.autograd.grad(out, tensors.leaves, tensors.grad_out)
-        found |= {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
+        found |= gradients_of(out, tensors, case)
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
@@ -220,6 +231,7 @@ def special_cases() -> list[Case]:
         *(Case(pattern, 200, mask, num_queries=1) for pattern in PATTERNS for mask in ("none", "left")),
         *(Case(pattern, 200, mask, num_queries=70) for pattern in PATTERNS for mask in ("none", "documents")),
         *(Case(pattern, 90, mask, label=clipped) for pattern in PATTERNS for mask in ("none", "documents")),
+        *(Case(pattern, 90, mask, label=Ramp(4, 20)) for pattern in PATTERNS for mask in ("none", "holes")),
         Case("globals", 90, "holes", torch.bfloat16, label=clipped),
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),

@@ -27,15 +27,24 @@ def warn_of_weights() -> None:
 
 @lru_cache(maxsize=256)
 def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: int) -> None:
-    """Warn of the first position that may read no key, if there is one; once for a pattern and length."""
+    """Warn of the first position that may read no key, if there is one; once for a pattern and length.
+
+    Where every token reads only those before it, the first one cannot have a key: nobody is warned of that one.
+    """
     groups = Layout(pattern, num_heads, num_tokens, num_tokens, 0, layer).head_groups()
-    firsts = [first_keyless(drawn, 0, num_tokens - 1, num_tokens) for _, _, drawn in groups]
+    firsts = [_first_unexpected(drawn, num_tokens) for _, _, drawn in groups]
     found = [first for first in firsts if first is not None]
     if found:
         warn_once(
             f"attention_pattern ({pattern.kind}) leaves tokens without any key, the first at position {min(found)}: "
             "their attention output is zero. Add `| Band(0, 0)` to let every token read itself."
         )
+
+
+def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
+    ahead = pattern.max_tokens_ahead
+    start = 1 if ahead is not None and ahead < 0 else 0
+    return first_keyless(pattern, start, num_tokens - 1, num_tokens) if start < num_tokens else None
 
 
 def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:

@@ -6,6 +6,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.checks import check_integer
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
 
@@ -25,6 +28,11 @@ class Label:
     def of(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the label of each pair of positions (int tensors that broadcast), between 0 and `num_labels - 1`."""
         raise NotImplementedError
+
+    @property
+    def idle(self) -> Pattern | None:
+        """Pairs whose value is 0 and wants no gradient, so that a backend need not look it up; None: not known."""
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the label in JSON types."""
@@ -69,6 +77,42 @@ class Distance(Label):
 
 
 @dataclass(frozen=True)
+class Ramp(Label):
+    """How many tokens the distance |query - key| lies beyond `start`, at most `length`; 0: at `start` or nearer.
+
+    For terms that act only at the far end of a window, as the soft mask of an adaptive span does (Sukhbaatar et al.,
+    arXiv:1905.07799). The value of label 0 must be 0: backends may read these pairs without the term.
+
+    >>> import torch
+    >>> Ramp(2, 3).of(torch.tensor(9), torch.arange(10)).tolist()
+    [3, 3, 3, 3, 3, 2, 1, 0, 0, 0]
+    """
+
+    start: int
+    length: int
+    kind: ClassVar[str] = "ramp"
+    is_invariant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "start", self.start, at_least=0)
+        check_integer(self.kind, "length", self.length, at_least=1)
+
+    @property
+    def num_labels(self) -> int:
+        """Label 0, and one a token of the ramp."""
+        return self.length + 1
+
+    @property
+    def idle(self) -> Pattern:
+        """Everything before the ramp."""
+        return Band(self.start, self.start)
+
+    def of(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return |query - key| - start, cut to 0 … length."""
+        return ((query - key).abs() - self.start).clamp(0, self.length)
+
+
+@dataclass(frozen=True)
 class SpanRelation(Label):
     """The relation of BP-Transformer between a node and one it reads (`SizedSpanTree.relation_label`); else 0.
 
@@ -96,7 +140,7 @@ class SpanRelation(Label):
         return tree.relation_label(query, key, self.clip_distance).clamp(min=0)
 
 
-LABELS: dict[str, type[Label]] = {label.kind: label for label in (Distance, SpanRelation)}
+LABELS: dict[str, type[Label]] = {label.kind: label for label in (Distance, Ramp, SpanRelation)}
 
 
 @dataclass(frozen=True)

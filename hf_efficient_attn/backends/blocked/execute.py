@@ -50,6 +50,17 @@ class Call:
         is_plain = not self.terms and self.dropout == 0.0 and q.shape[-1] == v.shape[-1]
         return is_plain and q.device.type == "cpu" and q.dtype in FUSED_DTYPES
 
+    def parts(self) -> tuple["Call", ...]:
+        """Return calls without pairs in common that together are this one: without a term where it is known to be 0."""
+        idle = self.terms[0].label.idle if len(self.terms) == 1 else None
+        if idle is None or self.dropout > 0.0:
+            return (self,)
+        pattern = self.layout.pattern
+        return (
+            replace(self, layout=replace(self.layout, pattern=pattern & idle), terms=()),
+            replace(self, layout=replace(self.layout, pattern=pattern & ~idle)),
+        )
+
     def problems(self, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Problem]:
         """Yield the problems; see `problems`."""
         return problems(self.layout, self.tokens, q.shape[0], k.shape[1], block_tokens, q.device)
@@ -65,9 +76,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64."""
     total = empty_output(q, v, wide_dtype(q.dtype)).zero_()
     lse = total.new_full(q.shape[:3], float("-inf"))
+    for part in call.parts():
+        forward_part(part, q, k, v, total, lse)
+    masked = call.masked_queries()
+    if masked is not None:
+        total.masked_fill_(masked, 0.0)
+        lse.masked_fill_(masked[..., 0], float("-inf"))
+    return total.to(q.dtype), lse
+
+
+def forward_part(call: Call, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
+    """Join what a call reads to the output and the log-sum-exp so far."""
     is_fused = call.is_fused(q, v)
-    kernels = Kernels(call, is_fused, q.device)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
+    kernels = Kernels(call, is_fused, q.device)
     for problem in call.problems(q, k, FORWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
         part = problem.part
         queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, out_rows, lse_rows)]
@@ -80,11 +102,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
                 forward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
         for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
             put_back(problem.of_queries(tensor), part.queries, rows)
-    masked = call.masked_queries()
-    if masked is not None:
-        total.masked_fill_(masked, 0.0)
-        lse.masked_fill_(masked[..., 0], float("-inf"))
-    return total.to(q.dtype), lse
 
 
 def forward_run(
@@ -111,11 +128,25 @@ def backward(
     wide = wide_dtype(q.dtype)
     grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v)]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]
-    is_fused = call.is_fused(q, v)
-    kernels = Kernels(call, is_fused, q.device)
     masked = call.masked_queries()
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
-    call, (q, k, v, *rows, dk, dv) = fold_batch(call, (q, k, v, grad, out, finite(lse), *grads))
+    for part in call.parts():
+        backward_part(part, (q, k, v, grad, out, finite(lse), *grads), d_terms)
+    dq, dk, dv = (total.to(q.dtype) for total in grads)
+    return dq, dk, dv, [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
+
+
+def backward_part(call: Call, tensors: tuple[Tensor, ...], d_terms: list[Tensor]) -> None:
+    """Add the gradients of what a call reads to the last three tensors, dq, dk and dv, and to those of its terms.
+
+    Args:
+        tensors: q, k, v, grad, out, lse, dq, dk, dv.
+    """
+    is_fused = call.is_fused(tensors[0], tensors[2])
+    batch_size, terms = len(tensors[0]), call.terms
+    call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
+    kernels = Kernels(call, is_fused, q.device)
+    folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
     for problem in call.problems(q, k, BACKWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
         part = problem.part
         queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, *rows)]
@@ -126,13 +157,13 @@ def backward(
             for piece in run.cut(max(1, int(max_buffer(run, is_fused) / (queries[0].shape[0] * width)))):
                 d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
                 if d_scores is not None:
-                    for term, gradient in zip(call.terms, d_terms, strict=True):
+                    for term, gradient in zip(call.terms, folded, strict=True):
                         TermLookup(term, problem, piece).add_gradient(gradient, d_scores)
         put_back(problem.of_queries(rows[-1]), part.queries, queries[-1])
         for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
             put_back(problem.of_keys(tensor), part.keys, part_keys)
-    dq, dk, dv = (total.to(q.dtype) for total in grads)
-    return dq, dk, dv, [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
+    for total, gradient, term in zip(d_terms, folded, terms, strict=False):
+        total.add_(unfold_gradient(gradient, batch_size, term.values))
 
 
 def backward_run(
@@ -206,11 +237,26 @@ def fold_batch(call: Call, tensors: tuple[Tensor, ...]) -> tuple[Call, tuple[Ten
     Each problem costs a fixed time, and so there is one instead of one an example.
     """
     batch_size, num_heads = tensors[0].shape[:2]
-    is_alike = call.tokens.is_empty and not call.terms and len(call.layout.head_groups()) == 1
+    is_alike = call.tokens.is_empty and len(call.layout.head_groups()) == 1
     if batch_size == 1 or not is_alike or any(not is_foldable(tensor, num_heads) for tensor in tensors):
         return call, tensors
     layout = replace(call.layout, pattern=call.layout.head_patterns()[0], num_heads=batch_size * num_heads)
-    return replace(call, layout=layout), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
+    terms = tuple(replace(term, values=fold_values(term.values, batch_size, num_heads)) for term in call.terms)
+    return replace(call, layout=layout, terms=terms), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
+
+
+def fold_values(values: Tensor, batch_size: int, num_heads: int) -> Tensor:
+    """Return the values of a term with the examples as further heads; [1, 1, ...] where all are alike."""
+    if values.shape[:2] == (1, 1):
+        return values
+    return values.expand(batch_size, num_heads, -1, -1).flatten(0, 1)[None]
+
+
+def unfold_gradient(gradient: Tensor, batch_size: int, values: Tensor) -> Tensor:
+    """Return the gradient of folded values in the shape of the values."""
+    if gradient.shape == values.shape:
+        return gradient
+    return gradient.unflatten(1, (batch_size, -1))[0].sum_to_size(values.shape)
 
 
 def is_foldable(tensor: Tensor, num_heads: int) -> bool:
