@@ -48,9 +48,11 @@ from hf_efficient_attn.models.sparse_transformer import (
     SparseTransformerForTokenClassification,
     SparseTransformerModel,
 )
+from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
 
 __version__ = "0.1.0"
 
@@ -59,11 +61,13 @@ interface.register_attention()
 
 __all__ = [
     "CheckpointError",
+    "ClippedAdagrad",
     "ConfigurationError",
     "Distance",
     "EfficientAttentionError",
     "InputError",
     "PatternCache",
+    "SegmentCollator",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",
     "SimplifiedTransformerForMaskedLM",
@@ -88,6 +92,7 @@ __all__ = [
     "SparseTransformerModel",
     "StopOnNonFiniteLoss",
     "Term",
+    "TextSegments",
     "UnsupportedBackendError",
     "attention",
     "convert",
