@@ -19,7 +19,14 @@ from hf_efficient_attn.errors import (
     InputError,
     UnsupportedBackendError,
 )
-from hf_efficient_attn.layout.terms import Distance, SpanRelation, Term
+from hf_efficient_attn.layout.terms import Distance, Ramp, SpanRelation, Term
+from hf_efficient_attn.models.adaptive_span import (
+    AdaptiveSpanConfig,
+    AdaptiveSpanForCausalLM,
+    AdaptiveSpanForSequenceClassification,
+    AdaptiveSpanModel,
+)
+from hf_efficient_attn.models.freeze_spans import freeze_spans, set_span_limit
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerConfig,
@@ -60,6 +67,10 @@ register_families()
 interface.register_attention()
 
 __all__ = [
+    "AdaptiveSpanConfig",
+    "AdaptiveSpanForCausalLM",
+    "AdaptiveSpanForSequenceClassification",
+    "AdaptiveSpanModel",
     "CheckpointError",
     "ClippedAdagrad",
     "ConfigurationError",
@@ -67,6 +78,7 @@ __all__ = [
     "EfficientAttentionError",
     "InputError",
     "PatternCache",
+    "Ramp",
     "SegmentCollator",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",
@@ -97,9 +109,11 @@ __all__ = [
     "attention",
     "convert",
     "explain",
+    "freeze_spans",
     "noam_optimizer",
     "optimizer_groups",
     "patterns",
+    "set_span_limit",
     "sparsify",
     "use_backend",
 ]

@@ -32,7 +32,7 @@ class MLP(nn.Module):
     """Return W_down·act(W_up·x), or W_down·(act(W_gate·x) * W_up·x) if gated. [B, T, hidden] → same.
 
     Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `leaky_relu_slope`, `gated_mlp`,
-    `mlp_bias` and `mlp_output_init_std`.
+    `mlp_bias`, `mlp_output_init_std` and, where it has one, `activation_dropout`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -43,11 +43,12 @@ class MLP(nn.Module):
         self.down_proj = InitializedLinear(inner, hidden, bias, config.mlp_output_init_std)
         name = FUSED_ACTIVATIONS.get(config.hidden_act, config.hidden_act)
         self.act_fn = nn.LeakyReLU(config.leaky_relu_slope) if name == "leaky_relu" else ACT2FN[name]
+        self.dropout = nn.Dropout(getattr(config, "activation_dropout", 0.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.gate_proj is not None:
-            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-        return self.down_proj(self.act_fn(self.up_proj(x)))
+            return self.down_proj(self.dropout(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+        return self.down_proj(self.dropout(self.act_fn(self.up_proj(x))))
 
 
 def eager_attention_forward(

@@ -4,10 +4,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.sparse_block import build_norm
+
+
+class TokenEmbedding(nn.Embedding):
+    """The embedding of tokens, which may start as N(0, `embedding_init_std`²); None: as every other matrix."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.initial_std = config.embedding_init_std
+
+    def initialize(self) -> None:
+        # a checkpoint may have brought the weight, padding included
+        if self.initial_std is None or getattr(self.weight, "_is_hf_initialized", False):
+            return
+        init.normal_(self.weight, std=self.initial_std)
+        if self.padding_idx is not None:
+            init.zeros_(self.weight[self.padding_idx])
 
 
 class EmbeddingSum(nn.Module):

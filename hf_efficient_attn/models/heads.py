@@ -24,6 +24,7 @@ from hf_efficient_attn.models.head_parts import (
     DenseActivation,
     PredictionTransform,
     ResidualMLP,
+    add_penalty,
     exclude_question,
     name_inputs,
     pool,
@@ -120,6 +121,8 @@ class CausalLMHead(LanguageModelHead):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            counted = kwargs.get("shift_labels", labels[..., 1:])
+            loss = add_penalty(loss, outputs, counted, kwargs.get("num_items_in_batch"))
         fields = {"loss": loss, "logits": logits, "past_key_values": outputs.past_key_values}
         return self.output(CausalLMOutputWithPast, outputs, **fields)
 
@@ -144,6 +147,7 @@ class MaskedLMHead(LanguageModelHead):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = add_penalty(loss, outputs, labels, kwargs.get("num_items_in_batch"))
         return self.output(MaskedLMOutput, outputs, loss=loss, logits=logits)
 
 
@@ -195,7 +199,7 @@ class SequenceClassificationHead(ClassificationHead):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return self.output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
+        return self.output(SequenceClassifierOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
 
 
 class TokenClassificationHead(ClassificationHead):
@@ -216,7 +220,7 @@ class TokenClassificationHead(ClassificationHead):
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
         loss = None if labels is None else self.loss_function(logits, labels, self.config)
-        return self.output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
+        return self.output(TokenClassifierOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
 
 
 class QuestionAnsweringHead(Head):
@@ -256,7 +260,7 @@ class QuestionAnsweringHead(Head):
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        fields = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
+        fields = {"loss": add_penalty(loss, outputs), "start_logits": start_logits, "end_logits": end_logits}
         return self.output(QuestionAnsweringModelOutput, outputs, **fields)
 
 
@@ -287,4 +291,4 @@ class MultipleChoiceHead(ClassificationHead):
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
-        return self.output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
+        return self.output(MultipleChoiceModelOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)

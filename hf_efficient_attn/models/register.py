@@ -4,6 +4,7 @@ from types import ModuleType
 
 import transformers
 
+from hf_efficient_attn.models.adaptive_span import modeling_adaptive_span
 from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
 from hf_efficient_attn.models.sparse_seq2seq import modeling_sparse_seq2seq
 from hf_efficient_attn.models.sparse_transformer import modeling_sparse_transformer
@@ -12,6 +13,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     modeling_simplified_transformer,
     modeling_sparse_transformer,
     modeling_sparse_seq2seq,
+    modeling_adaptive_span,
 )
 HEADS = (
     "CausalLM",

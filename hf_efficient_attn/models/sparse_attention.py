@@ -11,18 +11,16 @@ from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.terms import Distance
 from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
 from hf_efficient_attn.models.global_rows import GlobalRows
+from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.relative_positions import RelativePositions, reach_of
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
-
-# which backend computes what transformers' attention implementations stand for; the function is always the pattern's
-BACKENDS = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
 
 
 class SparseAttention(nn.Module):
@@ -105,7 +103,7 @@ class SparseAttention(nn.Module):
             global_mask=global_mask,
             terms=terms,
             need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
-            backend=self._backend(),
+            backend=backend_of(self.config),
         )
         out = self.o_proj(out.flatten(2))
         if global_rows is not None:
@@ -131,15 +129,6 @@ class SparseAttention(nn.Module):
             global_key = rotate(global_key, *rotation)
         key, value = cache.update(torch.cat((key, global_key), 1), torch.cat((value, global_value), 1), self.layer_idx)
         return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
-
-    def _backend(self) -> str:
-        implementation = self.config._attn_implementation or "efficient"
-        if implementation not in BACKENDS:
-            raise UnsupportedBackendError(
-                f"attn_implementation={implementation!r} would drop the attention pattern of this "
-                f"{type(self.config).__name__}. Use one of: {', '.join(BACKENDS)}; all compute the same."
-            )
-        return BACKENDS[implementation]
 
     def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
         """Return what this layer computes: its pattern, joined with the global tokens that all examples share."""

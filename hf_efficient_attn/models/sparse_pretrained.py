@@ -1,4 +1,4 @@
-"""What every sparse family's models have in common: start values, capabilities, and the kernel they run on."""
+"""What models of several families have in common: start values, capabilities, and the kernel they run on."""
 
 from typing import Any
 
@@ -12,10 +12,11 @@ from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.global_attention import GlobalAttention
 
 
-class SparsePreTrainedModel(PreTrainedModel):
-    """Base of the sparse families. The pattern is part of the model; `attn_implementation` says how it is computed.
+class EfficientPreTrainedModel(PreTrainedModel):
+    """Base of the families whose layers read less than everything.
 
-    "efficient" (default): the fastest backend; "eager": the formula; "sdpa": densely with a mask; "flex_attention".
+    What is read is part of the model; `attn_implementation` says how it is computed: "efficient" (default): the fastest
+    backend; "eager": the formula; "sdpa": densely with a mask; "flex_attention".
     """
 
     supports_gradient_checkpointing = True
@@ -42,17 +43,6 @@ class SparsePreTrainedModel(PreTrainedModel):
         """As transformers', with "efficient" by default."""
         return super().get_correct_attn_implementation(requested_attention or NAME, is_init_check)
 
-    @torch.no_grad()
-    def copy_local_to_global(self) -> None:
-        """Copy the local projections to those of global tokens anew, in every layer.
-
-        Masked language modelling without global tokens never trains the copies, so the authors of Longformer copy again
-        after it, before fine-tuning.
-        """
-        for module in self.modules():
-            if isinstance(module, GlobalAttention):
-                module.copy_local()
-
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As `PreTrainedModel.from_pretrained`; refuses the checkpoint of another family and says how to convert it."""
@@ -65,3 +55,18 @@ class SparsePreTrainedModel(PreTrainedModel):
                 f"`hf-efficient-attn convert {path} NEW_FOLDER` converts it, if it can be converted."
             )
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+
+class SparsePreTrainedModel(EfficientPreTrainedModel):
+    """Base of the families with global tokens."""
+
+    @torch.no_grad()
+    def copy_local_to_global(self) -> None:
+        """Copy the local projections to those of global tokens anew, in every layer.
+
+        Masked language modelling without global tokens never trains the copies, so the authors of Longformer copy again
+        after it, before fine-tuning.
+        """
+        for module in self.modules():
+            if isinstance(module, GlobalAttention):
+                module.copy_local()

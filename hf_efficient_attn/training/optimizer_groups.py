@@ -1,30 +1,50 @@
-"""Which parameters weight decay acts on."""
+"""Which parameters weight decay acts on, and which have a learning rate of their own."""
 
 from typing import Any
 
 from torch import nn
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.spans import span_modules
 
 
-def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two optimizer groups: matrices, decayed by `weight_decay`, and the rest, not decayed.
+def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | None = None) -> list[dict[str, Any]]:
+    """Return optimizer groups: matrices, decayed by `weight_decay`; the rest, not decayed; learned attention spans.
 
     The rest is every trainable vector or number: gains, norm scales, biases. Decaying a gain pulls its branch to zero,
-    and stock `Trainer` would do it, since it only recognises norms and biases by name. Pass the groups to it by
+    and stock `Trainer` would do it, since it only recognises norms and biases by name. Spans are not decayed either, a
+    second penalty on them beside `span_penalty`; their group is there if the model learns any. Pass the groups on by
     `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`.
 
-    Raises:
-        InputError: the model has no trainable parameter.
+    Args:
+        weight_decay: of the first group.
+        span_lr: learning rate of the spans; by default that of the optimizer. Spans are kept as shares of the span
+            limit: a step of AdamW moves one by about span_lr · span_limit tokens.
 
-    Source: He & Hofmann (arXiv:2311.01906), appendix D and the authors' code.
+    Raises:
+        InputError: the model has no trainable parameter, or span_lr is given and it has no trainable span.
+
+    Source: He & Hofmann (arXiv:2311.01906), appendix D and the authors' code; spans: Sukhbaatar et al.
+    (arXiv:1905.07799).
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trainable:
         raise InputError(f"{type(model).__name__} has no trainable parameter: every requires_grad is False.")
-    decayed = [parameter for name, parameter in trainable if _is_decayed(name, parameter)]
-    others = [parameter for name, parameter in trainable if not _is_decayed(name, parameter)]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    of_spans = {id(parameter) for module in span_modules(model) for parameter in module.parameters()}
+    spans = [parameter for _, parameter in trainable if id(parameter) in of_spans]
+    if span_lr is not None and not spans:
+        raise InputError(
+            f"span_lr={span_lr}: {type(model).__name__} has no trainable span. Leave span_lr out, or build the model "
+            "with span='adaptive' or 'dynamic'."
+        )
+    rest = [(name, parameter) for name, parameter in trainable if id(parameter) not in of_spans]
+    decayed = [parameter for name, parameter in rest if _is_decayed(name, parameter)]
+    others = [parameter for name, parameter in rest if not _is_decayed(name, parameter)]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if spans:
+        own_rate = {} if span_lr is None else {"lr": span_lr}
+        groups.append({"params": spans, "weight_decay": 0.0, **own_rate})
+    return groups
 
 
 def _is_decayed(name: str, parameter: nn.Parameter) -> bool:

@@ -39,5 +39,5 @@ def test_relations_are_those_of_the_tree() -> None:
 def test_wrong_labels_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="last must be at least first"):
         Distance(3, 2)
-    with pytest.raises(ConfigurationError, match="unknown kind 'bucket'. Known kinds: distance, span_relation"):
+    with pytest.raises(ConfigurationError, match="unknown kind 'bucket'. Known kinds: distance, ramp, span_relation"):
         Label.from_dict({"kind": "bucket"})

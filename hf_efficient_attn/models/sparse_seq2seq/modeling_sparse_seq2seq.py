@@ -19,7 +19,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.embeddings import EmbeddingSum
+from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
 from hf_efficient_attn.models.masks import check_mask, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
@@ -28,7 +28,7 @@ from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, glo
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
 from .heads import Seq2SeqLMHead, Seq2SeqQuestionAnsweringHead, Seq2SeqSequenceClassificationHead
-from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, TokenEmbedding, record_layers
+from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, record_layers
 from .seq2seq_inputs import check_positions, check_sides, check_source_mask, shift_source
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -51,19 +50,3 @@ class SparseSeq2SeqStack(SparseSeq2SeqPreTrainedModel):
         super().__init__(config)
         self.embed = embed
         self.gradient_checkpointing = False
-
-
-class TokenEmbedding(nn.Embedding):
-    """The embedding that source, target and, if tied, output share. It may start with `embedding_init_std`."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.initial_std = config.embedding_init_std
-
-    def initialize(self) -> None:
-        # a checkpoint may have brought the weight, padding included
-        if self.initial_std is None or getattr(self.weight, "_is_hf_initialized", False):
-            return
-        init.normal_(self.weight, std=self.initial_std)
-        if self.padding_idx is not None:
-            init.zeros_(self.weight[self.padding_idx])

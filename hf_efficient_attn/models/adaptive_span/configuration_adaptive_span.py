@@ -1,0 +1,154 @@
+"""Configuration of the Transformer with adaptive attention span."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.pattern_config import check_fields, check_heads
+from hf_efficient_attn.models.span_config import check_spans
+
+from . import presets
+
+CHOICES = {
+    "position_embedding_type": ("relative_keys", "rope", "none"),
+    "matrix_init": ("normal", "uniform"),
+    "classifier_pooling": (None, "first", "last", "mean"),
+}
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+@strict
+class AdaptiveSpanConfig(PreTrainedConfig):
+    r"""Describe a Transformer whose heads learn how far they read.
+
+    The presets `text8_small`, `text8_large`, `enwik8_small`, `enwik8_large` and `enwik8_demo` are the authors'
+    networks, `modern` is a pre-norm network with rotary positions; every field can be changed on top.
+
+    Args:
+        span: "adaptive", a learned span per head; "dynamic", one that every token chooses; "fixed", all of the limit.
+        span_limit: the longest span S, in tokens. Changed at load, it would stretch all spans; see `set_span_limit`.
+        span_ramp: R, over how many tokens the mask falls from 1 to 0 beyond the span.
+        span_penalty: λ; training minimises the mean loss of a token in nats plus λ · Σ over layers of the mean span of
+            the heads in tokens (R not counted).
+        span_init: learned spans at the start, as a share of the limit.
+        dynamic_span_bias: b of span S · sigmoid(v·x + b) at the start; v starts at 0.
+        include_self: whether a token reads itself; the authors' network reads only what stands before it.
+        frozen_spans: spans in tokens, a list per layer with a number per head, that are no longer trained; see
+            `freeze_spans`.
+        is_causal: each token sees the past, or both sides, with a ramp on either.
+        position_embedding_type: "relative_keys", a trained vector per distance added to the keys, shared by heads and
+            layers (causal only); "rope"; "none".
+        norm_position, norm_type, norm_eps, norm_bias: "post" or "pre", then a norm follows the last block;
+            "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
+            output; MLP; vocabulary.
+        gated_mlp: act(x·W_gate) * (x·W_up).
+        activation_dropout, attention_dropout: of the MLP's inner activations and of attention weights.
+        matrix_init: "normal", N(0, initializer_range²), or "uniform", ±1/√(inputs), as torch starts a linear map.
+        embedding_init_std: standard deviation of embeddings at the start; None: initializer_range.
+        classifier_pooling: what stands for a sequence: its "first", "last" or "mean" token; None: "last" if causal,
+            else "mean".
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799).
+
+    >>> AdaptiveSpanConfig.enwik8_demo().span_limit
+    1024
+    """
+
+    model_type = "adaptive_span"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    vocab_size: int = 256
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 8
+    is_causal: bool = True
+
+    span: str = "adaptive"
+    span_limit: int = 8192
+    span_ramp: int = 32
+    span_penalty: float | int = 2e-6
+    span_init: float | int = 0.0
+    dynamic_span_bias: float | int = -4.0
+    include_self: bool = False
+    frozen_spans: list[list[float]] | None = None
+
+    hidden_act: str = "relu"
+    gated_mlp: bool = False
+    mlp_bias: bool = True
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    norm_position: str = "post"
+    norm_type: str = "layernorm"
+    norm_eps: float | int = 1e-5
+    norm_bias: bool = True
+
+    position_embedding_type: str = "relative_keys"
+    rope_parameters: RopeParameters | dict | None = None
+    max_position_embeddings: int = 8192
+    matrix_init: str = "uniform"
+    embedding_init_std: float | int | None = 1.0
+    initializer_range: float | int = 0.02
+
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+
+    lm_head_bias: bool = True
+    classifier_dropout: float | int = 0.0
+    classifier_pooling: str | None = None
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    # the sum of the embeddings has neither of these
+    scale_embedding = False
+    embedding_norm = False
+    type_vocab_size = 0
+    mlp_output_init_std = None
+
+    text8_small = classmethod(presets.text8_small)
+    text8_large = classmethod(presets.text8_large)
+    enwik8_small = classmethod(presets.enwik8_small)
+    enwik8_large = classmethod(presets.enwik8_large)
+    enwik8_demo = classmethod(presets.enwik8_demo)
+    modern = classmethod(presets.modern)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.gated_mlp:
+            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
+        self.check()
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
+        return self.hidden_size // self.num_attention_heads
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; bring `frozen_spans` into JSON."""
+        check_fields(self, CHOICES, SIZES)
+        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        check_spans(self)
+        if self.position_embedding_type == "relative_keys" and not self.is_causal:
+            raise ConfigurationError(
+                "position_embedding_type='relative_keys' has a vector for every distance to the past; with "
+                "is_causal=False use 'rope' or 'none'."
+            )
+        if self.position_embedding_type == "rope" and self.head_dim % 2:
+            raise ConfigurationError(f"Rotary positions need an even head size, not {self.head_dim}.")
+
+
+__all__ = ["AdaptiveSpanConfig"]

@@ -1,0 +1,377 @@
+"""Transformer whose heads learn how far they read: fixed, adaptive and dynamic attention span.
+
+A head with span z reads the S keys before a query (the query itself left out, unless `include_self`) through a mask
+that is 1 up to z and falls to 0 over R more tokens; keys beyond are not computed. The score of query t and key r is
+q_t·(k_r + p_{t−r}) / √D with one table p for all heads and layers, or rotary. Texts longer than a training step are
+read in segments, each with the layers' inputs of the one before.
+
+Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), sections 2 and 3, and, where
+the text is silent, what its code is known to compute: scores are scaled, layers are post-norm, the distance to the nearest
+key counts as 0. Where we differ: each head computes its own span and not the longest of its layer; what lies before a
+text is not read (theirs: zeros, that take their share of the softmax); the paper does not say what a dynamic span's
+penalty averages over: here, over the real tokens of the batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_efficient_attn.errors import CheckpointError, InputError
+from hf_efficient_attn.models.blocks import MLP
+from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.freeze_spans import fit_rows
+from hf_efficient_attn.models.global_attention import rotate
+from hf_efficient_attn.models.heads import CausalLMHead, SequenceClassificationHead
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
+from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
+from hf_efficient_attn.models.span_attention import attend_spans
+from hf_efficient_attn.models.span_cache import SpanCache, kept_tokens
+from hf_efficient_attn.models.span_config import span_window
+from hf_efficient_attn.models.spans import Spans, span_modules
+from hf_efficient_attn.models.sparse_block import build_norm, finite
+from hf_efficient_attn.models.sparse_inputs import check_inputs
+from hf_efficient_attn.models.sparse_pretrained import EfficientPreTrainedModel
+
+from .configuration_adaptive_span import AdaptiveSpanConfig
+
+# tokens that a layer remembers beyond its longest span, so that spans can grow
+SPARE_TOKENS = 64
+
+
+@dataclass
+class SpanModelOutput(BaseModelOutputWithPast):
+    """What `AdaptiveSpanModel` returns.
+
+    Attributes:
+        span_penalty: λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and where λ is 0.
+    """
+
+    span_penalty: Tensor | None = None
+
+
+class SpanAttention(nn.Module):
+    """Multi-head attention with a span per head. [B, T, hidden_size] → the same, weights or None, and the mean span."""
+
+    def __init__(self, config: AdaptiveSpanConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
+        self.scaling = self.head_dim**-0.5
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
+        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.spans = Spans(config, layer_idx)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        position_table: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        real_tokens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the output, the weights [B, H, T, K] with `output_attentions`, and the mean span of the heads.
+
+        Args:
+            attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
+            memory: inputs of this layer before these, [B, C, hidden_size].
+            position_table: [limit, D], a vector per distance.
+            position_embeddings: cosines and sines of the positions of at least all keys, of which the last count.
+            real_tokens: bool [B, T]; the mean of dynamic spans is over these.
+        """
+        read = hidden_states if memory is None else torch.cat((memory.to(hidden_states.dtype), hidden_states), 1)
+        query, key, value = (
+            projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection, states in ((self.q_proj, hidden_states), (self.k_proj, read), (self.v_proj, read))
+        )
+        if position_embeddings is not None:
+            query, key = (rotate_last(each, position_embeddings) for each in (query, key))
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        spans = self.spans(hidden_states)
+        out, weights = attend_spans(
+            query,
+            key,
+            value,
+            spans,
+            span_window(self.config),
+            attention_mask,
+            self.scaling,
+            self.config.attention_dropout if self.training else 0.0,
+            position_table,
+            known_spans=self.spans.frozen,
+            layer_idx=self.layer_idx,
+            need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            backend=backend_of(self.config),
+        )
+        return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens)
+
+
+def rotate_last(states: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+    """Return [B, H, T, D] rotated by the last T of the given angles."""
+    cos, sin = (each[:, each.shape[1] - states.shape[2] :] for each in position_embeddings)
+    return rotate(states, cos, sin)
+
+
+def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
+    """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: they are no numbers."""
+    if spans is None or spans.shape[2] == 1 or real_tokens is None:
+        return None if spans is None else spans.mean()
+    return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
+
+
+class AdaptiveSpanLayer(GradientCheckpointingLayer):
+    """One block, post-norm as the authors' or pre-norm. [B, T, hidden_size] → the same, and the mean span."""
+
+    def __init__(self, config: AdaptiveSpanConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = SpanAttention(config, layer_idx)
+        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, hidden_states: Tensor, memory: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.is_pre_norm:
+            memory = None if memory is None else self.attention_norm(memory)
+            attended, _, span = self.self_attn(self.attention_norm(hidden_states), memory=memory, **kwargs)
+            hidden_states = hidden_states + self.dropout(attended)
+            return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))), span
+        attended, _, span = self.self_attn(hidden_states, memory=memory, **kwargs)
+        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
+        return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))), span
+
+
+class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = AdaptiveSpanConfig
+    config: AdaptiveSpanConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "adaptive-span", "hf_efficient_attn"]
+    extra_inputs = ("segment_index",)
+    _no_split_modules = ["AdaptiveSpanLayer"]
+    _can_record_outputs = {"hidden_states": AdaptiveSpanLayer, "attentions": SpanAttention}
+    _keep_in_fp32_modules_strict = ["spans"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if self.config.matrix_init == "uniform" and type(module) is nn.Linear:
+            limit = module.in_features**-0.5
+            init.uniform_(module.weight, -limit, limit)
+            if module.bias is not None:
+                init.uniform_(module.bias, -limit, limit)
+
+    def reset_memory(self) -> None:
+        """Forget the segments read so far."""
+        self.base_model.memory.clear()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            CheckpointError: the checkpoint of another family, a span limit other than the saved one, or spans outside
+                of it.
+        """
+        saved = saved_config(pretrained_model_name_or_path, kwargs)
+        config = kwargs.get("config")
+        wanted = kwargs.get("span_limit", getattr(config, "span_limit", None))
+        old = saved.get("span_limit")
+        if None not in (wanted, old) and wanted != old:
+            raise CheckpointError(
+                f"The checkpoint has span_limit={old}, and span_limit={wanted} is asked for. A span is saved as a share "
+                f"of the limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load it "
+                f"as it is, and call set_span_limit(model, {wanted}), which sets every share to "
+                f"min(1, share * {old} / {wanted}) and fits the table of positions."
+            )
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        for spans in span_modules(loaded[0] if isinstance(loaded, tuple) else loaded):
+            spans.check()
+        return loaded
+
+
+class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
+    """The backbone: embedding, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+
+    def __init__(self, config: AdaptiveSpanConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = TokenEmbedding(config)
+        self.embeddings = EmbeddingSum(config)
+        self.distances = DistanceTable(config) if config.position_embedding_type == "relative_keys" else None
+        self.layers = nn.ModuleList(AdaptiveSpanLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.memory = SegmentMemory()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        segment_index: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SpanModelOutput:
+        """Return the last hidden state, in training the penalty of the spans, and with `use_cache` the cache.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
+                a packed document begins; documents do not see each other.
+            segment_index: int [B], the number of this segment in the text of its row; the layers then read what they
+                have kept of the segment before, which must have been the last call. Training and evaluation keep
+                their own. None: the input stands for itself.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        tokens = inputs_embeds.shape[1]
+        memories: list[Tensor | None] = [None] * len(self.layers)
+        if segment_index is not None:
+            check_segment(segment_index, attention_mask, position_ids, past_key_values)
+            memories = self.memory.read(segment_index, self.training, len(self.layers))
+            longest = max(0 if memory is None else memory.shape[1] for memory in memories)
+            position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
+        elif use_cache and self.config.is_causal and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config) if torch.compiler.is_compiling() else SpanCache(self)
+        past_tokens, num_keys = 0, tokens
+        if past_key_values is not None:
+            past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
+        check_mask(attention_mask, len(inputs_embeds), tokens, past_tokens)
+        documents = None
+        if segment_index is None:
+            documents = find_documents(position_ids, attention_mask, len(inputs_embeds), past_tokens)
+        table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
+        hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
+        if self.distances is not None:
+            where["position_table"] = self.distances()
+        if attention_mask is not None and attention_mask.ndim == 2:
+            where["real_tokens"] = attention_mask[:, -tokens:].bool()
+        kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": past_key_values}
+        hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs)
+        if segment_index is not None:
+            self._remember(segment_index, memories, inputs)
+        return SpanModelOutput(
+            last_hidden_state=self.norm(hidden_states),
+            past_key_values=past_key_values,
+            span_penalty=self._penalty(spans),
+        )
+
+    def _run_layers(
+        self, hidden_states: Tensor, memories: list[Tensor | None], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
+        """Return the last hidden states, the mean span of every layer, and the layers' inputs."""
+        inputs, spans = [], []
+        for layer, memory in zip(self.layers, memories, strict=True):
+            inputs.append(hidden_states)
+            hidden_states, span = layer(hidden_states, memory=memory, **kwargs)
+            spans.append(span)
+        return hidden_states, spans, inputs
+
+    def _penalty(self, spans: list[Tensor | None]) -> Tensor | None:
+        trained = [span for span in spans if span is not None]
+        if not self.training or not trained or self.config.frozen_spans is not None:
+            return None
+        return self.config.span_penalty * torch.stack([span.to(trained[0].device) for span in trained]).sum()
+
+    def _remember(self, segment_index: Tensor, memories: list[Tensor | None], inputs: list[Tensor]) -> None:
+        kept = [
+            remember(memory, states, min(self.config.span_limit, kept_tokens(spans, self.config) + SPARE_TOKENS))
+            for memory, states, spans in zip(memories, inputs, span_modules(self), strict=True)
+        ]
+        self.memory.write(segment_index, self.training, kept)
+
+
+class DistanceTable(nn.Module):
+    """A vector for each distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as the authors'."""
+
+    def __init__(self, config: AdaptiveSpanConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.span_limit, config.head_dim))
+
+    def initialize(self) -> None:
+        init.normal_(self.weight)
+
+    def forward(self) -> Tensor:
+        """Return the table."""
+        return self.weight
+
+    def set_distances(self, num_distances: int) -> None:
+        """Change the number of distances; new ones start as the others did."""
+        self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
+
+
+def check_segment(segment_index: Tensor, attention_mask: Any, position_ids: Any, cache: Any) -> None:
+    """Raise InputError for what segments of a text cannot be combined with."""
+    if attention_mask is not None and not bool((attention_mask == 1).all()):
+        raise InputError(
+            "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
+            "full length (TextSegments drops the rest of a text), or leave segment_index out."
+        )
+    given = {"position_ids": position_ids, "past_key_values": cache}
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
+    if segment_index.ndim != 1:
+        raise InputError(f"segment_index has shape {list(segment_index.shape)}; it must be [batch].")
+
+
+class AdaptiveSpanForCausalLM(CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin):
+    backbone_class = AdaptiveSpanModel
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As transformers'; by default with a cache of what the spans still reach, unless tokens may be taken back."""
+        is_default = generation_config.cache_implementation is None and model_kwargs.get("past_key_values") is None
+        if is_default and generation_config.use_cache and generation_mode != GenerationMode.ASSISTED_GENERATION:
+            model_kwargs["past_key_values"] = SpanCache(self)
+            return None
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: AdaptiveSpanConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """Return the token table of one step under a static cache, of a shape that does not grow."""
+        return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+
+
+class AdaptiveSpanForSequenceClassification(SequenceClassificationHead, AdaptiveSpanPreTrainedModel):
+    backbone_class = AdaptiveSpanModel
+
+
+__all__ = [
+    "AdaptiveSpanForCausalLM",
+    "AdaptiveSpanForSequenceClassification",
+    "AdaptiveSpanModel",
+    "AdaptiveSpanPreTrainedModel",
+]

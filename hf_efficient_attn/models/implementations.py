@@ -1,0 +1,23 @@
+"""Which backend computes what transformers' attention implementations stand for."""
+
+from typing import Any
+
+from hf_efficient_attn.errors import UnsupportedBackendError
+
+# the function computed is always the model's own
+BACKENDS = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
+
+
+def backend_of(config: Any) -> str:
+    """Return the backend for the attention implementation of a config.
+
+    Raises:
+        UnsupportedBackendError: an implementation that knows nothing of the model's attention.
+    """
+    implementation = config._attn_implementation or "efficient"
+    if implementation not in BACKENDS:
+        raise UnsupportedBackendError(
+            f"attn_implementation={implementation!r} would drop the attention pattern of this "
+            f"{type(config).__name__}. Use one of: {', '.join(BACKENDS)}; all compute the same."
+        )
+    return BACKENDS[implementation]

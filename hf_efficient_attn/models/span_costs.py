@@ -1,0 +1,39 @@
+"""What spans cost: the figures by which the authors compare models."""
+
+from math import ceil
+from typing import Any
+
+from torch import nn
+
+from hf_efficient_attn.models.spans import span_modules
+
+
+def average_span(model: nn.Module) -> float:
+    """Return the average span in tokens as the authors report it: per layer ⌈mean span⌉ + ramp, at most the limit."""
+    spans = span_modules(model)
+    per_layer = [min(each.limit, ceil(float(each.head_spans().mean())) + each.ramp) for each in spans]
+    return sum(per_layer) / len(per_layer)
+
+
+def max_span(model: nn.Module) -> int:
+    """Return the keys that the head with the longest span reads, its ramp included, in tokens."""
+    return max(min(each.limit, ceil(float(each.head_spans().max())) + each.ramp) for each in span_modules(model))
+
+
+def span_flops(config: Any, span: float) -> float:
+    """Return the multiply-adds of one token: L · (4d² + 2·d·d_ff + 2·span·d), with 3·d·d_ff for a gated MLP.
+
+    Not counted, as in the paper's figures: embeddings, norms, softmax, the output layer, positions.
+
+    Args:
+        span: average span in tokens, ramp included.
+
+    >>> from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
+    >>> span_flops(AdaptiveSpanConfig.text8_small(), 314)
+    41607168
+
+    Source: the paper (arXiv:1905.07799) prints no formula; this one gives the figures of its tables.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    maps = 4 * width * width + (3 if config.gated_mlp else 2) * width * inner
+    return config.num_hidden_layers * (maps + 2 * span * width)

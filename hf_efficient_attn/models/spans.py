@@ -1,0 +1,153 @@
+"""How far the heads of a layer read: all of a limit, a learned span each, or a span that every token chooses.
+
+With span z a head weighs the key at index x (0 is the nearest one it may read) by m_z(x) = clamp((R + z − x) / R, 0, 1)
+before the softmax is normalised, which is softmax(s + log m). The ramp of R tokens carries the gradient of z.
+
+Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), section 2.2. As the authors'
+code and unlike the letter of the paper, the nearest key has index 0 and not 1, so that span 0 reads R keys.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_efficient_attn.errors import CheckpointError
+
+FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
+KINDS = (FIXED, ADAPTIVE, DYNAMIC)
+
+
+class Spans(nn.Module):
+    """The spans of one layer's heads. Shapes: hidden states [B, T, hidden_size] → spans in tokens.
+
+    `adaptive`: a parameter `ratio` [H], spans are `limit` · ratio, kept within 0 and 1 by `clamp_`, which also runs
+    before every forward pass in training. `dynamic`: limit · sigmoid(weight·x_t + bias), with a vector a head, which
+    starts at 0 (the paper does not say), and a bias. `fixed`: the limit. `frozen`: the config's `frozen_spans`.
+    Parameters stay in float32 whatever the model is cast to: in bfloat16 a span of 8,192 tokens moves by 32.
+
+    Reads from the config: `span`, `span_limit`, `span_ramp`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
+    """
+
+    is_span = True
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.num_heads = layer_idx, config.num_attention_heads
+        self.limit, self.ramp = config.span_limit, config.span_ramp
+        self.kind = config.span if config.frozen_spans is None else FROZEN
+        self.frozen = None if config.frozen_spans is None else tuple(config.frozen_spans[layer_idx])
+        self.initial_ratio, self.initial_bias = float(config.span_init), float(config.dynamic_span_bias)
+        # of the last forward pass, for reports
+        self.seen: Tensor | None = None
+        if self.kind == ADAPTIVE:
+            self.ratio = nn.Parameter(torch.full((self.num_heads,), self.initial_ratio, dtype=torch.float32))
+            self.register_state_dict_pre_hook(lambda module, *_: module.clamp_())
+        elif self.kind == DYNAMIC:
+            self.weight = nn.Parameter(torch.zeros(self.num_heads, config.hidden_size, dtype=torch.float32))
+            self.bias = nn.Parameter(torch.full((self.num_heads,), self.initial_bias, dtype=torch.float32))
+
+    def initialize(self) -> None:
+        """Set the start values."""
+        if self.kind == ADAPTIVE:
+            init.constant_(self.ratio, self.initial_ratio)
+        elif self.kind == DYNAMIC:
+            init.zeros_(self.weight)
+            init.constant_(self.bias, self.initial_bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor | None:
+        """Return spans in tokens, float32 [1, H, 1] or, if dynamic, [B, H, T]; None: all heads read the limit."""
+        if self.kind == FIXED:
+            return None
+        if self.kind == FROZEN:
+            return torch.tensor(self.frozen, device=hidden_states.device)[None, :, None]
+        if self.kind == ADAPTIVE:
+            if self.training and not torch.compiler.is_compiling():
+                self.clamp_()
+            return self.limit * self.ratio[None, :, None]
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            logits = nn.functional.linear(hidden_states.to(self.weight.dtype), self.weight, self.bias)
+        spans = self.limit * torch.sigmoid(logits).transpose(1, 2)
+        if not torch.compiler.is_compiling():
+            self.seen = spans.detach().mean((0, 2))
+        return spans
+
+    def clamp_(self) -> None:
+        """Bring learned spans back between 0 and the limit, in place; an optimizer does not know these bounds."""
+        if self.kind == ADAPTIVE:
+            # .data: two forward passes before a backward one must not count as a change of what was saved
+            self.ratio.data.clamp_(0.0, 1.0)
+
+    def head_spans(self) -> Tensor:
+        """Return the span of each head in tokens, ramp not counted, [H]; dynamic: its mean over the last tokens seen.
+
+        Before a dynamic span has seen a token, what it starts with.
+        """
+        with torch.no_grad():
+            if self.kind == FIXED:
+                return torch.full((self.num_heads,), float(self.limit))
+            if self.kind == FROZEN:
+                return torch.tensor(self.frozen)
+            if self.kind == ADAPTIVE:
+                return self.limit * whole(self.ratio).clamp(0.0, 1.0)
+            return self.limit * torch.sigmoid(whole(self.bias)) if self.seen is None else self.seen
+
+    def freeze(self, tokens: list[float]) -> None:
+        """Replace the parameter by these numbers, in tokens."""
+        self.kind, self.frozen = FROZEN, tuple(tokens)
+        del self.ratio
+
+    @torch.no_grad()
+    def set_limit(self, limit: int) -> None:
+        """Change the limit; learned spans keep their tokens, as far as the limit allows."""
+        if self.kind == ADAPTIVE:
+            self.ratio.mul_(self.limit / limit).clamp_(0.0, 1.0)
+        self.limit = limit
+
+    def check(self) -> None:
+        """Raise CheckpointError if learned spans lie outside of 0 … limit, as no training leaves them."""
+        if self.kind != ADAPTIVE or self.ratio.is_meta:
+            return
+        ratios = whole(self.ratio)
+        if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):
+            raise CheckpointError(
+                f"Layer {self.layer_idx} has span ratios {[round(float(ratio), 4) for ratio in ratios]}; a ratio is a "
+                f"share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens in the place "
+                "of shares (divide them by the span limit), or was written without clamping them after the last step."
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Spans":
+        """Move as told, but never to a narrower dtype."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_narrower = moved.is_floating_point() and moved.dtype.itemsize < tensor.dtype.itemsize
+            return tensor.to(moved.device) if is_narrower else moved
+
+        return super()._apply(move, recurse)  # type: ignore[no-any-return]
+
+
+def span_modules(model: nn.Module) -> list[Spans]:
+    """Return the spans of all layers of a model, in the order of the layers; empty: it has none."""
+    return [module for module in model.modules() if getattr(module, "is_span", False)]  # type: ignore[misc]
+
+
+def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:
+    """Return log m_z(x) of the `count` keys from index `first` on: 0 within the span, -inf beyond the ramp.
+
+    Shapes: spans [...] in tokens → [..., count].
+
+    >>> log_soft_mask(torch.tensor([1.0]), 0, 5, 2).exp().tolist()
+    [[1.0, 1.0, 0.5, 0.0, 0.0]]
+    """
+    index = torch.arange(first, first + count, device=spans.device)
+    mask = ((ramp + spans[..., None] - index) / ramp).clamp(0.0, 1.0)
+    # where the logarithm is not taken, its gradient must be finite all the same
+    return torch.where(mask > 0, mask.clamp(min=torch.finfo(mask.dtype).tiny).log(), float("-inf"))
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """Return a parameter as one tensor, also where it is sharded over processes."""
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
