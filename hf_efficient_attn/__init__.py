@@ -59,6 +59,7 @@ from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+from hf_efficient_attn.training.span_callback import SpanCallback
 from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
 
 __version__ = "0.1.0"
@@ -88,6 +89,7 @@ __all__ = [
     "SimplifiedTransformerForSequenceClassification",
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
+    "SpanCallback",
     "SpanRelation",
     "SparseSeq2SeqConfig",
     "SparseSeq2SeqForConditionalGeneration",
