@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 
-CORPORA = {"state_of_the_union": state_of_the_union, "spam_assassin": spam_assassin}
+CORPORA = {"spam_assassin": spam_assassin, "state_of_the_union": state_of_the_union}
 TITLES = {
-    "state_of_the_union": "the president's party from State of the Union addresses",
     "spam_assassin": "spam from the mails of SpamAssassin",
+    "state_of_the_union": "the president's party from State of the Union addresses",
 }
 
 
@@ -24,8 +24,8 @@ class ModelArguments:
 
     max_length: int = field(default=8192, metadata={"help": "Tokens that the sparse model reads of a document."})
     train_length: int = field(
-        default=2048,
-        metadata={"help": "Tokens of the pieces that the sparse model is trained on: more of them, more steps."},
+        default=8192,
+        metadata={"help": "Tokens of the pieces that the sparse model is trained on: fewer of them, more steps."},
     )
     dense_length: int = field(default=512, metadata={"help": "Tokens that the dense model reads of a document."})
     attention_window: int = field(
@@ -89,7 +89,7 @@ class ModelArguments:
 class DataArguments(TaskDataArguments):
     """Which documents. With none named, a corpus of `examples/corpora`."""
 
-    corpus: str = field(default="state_of_the_union", metadata={"help": f"One of {', '.join(CORPORA)}."})
+    corpus: str = field(default="spam_assassin", metadata={"help": f"One of {', '.join(CORPORA)}."})
     text_column_name: str = field(default="text", metadata={"help": "The column of the document."})
     label_column_name: str = field(default="label", metadata={"help": "The column of its class, a number or a word."})
 

@@ -17,13 +17,17 @@ from token_batches import pad_batch, token_batches
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 METRIC = Path(__file__).parent / "metrics" / "classification_scores"
-SCORES = ("accuracy", "f1_macro", "matthews")
+SCORES = ("accuracy", "accuracy_long", "f1_macro", "matthews")
 Scores = dict[str, float]
 
 
 def scores_of(predictions: Sequence[int], documents: Documents) -> Scores:
-    """Return accuracy, macro F1 and Matthews correlation."""
-    return evaluate.load(str(METRIC)).compute(predictions=list(predictions), references=documents.labels)
+    """Return accuracy, macro F1 and Matthews correlation; and the accuracy on long documents, if there are any."""
+    scores = evaluate.load(str(METRIC)).compute(predictions=list(predictions), references=documents.labels)
+    if documents.long:
+        rights = [predictions[place] == documents.labels[place] for place in documents.long]
+        scores["accuracy_long"] = statistics.fmean(rights)
+    return scores
 
 
 def score_model(
@@ -96,6 +100,6 @@ def over_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _mean_scores(scores: Sequence[Scores]) -> dict[str, float | None]:
     means: dict[str, float | None] = {name: statistics.fmean(one[name] for one in scores) for name in scores[0]}
-    for name in SCORES:
+    for name in filter(means.__contains__, SCORES):
         means[f"{name}_deviation"] = statistics.stdev(one[name] for one in scores) if len(scores) > 1 else None
     return means

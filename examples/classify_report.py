@@ -1,9 +1,11 @@
 """What a run of `classify_documents.py` leaves to read: tables, what they mean, model cards, a picture."""
 
+import math
 import re
 from typing import Any
 
 from classify_arguments import ClassifyTrainingArguments, ModelArguments
+from classify_evaluation import SCORES
 from task_run import results_table, smoothed
 
 from hf_efficient_attn.pictures import new_figure
@@ -12,6 +14,7 @@ COLUMNS = {
     "model": ("model", "{}"),
     "reads": ("reads of a document", "{}"),
     "accuracy": ("accuracy", "{}"),
+    "accuracy_long": ("on long ones", "{}"),
     "f1_macro": ("macro F1", "{}"),
     "matthews": ("Matthews", "{}"),
     "documents_per_second": ("documents/s", "{:,.1f}"),
@@ -28,6 +31,7 @@ TRAINING_COLUMNS = {
     "reload_difference": ("reload difference", "{:.1e}"),
 }
 COLORS = {"sparse": "C0", "dense": "C1"}
+TITLES = {"accuracy": "the test documents", "accuracy_long": "the long ones among them"}
 
 
 def results_text(content: dict[str, Any], model: ModelArguments, training: ClassifyTrainingArguments) -> str:
@@ -36,13 +40,14 @@ def results_text(content: dict[str, Any], model: ModelArguments, training: Class
     parts = [
         f"{data['train_documents']:,} documents to train on, {data['test_documents']:,} to test on; these have "
         f"{data['test_tokens_median']:,} tokens in the middle, at most {data['test_tokens_longest']:,}. Classes: "
-        f"{', '.join(data['classes'])}.",
+        f"{', '.join(data['classes'])}. {data['long_test_documents']:,} are long: an input of {data['long_from']:,} "
+        "tokens does not hold them.",
         results_table(COLUMNS, _score_rows(content)),
         results_table(TRAINING_COLUMNS, _training_rows(content)),
         f"Both models have one shape, one tokenizer, learning rate {training.learning_rate:g}, "
         f"{training.tokens_per_step:,} tokens a step and {training.seconds_per_model:g} seconds of training. They are "
         f"trained on random pieces of documents, of up to {model.train_length:,} tokens for the sparse one and "
-        f"{model.dense_length:,} for the dense one. {_about_spread(data['test_documents'], num_seeds)} A bag of words "
+        f"{model.dense_length:,} for the dense one. {_about_spread(content, num_seeds)} A bag of words "
         "is logistic regression on TF-IDF of the same tokens. Peak: memory of a training step on the largest batch, "
         "beyond the weights.",
     ]
@@ -55,24 +60,37 @@ def results_text(content: dict[str, Any], model: ModelArguments, training: Class
     return "\n\n".join(parts + _verdict(content) + stops)
 
 
-def _about_spread(num_documents: int, num_seeds: int) -> str:
+def _about_spread(content: dict[str, Any], num_seeds: int) -> str:
     spread = "± is the standard deviation over them" if num_seeds > 1 else "a single one says nothing of its spread"
+    sizes = {"accuracy": "test_documents", "accuracy_long": "long_test_documents"}
+    errors = []
+    for name, size in sizes.items():
+        best, num_documents = max(scores.get(name, 0.0) for scores in _readings(content)), content["data"][size]
+        if num_documents:
+            errors.append(
+                f"{num_documents:,} documents place an accuracy of {best:.2f} within "
+                f"±{_standard_error(best, num_documents):.3f}"
+            )
     return (
-        f"Scores are means over {num_seeds} seed(s); {spread}. Beyond that, {num_documents:,} documents place an "
-        f"accuracy near one half within ±{_standard_error(num_documents):.3f} (one standard error): smaller "
-        "differences mean nothing."
+        f"Scores are means over {num_seeds} seed(s); {spread}. Beyond that, {', '.join(errors)} (one standard error): "
+        "smaller differences mean nothing."
     )
 
 
-def _standard_error(num_documents: int) -> float:
-    return 0.5 * num_documents**-0.5
+def _standard_error(accuracy: float, num_documents: int) -> float:
+    return math.sqrt(accuracy * (1 - accuracy) / num_documents)
+
+
+def _readings(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the scores of both models, one for each way to read a document."""
+    return [scores for result in content["models"].values() for scores in result["scores"].values()]
 
 
 def _verdict(content: dict[str, Any]) -> list[str]:
     """Return a sentence if no model can be told from naming the most frequent class."""
-    readings = [scores for result in content["models"].values() for scores in result["scores"].values()]
-    lead = max(scores["accuracy"] for scores in readings) - content["most_frequent_class"]["accuracy"]
-    if lead >= 2 * _standard_error(content["data"]["test_documents"]):
+    chance = content["most_frequent_class"]["accuracy"]
+    lead = max(scores["accuracy"] for scores in _readings(content)) - chance
+    if lead >= 2 * _standard_error(chance, content["data"]["test_documents"]):
         return []
     return [
         "No model here can be told from naming the most frequent class (two standard errors): this run says nothing "
@@ -88,9 +106,7 @@ def _score_rows(content: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     rows += [{"model": "bag of words", "reads": reads, **scores} for reads, scores in content["bag_of_words"].items()]
     rows.append({"model": "most frequent class", "reads": "nothing", **content["most_frequent_class"]})
-    return [
-        {**row, **{name: _with_deviation(row, name) for name in ("accuracy", "f1_macro", "matthews")}} for row in rows
-    ]
+    return [{**row, **{name: _with_deviation(row, name) for name in SCORES if name in row}} for row in rows]
 
 
 def _with_deviation(row: dict[str, Any], name: str) -> str:
@@ -129,9 +145,10 @@ def model_card(title: str, kind: str, result: dict[str, Any]) -> dict[str, str]:
 
 
 def draw_scores(content: dict[str, Any]) -> Any:
-    """Return a figure of two panels: loss by training time, accuracy by how many tokens of a document are read."""
-    figure = new_figure(11, 4.5)
-    losses, accuracy = figure.subplots(1, 2)
+    """Return a figure: loss by training time, and accuracy by tokens read, on all documents and on the long ones."""
+    names = [name for name in TITLES if name in content["most_frequent_class"]]
+    figure = new_figure(5.5 * (1 + len(names)), 4.5)
+    losses, *panels = figure.subplots(1, 1 + len(names))
     for kind, results in content["seeds"].items():
         for result in results:
             losses.plot(*smoothed(result["losses"]), color=COLORS[kind], alpha=0.7, label=_once(kind, result, results))
@@ -139,35 +156,40 @@ def draw_scores(content: dict[str, Any]) -> Any:
     losses.set_ylabel("training loss (nats), smoothed")
     losses.legend()
 
-    longest = max(_tokens_read(reading) for reading in content["models"]["sparse"]["scores"])
-    for kind, result in content["models"].items():
-        for label, points in _points(kind, result["scores"], longest).items():
-            lengths, means, deviations = zip(*points, strict=True)
-            marker = "s" if "chunks" in label else "o"
-            accuracy.errorbar(lengths, means, deviations, color=COLORS[kind], marker=marker, capsize=3, label=label)
-    bag = [(_tokens_read(reading), scores["accuracy"]) for reading, scores in content["bag_of_words"].items()]
-    accuracy.plot(*zip(*sorted(bag), strict=True), color="0.4", linestyle=":", marker="^", label="bag of words")
-    accuracy.axhline(content["most_frequent_class"]["accuracy"], color="0.7", label="most frequent class")
-    accuracy.set_xscale("log", base=2)
-    accuracy.set_xlabel("tokens read of a test document, at most")
-    accuracy.set_ylabel("accuracy on the test documents")
-    accuracy.legend(fontsize="small")
+    for panel, name in zip(panels, names, strict=True):
+        _draw_accuracy(panel, content, name)
     figure.suptitle("Equal shape, equal training time: a sparse encoder of documents, a dense one of their start")
     return figure
+
+
+def _draw_accuracy(panel: Any, content: dict[str, Any], name: str) -> None:
+    longest = max(_tokens_read(reading) for reading in content["models"]["sparse"]["scores"])
+    for kind, result in content["models"].items():
+        for label, points in _points(kind, result["scores"], longest, name).items():
+            lengths, means, deviations = zip(*points, strict=True)
+            marker = "s" if "chunks" in label else "o"
+            panel.errorbar(lengths, means, deviations, color=COLORS[kind], marker=marker, capsize=3, label=label)
+    bag = [(_tokens_read(reading), scores[name]) for reading, scores in content["bag_of_words"].items()]
+    panel.plot(*zip(*sorted(bag), strict=True), color="0.4", linestyle=":", marker="^", label="bag of words")
+    panel.axhline(content["most_frequent_class"][name], color="0.7", label="most frequent class")
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel("tokens read of a test document, at most")
+    panel.set_ylabel(f"accuracy on {TITLES[name]}")
+    panel.legend(fontsize="small")
 
 
 def _once(kind: str, result: dict[str, Any], results: list[dict[str, Any]]) -> str | None:
     return kind if result is results[0] else None
 
 
-def _points(kind: str, scores: dict[str, Any], longest: int) -> dict[str, list[tuple[int, float, float]]]:
+def _points(kind: str, scores: dict[str, Any], longest: int, name: str) -> dict[str, list[tuple[int, float, float]]]:
     """Return the points of each line: (tokens read, accuracy, deviation); chunks read as far as the sparse model."""
     points: dict[str, list[tuple[int, float, float]]] = {}
     for reading, score in scores.items():
         in_chunks = "chunks" in reading
         label = f"{kind}, chunks averaged" if in_chunks else kind
         tokens = longest if in_chunks else _tokens_read(reading)
-        points.setdefault(label, []).append((tokens, score["accuracy"], score["accuracy_deviation"] or 0.0))
+        points.setdefault(label, []).append((tokens, score[name], score[f"{name}_deviation"] or 0.0))
     return points
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -12,13 +13,23 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Documents:
-    """Tokens without the special ones, and class numbers."""
+    """Tokens without the special ones, and class numbers.
+
+    Attributes:
+        long_from: what an input of so many tokens, two of them special, does not hold is a long document.
+    """
 
     tokens: list[list[int]]
     labels: list[int]
+    long_from: int
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def long(self) -> list[int]:
+        """Return the places of the long documents."""
+        return [place for place, tokens in enumerate(self.tokens) if len(tokens) + 2 > self.long_from]
 
 
 def find_classes(splits: Splits, column: str, names: Sequence[str] | None) -> dict[Any, str]:
@@ -43,12 +54,17 @@ def find_classes(splits: Splits, column: str, names: Sequence[str] | None) -> di
 
 
 def tokenize(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, text_column: str, label_column: str, values: Sequence[Any]
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    text_column: str,
+    label_column: str,
+    values: Sequence[Any],
+    long_from: int,
 ) -> Documents:
     """Return the rows as `Documents`, whole; a label's number is its place in `values`."""
     texts = [row[text_column] for row in rows]
     tokens = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    return Documents(tokens, [values.index(row[label_column]) for row in rows])
+    return Documents(tokens, [values.index(row[label_column]) for row in rows], long_from)
 
 
 class Crops(Sequence):

@@ -107,7 +107,21 @@ def test_classification_leaves_what_it_promises(classified: tuple[Path, str]) ->
     assert list(results["models"]["sparse"]["scores"]) == ["first 32", "first 128", "first 256"]
     assert list(results["models"]["dense"]["scores"]) == ["first 32", "all, in chunks of 32"]
     assert results["models"]["sparse"]["parameters"] == results["models"]["dense"]["parameters"]
+    assert results["data"]["long_test_documents"] == 11
+    for scores in (*results["models"]["sparse"]["scores"].values(), results["most_frequent_class"]):
+        assert scores["accuracy_long"] == scores["accuracy"]
     assert "macro F1" in output
+
+
+def test_long_documents_are_scored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from classify_evaluation import scores_of
+    from documents import Documents
+
+    documents = Documents([[5] * 30, [5] * 31, [5] * 40], labels=[0, 1, 1], long_from=32)
+    scores = scores_of([1, 1, 0], documents)
+    assert (scores["accuracy"], scores["accuracy_long"]) == (pytest.approx(1 / 3), 0.5)
+    assert "accuracy_long" not in scores_of([1], Documents([[5] * 30], labels=[0], long_from=32))
 
 
 def test_a_bag_of_words_needs_the_end_of_these_documents(classified: tuple[Path, str]) -> None:
@@ -160,7 +174,7 @@ def test_saved_question_answerer_gives_the_reported_answers(answered: tuple[Path
 
 
 BAD_INPUTS = {
-    "unknown corpus": ("classify_documents.py", ["--corpus", "sotu"], "state_of_the_union, spam_assassin"),
+    "unknown corpus": ("classify_documents.py", ["--corpus", "sotu"], "spam_assassin, state_of_the_union"),
     "odd window": ("classify_documents.py", ["--attention_window", "7"], "must be even"),
     "one class": ("classify_documents.py", ["--train_file", "one.jsonl"], "one class only"),
     "no package": ("classify_documents.py", ["--packages_from", "nowhere"], "packages_from"),
