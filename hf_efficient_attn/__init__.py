@@ -23,6 +23,7 @@ from hf_efficient_attn.layout.terms import Distance, Ramp, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,
+    AdaptiveSpanForMaskedLM,
     AdaptiveSpanForSequenceClassification,
     AdaptiveSpanModel,
 )
@@ -70,6 +71,7 @@ interface.register_attention()
 __all__ = [
     "AdaptiveSpanConfig",
     "AdaptiveSpanForCausalLM",
+    "AdaptiveSpanForMaskedLM",
     "AdaptiveSpanForSequenceClassification",
     "AdaptiveSpanModel",
     "CheckpointError",

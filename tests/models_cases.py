@@ -9,6 +9,7 @@ import transformers
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.register import HEADS
+from hf_efficient_attn.models.spans import span_modules
 
 TINY = {
     "vocab_size": 61,
@@ -46,12 +47,19 @@ class Case:
         """Auto class name → model class, for every head this configuration can have."""
         prefix = self.config_class.__name__.removesuffix("Config")
         other = "MaskedLM" if self.is_causal else "CausalLM"
-        found = {f"AutoModelFor{head}": getattr(hea, f"{prefix}For{head}") for head in HEADS if head != other}
+        classes = {head: getattr(hea, f"{prefix}For{head}", None) for head in HEADS if head != other}
+        found = {f"AutoModelFor{head}": cls for head, cls in classes.items() if cls is not None}
         return {"AutoModel": getattr(hea, f"{prefix}Model"), **found}
+
+    @property
+    def main_head(self) -> str:
+        """A language model, where the family has one of this direction; else a classifier."""
+        wanted = "AutoModelForCausalLM" if self.is_causal else "AutoModelForMaskedLM"
+        return wanted if wanted in self.heads else "AutoModelForSequenceClassification"
 
     def model(self, auto_class: str | None = None, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
         """Return a model in eval mode whose every parameter is random, so that no special start value hides a bug."""
-        name = auto_class or ("AutoModelForCausalLM" if self.is_causal else "AutoModelForMaskedLM")
+        name = auto_class or self.main_head
         torch.manual_seed(seed)
         model = self.heads[name](self.config(**changes)).eval()
         return randomize(model, seed)
@@ -64,6 +72,8 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
         for parameter in model.parameters():
             spread = 0.3 if parameter.ndim < 2 else 0.15
             parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+    for spans in span_modules(model):
+        spans.clamp_()
     return model
 
 
@@ -75,6 +85,12 @@ def sparse(name: str, preset: str, compiles_flex: bool = False, **fields: Any) -
     """Return a case of a preset; `fields` are the preset's own arguments and fields of the config."""
     fields = {**dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0), **fields}
     return Case(f"sparse-{name}", hea.SparseTransformerConfig, tuple(fields.items()), compiles_flex, preset)
+
+
+def span(name: str, preset: str = "enwik8_demo", compiles_flex: bool = False, **fields: Any) -> Case:
+    """Return a case of adaptive span, whose limit and ramp are short enough to matter."""
+    fields = {"span_limit": 9, "span_ramp": 3, **fields}
+    return Case(f"span-{name}", hea.AdaptiveSpanConfig, tuple(fields.items()), compiles_flex, preset)
 
 
 CASES = [
@@ -118,6 +134,13 @@ CASES = [
     sparse("sliding-grouped", "sliding", left=3, causal=True, num_key_value_heads=2, norm_type="rmsnorm"),
     sparse("block_local", "block_local", block_tokens=4, gated_mlp=True, type_vocab_size=2),
     sparse("strided", "strided", stride=3),
+    span("adaptive"),
+    span("fixed", span="fixed"),
+    span("dynamic", span="dynamic"),
+    span("modern", "modern", compiles_flex=True),
+    span("modern-dynamic", "modern", span="dynamic"),
+    span("modern-frozen", "modern", span_penalty=0.0, frozen_spans=[[0.0, 2.5, 9.0, 4.0], [1.0, 1.0, 7.2, 0.0]]),
+    span("encoder", "modern", is_causal=False),
 ]
 
 

@@ -43,8 +43,8 @@ def set_span_limit(model: Model, span_limit: int) -> Model:
     """Give the heads of a model another limit, in place, and return the model.
 
     Spans keep their tokens, up to the limit. Saved as shares of it, they become min(1, share · old limit / new limit).
-    A table of relative positions loses its farthest rows, or gets new ones, which start as such a table starts. Dynamic spans, which are shares by
-    nature, become longer or shorter.
+    A table of relative positions loses its farthest rows, or gets new ones, which start as such a table starts. Dynamic
+    spans, which are shares by nature, become longer or shorter.
 
     Raises:
         ConfigurationError: a limit below 1, or below a frozen span.

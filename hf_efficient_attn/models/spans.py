@@ -80,13 +80,18 @@ class Spans(nn.Module):
             # .data: two forward passes before a backward one must not count as a change of what was saved
             self.ratio.data.clamp_(0.0, 1.0)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the parameters are offloaded, so that they can only be read during a forward pass."""
+        return any(parameter.is_meta for parameter in self.parameters())
+
     def head_spans(self) -> Tensor:
         """Return the span of each head in tokens, ramp not counted, [H]; dynamic: its mean over the last tokens seen.
 
-        Before a dynamic span has seen a token, what it starts with.
+        Before a dynamic span has seen a token, what it starts with. The limit where the parameter is offloaded.
         """
         with torch.no_grad():
-            if self.kind == FIXED:
+            if self.kind == FIXED or self.is_away:
                 return torch.full((self.num_heads,), float(self.limit))
             if self.kind == FROZEN:
                 return torch.tensor(self.frozen)
@@ -108,7 +113,7 @@ class Spans(nn.Module):
 
     def check(self) -> None:
         """Raise CheckpointError if learned spans lie outside of 0 … limit, as no training leaves them."""
-        if self.kind != ADAPTIVE or self.ratio.is_meta:
+        if self.kind != ADAPTIVE or self.is_away:
             return
         ratios = whole(self.ratio)
         if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):

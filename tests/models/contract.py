@@ -12,12 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.models.spans import span_modules
 
 TOLERANCE = 1e-5
-
-
-def language_model_name(case: Case) -> str:
-    return "AutoModelForCausalLM" if case.is_causal else "AutoModelForMaskedLM"
 
 
 def random_ids(rows: int, tokens: int, seed: int = 2) -> torch.Tensor:
@@ -63,7 +60,7 @@ class FamilyContract:
     def test_buffers_survive_loading(self, case: Case, tmp_path: Path) -> None:
         model = case.model()
         model.save_pretrained(tmp_path)
-        again = getattr(transformers, language_model_name(case)).from_pretrained(tmp_path)
+        again = getattr(transformers, case.main_head).from_pretrained(tmp_path)
         loaded = dict(again.named_buffers())
         for name, buffer in model.named_buffers():
             assert torch.equal(buffer, loaded[name]), name
@@ -187,12 +184,14 @@ class FamilyContract:
             (output["loss"] if "loss" in output else first_tensor(output).sum()).backward()
             gradients.append([parameter.grad for parameter in model.parameters()])
         for plain, checkpointed in zip(*gradients, strict=True):
-            torch.testing.assert_close(checkpointed, plain, atol=1e-6, rtol=1e-5)
+            # without a cache, which checkpointing switches off, sums may be rounded otherwise
+            atol = 1e-6 * max(1.0, float(plain.abs().max()))
+            torch.testing.assert_close(checkpointed, plain, atol=atol, rtol=1e-5)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_low_precision_is_finite_with_padding_rows(self, case: Case, dtype: torch.dtype) -> None:
         model = case.model().to(dtype).train()
-        inputs = head_inputs(language_model_name(case))
+        inputs = head_inputs(case.main_head)
         inputs["attention_mask"][1] = 0
         inputs["labels"][1] = -100
         output = model(**inputs)
@@ -202,7 +201,7 @@ class FamilyContract:
 
     def test_compiles_without_graph_breaks(self, case: Case) -> None:
         model = case.model().train()
-        inputs = {**head_inputs(language_model_name(case)), "use_cache": False}
+        inputs = {**head_inputs(case.main_head), "use_cache": False}
         expected = model(**inputs).loss
         torch._dynamo.reset()
         actual = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).loss
@@ -237,7 +236,7 @@ class FamilyContract:
 
     def test_exports(self, case: Case) -> None:
         model = case.model()
-        inputs = {**head_inputs(language_model_name(case)), "use_cache": False}
+        inputs = {**head_inputs(case.main_head), "use_cache": False}
         program = torch.export.export(model, (), inputs, strict=False).module()
         torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -260,18 +259,20 @@ class FamilyContract:
         homes |= {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "layers"}
         homes |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
         homes.pop("model")
-        auto_class = getattr(transformers, language_model_name(case))
+        auto_class = getattr(transformers, case.main_head)
         again = auto_class.from_pretrained(tmp_path / "model", device_map=homes, offload_folder=tmp_path / "disk")
         ids = random_ids(2, 9)
         with torch.no_grad():
             torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
 
     def test_loaded_in_one_precision(self, case: Case, tmp_path: Path) -> None:
-        """Sharding (FSDP2) wants parameters of one dtype."""
+        """Sharding (FSDP2) wants parameters of one dtype. Spans, which bfloat16 would move by many tokens, are not."""
         case.model().save_pretrained(tmp_path)
-        auto_class = getattr(transformers, language_model_name(case))
+        auto_class = getattr(transformers, case.main_head)
         again = auto_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
-        assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+        spans = {parameter for module in span_modules(again) for parameter in module.parameters()}
+        assert {parameter.dtype for parameter in again.parameters() if parameter not in spans} == {torch.bfloat16}
+        assert all(parameter.dtype == torch.float32 for parameter in spans)
 
     def test_serving_engines_are_served_right_or_refused(self, case: Case) -> None:
         config = case.config()
@@ -285,8 +286,8 @@ class FamilyContract:
 
     def test_trains_and_the_loss_falls(self, case: Case) -> None:
         torch.manual_seed(0)
-        model = case.heads[language_model_name(case)](case.config()).train()
-        inputs = head_inputs(language_model_name(case))
+        model = case.heads[case.main_head](case.config()).train()
+        inputs = head_inputs(case.main_head)
         optimizer = torch.optim.AdamW(hea.optimizer_groups(model, 0.1), lr=1e-2)
         losses = []
         for _ in range(20):

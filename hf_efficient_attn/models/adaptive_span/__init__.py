@@ -3,6 +3,7 @@
 from .configuration_adaptive_span import AdaptiveSpanConfig
 from .modeling_adaptive_span import (
     AdaptiveSpanForCausalLM,
+    AdaptiveSpanForMaskedLM,
     AdaptiveSpanForSequenceClassification,
     AdaptiveSpanModel,
 )
@@ -10,6 +11,7 @@ from .modeling_adaptive_span import (
 __all__ = [
     "AdaptiveSpanConfig",
     "AdaptiveSpanForCausalLM",
+    "AdaptiveSpanForMaskedLM",
     "AdaptiveSpanForSequenceClassification",
     "AdaptiveSpanModel",
 ]

@@ -137,6 +137,11 @@ class AdaptiveSpanConfig(PreTrainedConfig):
         """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def key_value_heads(self) -> int:
+        """Number of heads with keys and values of their own: all."""
+        return self.num_attention_heads
+
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; bring `frozen_spans` into JSON."""
         check_fields(self, CHOICES, SIZES)

@@ -6,8 +6,8 @@ q_t·(k_r + p_{t−r}) / √D with one table p for all heads and layers, or rota
 read in segments, each with the layers' inputs of the one before.
 
 Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), sections 2 and 3, and, where
-the text is silent, what its code is known to compute: scores are scaled, layers are post-norm, the distance to the nearest
-key counts as 0. Where we differ: each head computes its own span and not the longest of its layer; what lies before a
+the text is silent, what its code is known to compute: scores are scaled, layers are post-norm, the distance to the
+nearest key counts as 0. Where we differ: each head computes its own span and not the longest of its layer; what lies before a
 text is not read (theirs: zeros, that take their share of the softmax); the paper does not say what a dynamic span's
 penalty averages over: here, over the real tokens of the batch.
 """
@@ -32,7 +32,7 @@ from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
 from hf_efficient_attn.models.freeze_spans import fit_rows
 from hf_efficient_attn.models.global_attention import rotate
-from hf_efficient_attn.models.heads import CausalLMHead, SequenceClassificationHead
+from hf_efficient_attn.models.heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
@@ -197,8 +197,8 @@ class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
         if None not in (wanted, old) and wanted != old:
             raise CheckpointError(
                 f"The checkpoint has span_limit={old}, and span_limit={wanted} is asked for. A span is saved as a share "
-                f"of the limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load it "
-                f"as it is, and call set_span_limit(model, {wanted}), which sets every share to "
+                f"of the limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load "
+                f"it as it is, and call set_span_limit(model, {wanted}), which sets every share to "
                 f"min(1, share * {old} / {wanted}) and fits the table of positions."
             )
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
@@ -256,7 +256,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             longest = max(0 if memory is None else memory.shape[1] for memory in memories)
             position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
         elif use_cache and self.config.is_causal and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config) if torch.compiler.is_compiling() else SpanCache(self)
+            past_key_values = DynamicCache(config=self.config)
         past_tokens, num_keys = 0, tokens
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
@@ -339,15 +339,25 @@ def check_segment(segment_index: Tensor, attention_mask: Any, position_ids: Any,
         raise InputError(f"segment_index has shape {list(segment_index.shape)}; it must be [batch].")
 
 
+def pads_behind(model_kwargs: dict[str, Any]) -> bool:
+    """Return whether a padding mask masks tokens after others that it does not mask."""
+    mask = model_kwargs.get("attention_mask")
+    return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :-1] > mask[:, 1:]).any())
+
+
 class AdaptiveSpanForCausalLM(CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin):
     backbone_class = AdaptiveSpanModel
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """As transformers'; by default with a cache of what the spans still reach, unless tokens may be taken back."""
+        """As transformers'; by default with a cache of what the spans still reach, where such a cache can serve.
+
+        It cannot where tokens are taken back (assisted decoding) or a text has padding behind it.
+        """
         is_default = generation_config.cache_implementation is None and model_kwargs.get("past_key_values") is None
-        if is_default and generation_config.use_cache and generation_mode != GenerationMode.ASSISTED_GENERATION:
+        is_final = generation_mode != GenerationMode.ASSISTED_GENERATION and not generation_config.is_assistant
+        if is_default and generation_config.use_cache and is_final and not pads_behind(model_kwargs):
             model_kwargs["past_key_values"] = SpanCache(self)
             return None
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
@@ -365,12 +375,17 @@ class AdaptiveSpanForCausalLM(CausalLMHead, AdaptiveSpanPreTrainedModel, Generat
         return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
 
 
+class AdaptiveSpanForMaskedLM(MaskedLMHead, AdaptiveSpanPreTrainedModel):
+    backbone_class = AdaptiveSpanModel
+
+
 class AdaptiveSpanForSequenceClassification(SequenceClassificationHead, AdaptiveSpanPreTrainedModel):
     backbone_class = AdaptiveSpanModel
 
 
 __all__ = [
     "AdaptiveSpanForCausalLM",
+    "AdaptiveSpanForMaskedLM",
     "AdaptiveSpanForSequenceClassification",
     "AdaptiveSpanModel",
     "AdaptiveSpanPreTrainedModel",
