@@ -13,9 +13,11 @@ from hf_efficient_attn.errors import EfficientAttentionError
 # the words of a command (one, or a verb and its subject) -> the module that answers
 COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
+    ("analyze", "spans"): "hf_efficient_attn.analysis.spans",
     ("bench", "attention"): "hf_efficient_attn.bench.attention",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks",
     ("bench", "models"): "hf_efficient_attn.bench.models",
+    ("bench", "spans"): "hf_efficient_attn.bench.spans",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",

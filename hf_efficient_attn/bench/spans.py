@@ -1,0 +1,213 @@
+"""Time and memory of learned attention spans, against all heads at the limit and against dense attention.
+
+The authors' small network, with the spans of a trained one (`spans_profile.py`), in four forms: `fixed`, all heads read
+the whole limit; `adaptive`; `frozen`, the same spans as constants; `dense`, GPT-NeoX with torch's SDPA. All of a span
+limit take turns. A training step is forward, loss, backward and AdamW on a segment of 512 tokens after a full memory; a
+decode step reads one token after a full cache:
+    hf-efficient-attn bench spans --limits 1024 4096 --positions rope
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.utils import logging
+
+from hf_efficient_attn.bench.attention_measure import time_within
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.report import (
+    DEVICES,
+    check_at_least_one,
+    describe_machine,
+    resolve_device,
+    write_report,
+)
+from hf_efficient_attn.bench.spans_cases import (
+    ADAPTIVE,
+    DENSE,
+    FROZEN,
+    MODELS,
+    POSITIONS,
+    Shape,
+    build_model,
+    build_training_step,
+    cache_bytes,
+    check_frozen,
+    decode,
+    full_cache,
+    kept_keys,
+    shorten,
+    training_step,
+    training_tokens,
+)
+from hf_efficient_attn.bench.spans_report import results_figure, results_markdown
+from hf_efficient_attn.bench.spans_targets import Row, add_ratios
+from hf_efficient_attn.bench.timing import Case, time_once
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.span_costs import average_span, span_flops
+from hf_efficient_attn.pictures import new_figure
+
+DTYPES = ("float32", "bfloat16", "float16")
+LIMITS = [1024, 2048, 4096, 8192]
+COUNTS = {
+    "layers": (12, "layers; fewer are picked from all depths of the profile"),
+    "hidden_size": (512, "width of the models"),
+    "num_heads": (8, "attention heads"),
+    "intermediate_size": (2048, "width of the MLP"),
+    "segment_tokens": (512, "tokens of a training step of ours"),
+    "decode_tokens": (8, "tokens that are decoded for one sample of the time"),
+    "batch_size": (1, "examples per step"),
+    "repeats": (10, "timed rounds, as far as there is time; a round runs every model once"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench spans`."""
+    parser.add_argument("--limits", nargs="+", type=int, default=LIMITS, metavar="S", help="span limits, in tokens")
+    parser.add_argument("--positions", nargs="+", choices=POSITIONS, default=POSITIONS, help="of ours (default both)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default all")
+    for name, (default, text) in COUNTS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU (default: as torch chooses)")
+    parser.add_argument(
+        "--max-seconds", type=float, default=60.0, help="timed rounds per span limit, beyond two (default %(default)s)"
+    )
+    parser.add_argument(
+        "--memory-limits", nargs="*", type=int, default=LIMITS, metavar="S", help="where peak memory is measured"
+    )
+    parser.add_argument("--output", type=Path, default=Path("outputs/bench_spans"), help="folder of the results")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure, print the tables, and write spans.json, spans.md and spans.png into `args.output`.
+
+    Raises:
+        EfficientAttentionError: a count below 1, a dropout that is none, frozen spans that compute something else, CUDA
+            without CUDA.
+        ImportError: matplotlib is missing; raised before anything is measured.
+    """
+    check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, limits=min(args.limits))
+    check_at_least_one(threads=1 if args.threads is None else args.threads)
+    if not 0.0 <= args.attention_dropout < 1.0:
+        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+    device = resolve_device(args.device)
+    new_figure(1, 1)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    results = measure(settings_of(args, device), device)
+    markdown = results_markdown(results)
+    print(markdown)
+    paths = write_report(args.output, "spans", results, markdown, results_figure(results))
+    print("\nWritten: " + ", ".join(str(path) for path in paths))
+
+
+def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Return the options that the results depend on."""
+    settings = {name: getattr(args, name) for name in (*COUNTS, "attention_dropout", "max_seconds")}
+    settings["dtype"] = args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    lists = {name: sorted(set(getattr(args, name))) for name in ("limits", "memory_limits")}
+    chosen = {name: list(dict.fromkeys(getattr(args, name))) for name in ("positions", "models")}
+    return {**settings, **lists, **chosen}
+
+
+def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return all results in JSON types: `machine`, `settings`, `results` with a row per positions, limit and model."""
+    shapes = [
+        shape_of(settings, positions, limit, device)
+        for positions in settings["positions"]
+        for limit in settings["limits"]
+    ]
+    # first, while this process is small
+    peaks = measure_memory(shapes, settings, device)
+    rows: list[Row] = []
+    for shape in shapes:
+        rows += measure_shape(shape, settings)
+    for row in rows:
+        row["peak_memory_bytes"] = peaks.get((row["positions"], row["limit"], row["model"]))
+    add_ratios(rows)
+    return {"machine": describe_machine(device), "settings": settings, "results": rows}
+
+
+def shape_of(settings: dict[str, Any], positions: str, limit: int, device: torch.device) -> Shape:
+    """Return the shape of the models of one span limit."""
+    names = ("hidden_size", "num_heads", "intermediate_size", "segment_tokens", "batch_size", "attention_dropout")
+    sizes = {name: settings[name] for name in (*names, "dtype")}
+    return Shape(positions=positions, limit=limit, num_layers=settings["layers"], device=device.type, **sizes)
+
+
+def measure_memory(
+    shapes: list[Shape], settings: dict[str, Any], device: torch.device
+) -> dict[tuple[str, int, str], int]:
+    """Return the peak bytes of a training step, beyond weights and memory, by positions, limit and model."""
+    wanted = [(shape, name) for shape in shapes if shape.limit in settings["memory_limits"]
+              for name in settings["models"]]  # fmt: skip
+    peaks = {}
+    for shape, name in logging.tqdm(wanted, desc="memory", unit="model", leave=False):
+        arguments = {"name": name, "shape": asdict(shape)}
+        peaks[shape.positions, shape.limit, name] = peak_memory(build_training_step, arguments, device)
+    return peaks
+
+
+def measure_shape(shape: Shape, settings: dict[str, Any]) -> list[Row]:
+    """Return a row per model: what it costs by the formula, and {"milliseconds": quartiles, "samples"} a measure.
+
+    Training is per 1,000 tokens, decoding per token.
+    """
+    models = {name: build_model(name, shape) for name in settings["models"]}
+    difference = check_frozen(models[ADAPTIVE], models[FROZEN], shape) if {ADAPTIVE, FROZEN} <= set(models) else None
+    rows: list[Row] = []
+    cases: dict[str, Case] = {}
+    for name, model in models.items():
+        cache = full_cache(name, model, shape)
+        rows.append({**describe(name, model, shape), "cache_bytes": cache_bytes(cache)})
+        rows[-1]["difference"] = difference if name == FROZEN else None
+        its_cases = cases_of(name, model, cache, shape, settings["decode_tokens"])
+        cases |= {f"{name} {measure}": case for measure, case in its_cases.items()}
+    device = torch.device(shape.device)
+    # the first steps make optimizer states and layouts
+    for case in cases.values():
+        time_once(case, device)
+    timings = time_within(cases, settings["repeats"], settings["max_seconds"], shape.limit, device)
+    for row in rows:
+        units = {"training": row["training_tokens"] * shape.batch_size / 1000, "decode": settings["decode_tokens"]}
+        for measure, count in units.items():
+            timing = timings[f"{row['model']} {measure}"]
+            samples = [1000 * seconds / count for seconds in timing.seconds]
+            row[measure] = {"milliseconds": timing.duration(count), "samples": samples}
+    return rows
+
+
+def cases_of(name: str, model: PreTrainedModel, cache: Cache, shape: Shape, decode_tokens: int) -> dict[str, Case]:
+    """Return what is timed of a model, by measure."""
+    step = training_step(name, model, shape)
+
+    def prepare_decode() -> None:
+        model.eval()
+        shorten(cache, shape.limit)
+
+    return {
+        "training": Case(lambda _: step(), model.train),
+        "decode": Case(lambda _: decode(model, cache, decode_tokens, shape), prepare_decode),
+    }
+
+
+def describe(name: str, model: PreTrainedModel, shape: Shape) -> Row:
+    """Return the start of a row: which model, and what the formula says that it costs."""
+    kept = kept_keys(model, shape)
+    return {
+        "positions": shape.positions,
+        "limit": shape.limit,
+        "model": name,
+        "kept_keys": kept,
+        "average_span": None if name == DENSE else average_span(model),
+        "flops_per_token": span_flops(shape.config("fixed"), kept),
+        "training_tokens": training_tokens(name, shape),
+    }

@@ -1,0 +1,58 @@
+"""What the timings of `bench spans` say: ratios between models, and the targets they are held against."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hf_efficient_attn.bench.spans_cases import ADAPTIVE, DENSE, FIXED, FROZEN
+from hf_efficient_attn.bench.timing import summarize
+
+Row = dict[str, Any]
+MEASURES = {"training": "training step", "decode": "decode step"}
+# whose time over that of which model
+RATIOS = ((ADAPTIVE, FIXED), (FROZEN, FIXED), (ADAPTIVE, DENSE), (FIXED, DENSE))
+# most times that the time ratio may be the ratio of multiply-adds
+MOST_OVER_FLOPS = 1.3
+
+
+def add_ratios(rows: list[Row]) -> None:
+    """Write `time_over`, {other model: {measure: quartiles}}, and `flops_over`, {other model: ratio}, into all rows.
+
+    Rounds are compared one by one; below 1 = this model is cheaper than the other.
+    """
+    found = {(row["positions"], row["limit"], row["model"]): row for row in rows}
+    for row in rows:
+        names = [other for name, other in RATIOS if name == row["model"]]
+        places = {name: (row["positions"], row["limit"], name) for name in names}
+        others = {name: found[place] for name, place in places.items() if place in found}
+        row["time_over"] = {name: _time_over(row, other) for name, other in others.items()}
+        row["flops_over"] = {name: row["flops_per_token"] / other["flops_per_token"] for name, other in others.items()}
+
+
+def _time_over(row: Row, other: Row) -> dict[str, dict[str, float]]:
+    return {
+        measure: summarize([a / b for a, b in zip(row[measure]["samples"], other[measure]["samples"], strict=True)])
+        for measure in MEASURES
+    }
+
+
+def targets(rows: list[Row]) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield (what, target, measured, whether it is reached) for the adaptive model against the fixed one."""
+    found = {(row["positions"], row["limit"], row["model"]): row for row in rows}
+    for row in rows:
+        if row["model"] != ADAPTIVE or FIXED not in row["time_over"]:
+            continue
+        where = f"{row['positions']}, limit {row['limit']:,}"
+        flops = row["flops_over"][FIXED]
+        for measure, title in MEASURES.items():
+            ratio = row["time_over"][FIXED][measure]["median"]
+            most = MOST_OVER_FLOPS * flops
+            yield (
+                f"{where}: {title}, time over fixed",
+                f"at most {MOST_OVER_FLOPS} x {flops:.2f} = {most:.2f}",
+                f"{ratio:.2f}",
+                ratio <= most,
+            )
+        peaks = [each["peak_memory_bytes"] for each in (row, found[row["positions"], row["limit"], FIXED])]
+        if None not in peaks:
+            share = peaks[0] / peaks[1]
+            yield f"{where}: peak memory of training over fixed", "below 1", f"{share:.2f}", share < 1
