@@ -141,6 +141,9 @@ CASES = [
     span("modern-dynamic", "modern", span="dynamic"),
     span("modern-frozen", "modern", span_penalty=0.0, frozen_spans=[[0.0, 2.5, 9.0, 4.0], [1.0, 1.0, 7.2, 0.0]]),
     span("encoder", "modern", is_causal=False),
+    simplified("sas-span", block="sas", position_embedding_type="rope", span="adaptive", span_limit=9, span_ramp=3),
+    simplified("sas_p-span", block="sas_p", span="dynamic", span_limit=9, span_ramp=3),
+    simplified("sas_p-masked-span", block="sas_p", is_causal=False, span="adaptive", span_limit=9, span_ramp=3),
 ]
 
 

@@ -116,7 +116,7 @@ def run_layers(model: PreTrainedModel, hidden_states: torch.Tensor) -> torch.Ten
         return hidden_states
     mask, centering = backbone._masks(hidden_states, None, None, None)
     for layer in backbone.layers:
-        hidden_states = layer(hidden_states, attention_mask=mask, centering=centering)
+        hidden_states = layer(hidden_states, attention_mask=mask, centering=centering)[0]
     return hidden_states
 
 

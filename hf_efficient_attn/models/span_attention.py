@@ -6,7 +6,6 @@ ramp pass through the slower kernel that knows learned terms.
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil, floor
 
 import torch
@@ -86,11 +85,10 @@ HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
         # at the limit the ramp lies beyond all keys
         return (num_keys, num_keys) if lowest[head] >= window.limit else (num_keys, min(first + 1, num_keys))
 
-    heads = sorted(range(len(lowest)), key=reach)
-    groups = [
-        HeadGroup(tuple(sorted(members)), num_inner, num_keys)
-        for (num_keys, num_inner), members in groupby(heads, reach)
-    ]
+    members: dict[tuple[int, int], list[int]] = {}
+    for head in range(len(lowest)):
+        members.setdefault(reach(head), []).append(head)
+    groups = [HeadGroup(tuple(members[key]), key[1], key[0]) for key in sorted(members)]
     return groups if num_queries > FEW_QUERIES else merge_groups(groups)
 
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation.configuration_utils import GenerationMode
 
 from hf_efficient_attn.attention.cache import Padding, PatternCache, PatternLayer
 from hf_efficient_attn.models.span_config import span_window
@@ -31,3 +32,29 @@ def kept_tokens(spans: Any, config: Any) -> int:
     window = span_window(config)
     longest = window.limit if spans.kind == DYNAMIC else float(spans.head_spans().max())
     return window.num_keys(longest) - 1 + window.shift
+
+
+class SpanGeneration:
+    """Mixin for causal language models: `generate` uses a `SpanCache` by default, where the model has spans.
+
+    Not where tokens are taken back (assisted decoding), and not where a text has padding behind it.
+    """
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        is_default = generation_config.cache_implementation is None and model_kwargs.get("past_key_values") is None
+        is_final = generation_mode != GenerationMode.ASSISTED_GENERATION and not generation_config.is_assistant
+        model: Any = self
+        can_serve = is_default and is_final and generation_config.use_cache and not pads_behind(model_kwargs)
+        if can_serve and span_modules(model):
+            model_kwargs["past_key_values"] = SpanCache(model)
+            return None
+        parent: Any = super()
+        return parent._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
+
+
+def pads_behind(model_kwargs: dict[str, Any]) -> bool:
+    """Return whether a padding mask masks tokens after others that it does not mask."""
+    mask = model_kwargs.get("attention_mask")
+    return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :-1] > mask[:, 1:]).any())

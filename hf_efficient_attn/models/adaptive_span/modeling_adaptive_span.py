@@ -7,12 +7,11 @@ read in segments, each with the layers' inputs of the one before.
 
 Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), sections 2 and 3, and, where
 the text is silent, what its code is known to compute: scores are scaled, layers are post-norm, the distance to the
-nearest key counts as 0. Where we differ: each head computes its own span and not the longest of its layer; what lies before a
-text is not read (theirs: zeros, that take their share of the softmax); the paper does not say what a dynamic span's
-penalty averages over: here, over the real tokens of the batch.
+nearest key counts as 0. Where we differ: each head computes its own span and not the longest of its layer; what lies
+before a text is not read (theirs: zeros, that take their share of the softmax). The paper does not say what a dynamic
+span's penalty averages over: here, over the real tokens of the batch.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,13 +19,11 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.errors import CheckpointError, InputError
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
@@ -37,8 +34,10 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
 from hf_efficient_attn.models.span_attention import attend_spans
-from hf_efficient_attn.models.span_cache import SpanCache, kept_tokens
+from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
+from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
 from hf_efficient_attn.models.span_config import span_window
+from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, span_penalty
 from hf_efficient_attn.models.spans import Spans, span_modules
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
@@ -48,17 +47,6 @@ from .configuration_adaptive_span import AdaptiveSpanConfig
 
 # tokens that a layer remembers beyond its longest span, so that spans can grow
 SPARE_TOKENS = 64
-
-
-@dataclass
-class SpanModelOutput(BaseModelOutputWithPast):
-    """What `AdaptiveSpanModel` returns.
-
-    Attributes:
-        span_penalty: λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and where λ is 0.
-    """
-
-    span_penalty: Tensor | None = None
 
 
 class SpanAttention(nn.Module):
@@ -127,13 +115,6 @@ def rotate_last(states: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> T
     return rotate(states, cos, sin)
 
 
-def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
-    """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: they are no numbers."""
-    if spans is None or spans.shape[2] == 1 or real_tokens is None:
-        return None if spans is None else spans.mean()
-    return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
-
-
 class AdaptiveSpanLayer(GradientCheckpointingLayer):
     """One block, post-norm as the authors' or pre-norm. [B, T, hidden_size] → the same, and the mean span."""
 
@@ -190,21 +171,8 @@ class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
             CheckpointError: the checkpoint of another family, a span limit other than the saved one, or spans outside
                 of it.
         """
-        saved = saved_config(pretrained_model_name_or_path, kwargs)
-        config = kwargs.get("config")
-        wanted = kwargs.get("span_limit", getattr(config, "span_limit", None))
-        old = saved.get("span_limit")
-        if None not in (wanted, old) and wanted != old:
-            raise CheckpointError(
-                f"The checkpoint has span_limit={old}, and span_limit={wanted} is asked for. A span is saved as a share "
-                f"of the limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load "
-                f"it as it is, and call set_span_limit(model, {wanted}), which sets every share to "
-                f"min(1, share * {old} / {wanted}) and fits the table of positions."
-            )
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        for spans in span_modules(loaded[0] if isinstance(loaded, tuple) else loaded):
-            spans.check()
-        return loaded
+        check_saved_limit(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
+        return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 
 class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
@@ -277,7 +245,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         return SpanModelOutput(
             last_hidden_state=self.norm(hidden_states),
             past_key_values=past_key_values,
-            span_penalty=self._penalty(spans),
+            span_penalty=span_penalty(self, spans),
         )
 
     def _run_layers(
@@ -290,12 +258,6 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             hidden_states, span = layer(hidden_states, memory=memory, **kwargs)
             spans.append(span)
         return hidden_states, spans, inputs
-
-    def _penalty(self, spans: list[Tensor | None]) -> Tensor | None:
-        trained = [span for span in spans if span is not None]
-        if not self.training or not trained or self.config.frozen_spans is not None:
-            return None
-        return self.config.span_penalty * torch.stack([span.to(trained[0].device) for span in trained]).sum()
 
     def _remember(self, segment_index: Tensor, memories: list[Tensor | None], inputs: list[Tensor]) -> None:
         kept = [
@@ -339,28 +301,8 @@ def check_segment(segment_index: Tensor, attention_mask: Any, position_ids: Any,
         raise InputError(f"segment_index has shape {list(segment_index.shape)}; it must be [batch].")
 
 
-def pads_behind(model_kwargs: dict[str, Any]) -> bool:
-    """Return whether a padding mask masks tokens after others that it does not mask."""
-    mask = model_kwargs.get("attention_mask")
-    return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :-1] > mask[:, 1:]).any())
-
-
-class AdaptiveSpanForCausalLM(CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin):
+class AdaptiveSpanForCausalLM(SpanGeneration, CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin):
     backbone_class = AdaptiveSpanModel
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """As transformers'; by default with a cache of what the spans still reach, where such a cache can serve.
-
-        It cannot where tokens are taken back (assisted decoding) or a text has padding behind it.
-        """
-        is_default = generation_config.cache_implementation is None and model_kwargs.get("past_key_values") is None
-        is_final = generation_mode != GenerationMode.ASSISTED_GENERATION and not generation_config.is_assistant
-        if is_default and generation_config.use_cache and is_final and not pads_behind(model_kwargs):
-            model_kwargs["past_key_values"] = SpanCache(self)
-            return None
-        return super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(

@@ -4,6 +4,7 @@ from typing import Any
 
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.implementations import BACKENDS
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 
@@ -47,6 +48,11 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
     `paged`: the call comes from continuous batching, which hands attention a paged cache of keys and values.
     """
     name = implementation or "eager"
+    if config.span is not None and (paged or (name not in BACKENDS)):
+        raise UnsupportedBackendError(
+            f"attn_implementation={name!r}{' with a paged cache' if paged else ''} would drop the attention pattern of "
+            f"span={config.span!r}. Use generate() with one of: {', '.join(BACKENDS)}."
+        )
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(
             f"attn_implementation={name!r} keeps its own paged cache of keys and values, but block={config.block!r} "

@@ -7,6 +7,7 @@ from typing import Any
 from transformers.activations import ACT2FN
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.span_config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
 
@@ -41,6 +42,7 @@ def check_config(config: Any) -> None:
     _check_key_value_heads(config)
     _check_gains(config)
     _check_matrices(config)
+    _check_spans(config)
 
 
 def _check_choices(config: Any) -> None:
@@ -119,6 +121,26 @@ def _check_matrices(config: Any) -> None:
     if config.is_reparameterized and config.resolved_matrix_init == "normal":
         raise ConfigurationError(
             "W_init of a reparameterized matrix is 'identity' or 'orthogonal', got matrix_init='normal'."
+        )
+
+
+def _check_spans(config: Any) -> None:
+    if config.span is None:
+        if config.frozen_spans is not None:
+            raise ConfigurationError(
+                "frozen_spans need span='adaptive', but span is None: every head reads everything."
+            )
+        return
+    check_spans(config)
+    if config.position_embedding_type == "alibi":
+        raise ConfigurationError(
+            f"span={config.span!r} with position_embedding_type='alibi': ALiBi is a bias on all pairs, which spans do "
+            "not compute. Use 'rope' or 'sinusoidal'."
+        )
+    if config.key_value_heads != config.num_attention_heads:
+        raise ConfigurationError(
+            f"span={config.span!r} with num_key_value_heads={config.key_value_heads}: heads of different spans cannot "
+            "share keys. Leave num_key_value_heads unset."
         )
 
 

@@ -57,6 +57,9 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
         trainable_gains: names of the gains that are trained; the others are constants.
         classifier_pooling: token that stands for a sequence in classification: `last` real token (default if causal),
             `mean` over real tokens (default otherwise) or `first`.
+        span: how far heads read: None, everything; "adaptive", "dynamic" or "fixed", as in `AdaptiveSpanConfig`, with
+            its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
+            then what the soft mask leaves of equal logits, so that A = C at the start as before.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -71,6 +74,8 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
 
     model_type = "simplified_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]
+    # a token of these blocks reads itself
+    include_self = True
     # exact for every block: the MLP is split, attention (which may have no output matrix to reduce over) is replicated
     base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
@@ -129,6 +134,14 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None
+
+    span: str | None = None
+    span_limit: int = 1024
+    span_ramp: int = 32
+    span_penalty: float | int = 2e-6
+    span_init: float | int = 0.0
+    dynamic_span_bias: float | int = -4.0
+    frozen_spans: list[list[float]] | None = None
 
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -249,6 +262,7 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
             "reparameterized": self.is_reparameterized,
             "matrix_init": self.resolved_matrix_init if self.is_reparameterized else None,
             "trainable_gains": sorted(name for name in GAIN_SYMBOLS if self.is_trainable(name)),
+            "span": self.span if self.frozen_spans is None else "frozen",
         }
 
     def check(self) -> None:

@@ -19,14 +19,15 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, eager_attention_forward
+from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads import (
     CausalLMHead,
     MaskedLMHead,
@@ -35,8 +36,11 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.masks import check_mask_length, find_documents
+from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
 from hf_efficient_attn.models.positions import Positions
+from hf_efficient_attn.models.span_cache import SpanGeneration
+from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
+from hf_efficient_attn.models.span_penalty import SpanModelOutput, span_penalty
 
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation
@@ -44,10 +48,11 @@ from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import attention_allowed
 from .projections import Gain, build_projection
 from .running_sum_cache import attach_running_sums, merge_heads, sum_before
+from .spanned_attention import SpannedAttention
 
 
 class SimplifiedTransformerAttention(nn.Module):
-    """Plain or shaped multi-head attention. Shapes: [B, T, hidden_size] → the same, and the weights A or None."""
+    """Plain or shaped multi-head attention. [B, T, hidden_size] → the same, the weights A or None, the mean span."""
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -62,6 +67,7 @@ class SimplifiedTransformerAttention(nn.Module):
         self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, config.key_init_std)
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
+        self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
         self.has_head_gains = config.has_head_gains
         if self.has_head_gains:
             num_gains = config.num_attention_heads if config.per_head_gains else 1
@@ -77,7 +83,7 @@ class SimplifiedTransformerAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
         key = self.k_proj(hidden_states).view(heads).transpose(1, 2)
@@ -94,22 +100,28 @@ class SimplifiedTransformerAttention(nn.Module):
             if past_sum is None:
                 past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
 
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        dropout = self.config.attention_dropout if self.training else 0.0
-        out, weights = attention(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-        if self.has_head_gains:
-            out = self.identity_gain(values.view(heads), onto=self.softmax_gain(out))
+        centre, span = None, None
+        if self.spanned is not None:
+            out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **kwargs)
+        else:
+            attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+            dropout = self.config.attention_dropout if self.training else 0.0
+            out, weights = attention(
+                self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            )
         if centering is not None:
             mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
-            out = self.centering_gain(mean.unflatten(-1, (-1, self.head_dim)), onto=out, sign=-1)
+            centre = mean.unflatten(-1, (-1, self.head_dim))
+        if self.has_head_gains:
+            out = self.identity_gain(values.view(heads), onto=self.softmax_gain(out))
+        if centre is not None:
+            out = self.centering_gain(centre, onto=out, sign=-1)
         out = out.reshape(hidden_states.shape)
-        return out if self.o_proj is None else self.o_proj(out), weights
+        return out if self.o_proj is None else self.o_proj(out), weights, span
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
-    """One block, sequential or parallel, with the skips its config asks for. Shapes: [B, T, hidden_size] → the same."""
+    """One block, sequential or parallel, with the skips its config asks for. [B, T, hidden_size] → same, mean span."""
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -127,16 +139,16 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
             self.mlp_skip_gain = Gain(config, "mlp_skip_gain", layer_idx)
             self.post_attention_layernorm = build_norm(config, is_normalized)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self.input_layernorm(hidden_states)
-        attended, _ = self.self_attn(normed, **kwargs)
+        attended, _, span = self.self_attn(normed, **kwargs)
         attended = self.attention_gain(self.dropout(attended))
         if self.is_parallel:
             out = self.mlp_gain(self.dropout(self.mlp(normed)), onto=attended)
-            return self.combined_skip_gain(hidden_states, onto=out)
+            return self.combined_skip_gain(hidden_states, onto=out), span
         hidden_states = self.attention_skip_gain(hidden_states, onto=attended)
         out = self.mlp_gain(self.dropout(self.mlp(self.post_attention_layernorm(hidden_states))))
-        return self.mlp_skip_gain(hidden_states, onto=out)
+        return self.mlp_skip_gain(hidden_states, onto=out), span
 
 
 def build_norm(config: SimplifiedTransformerConfig, is_there: bool = True, kind: str | None = None) -> nn.Module:
@@ -160,6 +172,7 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _supports_context_parallel = False
     _can_compile_fullgraph = True
+    _keep_in_fp32_modules_strict = ["spans"]
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
     def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
@@ -172,15 +185,18 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
             module.initialize()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        if self.config.span is not None:
+            requested_attention = requested_attention or NAME
         implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_implementation(self.config, implementation)
         return implementation
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`; refuses the weights of another block or another family."""
+        """As `PreTrainedModel.from_pretrained`; refuses the weights of another block, span or family."""
+        check_saved_limit(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
         check_checkpoint(cls, pretrained_model_name_or_path, kwargs)
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
@@ -207,7 +223,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> SpanModelOutput:
         """Return the last hidden state and, with `use_cache`, the cache.
 
         Args:
@@ -229,16 +245,23 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         hidden_states, where = self.positions(inputs_embeds, attention_mask, position_ids, past_tokens, num_keys)
         if use_cache and self.config.is_causal and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None and self.config.is_centered:
+        has_running_mean = self.config.is_centered and self.config.span is None
+        if past_key_values is not None and has_running_mean:
             attach_running_sums(past_key_values, self.config.num_hidden_layers)
         if position_ids is not None:
             where["position_ids"] = position_ids  # by which flash attention finds packed documents
 
         hidden_states = self.dropout(hidden_states)
         kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": past_key_values}
+        spans = []
         for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+            hidden_states, span = layer(hidden_states, **kwargs)
+            spans.append(span)
+        return SpanModelOutput(
+            last_hidden_state=self.norm(hidden_states),
+            past_key_values=past_key_values,
+            span_penalty=span_penalty(self, spans),
+        )
 
     def _masks(
         self,
@@ -252,6 +275,8 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         batch_size, tokens = inputs_embeds.shape[:2]
         past_tokens = 0 if cache is None else cache.get_seq_length()
         documents = find_documents(position_ids, attention_mask, batch_size, past_tokens)
+        if self.config.span is not None:
+            return token_table(inputs_embeds, attention_mask, cache, documents, self.config.is_causal), None
         mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, documents)
         if not self.config.is_centered:
             return mask, None
@@ -259,7 +284,9 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         return mask, build_centering(tokens, past_tokens, attention_mask, documents, self.config.is_causal, device)
 
 
-class SimplifiedTransformerForCausalLM(CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin):
+class SimplifiedTransformerForCausalLM(
+    SpanGeneration, CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin
+):
     backbone_class = SimplifiedTransformerModel
 
     @staticmethod
@@ -272,6 +299,8 @@ class SimplifiedTransformerForCausalLM(CausalLMHead, SimplifiedTransformerPreTra
         **kwargs: Any,
     ) -> Any:
         """Return the masks of one step under a static cache, all of shapes that do not grow, as compilation needs."""
+        if config.span is not None:
+            return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
         mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
         if not config.is_centered:
             return mask

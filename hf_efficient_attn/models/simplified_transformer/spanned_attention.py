@@ -1,0 +1,59 @@
+"""Shaped attention within spans: A and C over the keys that a head's soft mask leaves.
+
+C is what A becomes at equal logits, under the same mask: the average of the values with the weights of the soft mask.
+No paper combines the two; this keeps what makes shaped attention start as the identity (He & Hofmann,
+arXiv:2311.01906, section 4.1), for every span.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.span_attention import attend_spans
+from hf_efficient_attn.models.span_config import span_window
+from hf_efficient_attn.models.span_penalty import mean_span
+from hf_efficient_attn.models.spans import Spans
+
+
+class SpannedAttention(nn.Module):
+    """What a layer with spans reads. Parameters: the spans."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.spans = Spans(config, layer_idx)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        real_tokens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Return A·V [B, T, H, D], the weights A or None, C·V or None, and the mean span of the heads.
+
+        Args:
+            hidden_states: what dynamic spans are chosen by, [B, T, hidden_size].
+            query, key, value: [B, H, T or K, D].
+            attention_mask: a token table, a matrix that a user gave, or None.
+        """
+        spans = self.spans(hidden_states)
+        common: dict[str, Any] = {
+            "scale": query.shape[3] ** -0.5,
+            "known_spans": self.spans.frozen,
+            "layer_idx": self.layer_idx,
+            "backend": backend_of(self.config),
+        }
+        where = (spans, span_window(self.config), attention_mask)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        out, weights = attend_spans(query, key, value, *where, dropout=dropout, need_weights=need_weights, **common)
+        centre = None
+        if self.config.is_centered:
+            centre, _ = attend_spans(torch.zeros_like(query), key, value, *where, **common)
+        return out, weights, centre, mean_span(spans, real_tokens)

@@ -1,0 +1,44 @@
+"""What keeps spans short: λ times the mean span of the heads, summed over the layers, beside the loss in training.
+
+Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2; the mean is over the heads of a layer, the sum over layers.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+
+@dataclass
+class SpanModelOutput(BaseModelOutputWithPast):
+    """What a backbone with spans returns.
+
+    Attributes:
+        span_penalty: λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that are not
+            trained.
+    """
+
+    span_penalty: Tensor | None = None
+
+
+def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
+    """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: they are no numbers.
+
+    Args:
+        real_tokens: bool [B, T]; None: all.
+    """
+    if spans is None or spans.shape[2] == 1 or real_tokens is None:
+        return None if spans is None else spans.mean()
+    return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
+
+
+def span_penalty(model: nn.Module, spans: list[Tensor | None]) -> Tensor | None:
+    """Return the penalty from the mean span of every layer."""
+    config: Any = model.config
+    trained = [span for span in spans if span is not None]
+    if not model.training or not trained or config.frozen_spans is not None:
+        return None
+    total: Tensor = torch.stack([span.to(trained[0].device) for span in trained]).sum()
+    return config.span_penalty * total
