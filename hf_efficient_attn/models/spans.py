@@ -66,7 +66,9 @@ class Spans(nn.Module):
         if self.kind == ADAPTIVE:
             if self.training and not torch.compiler.is_compiling():
                 self.clamp_()
-            return self.limit * self.ratio[None, :, None]
+            # a compiled step cannot change the parameter: its value is cut here, and its gradient is not
+            ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()
+            return self.limit * ratio[None, :, None]
         with torch.autocast(hidden_states.device.type, enabled=False):
             logits = nn.functional.linear(hidden_states.to(self.weight.dtype), self.weight, self.bias)
         spans = self.limit * torch.sigmoid(logits).transpose(1, 2)
