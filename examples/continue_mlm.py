@@ -8,8 +8,8 @@ of Python (13 MB, by apt-get, kept), trains the BERT's missing head for masked t
 4,096 positions, and trains that on long text. Bits per character of the same masked tokens of held-out text are given
 for the source at 512 tokens, the long model with random and with copied positions, and after training; and for the
 source trained on as many tokens at 512, since further training alone helps, too. In `outputs/continue_mlm` it leaves
-`long` and `source`, which `AutoModelForMaskedLM` loads, results.json, results.md and bits_per_character.png. Takes about
-ten minutes on one core; so short a training tells the ways to begin apart, not what long text is worth. More:
+`long` and `source`, which `AutoModelForMaskedLM` loads, results.json, results.md and bits_per_character.png. Takes
+about ten minutes on one core; so short a training tells the ways to begin apart, not what long text is worth. More:
 
     python examples/continue_mlm.py --max_steps 3000 --source_steps 3000
     python examples/continue_mlm.py --model_name_or_path bert-base-uncased --source_steps 0 --max_length 8192
