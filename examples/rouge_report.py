@@ -13,6 +13,7 @@ COLUMNS = {
     "rouge1": ("ROUGE-1", "{:.3f}"),
     "rouge2": ("ROUGE-2", "{:.3f}"),
     "rougeL": ("ROUGE-L", "{:.3f}"),
+    "num_different": ("different texts", "{:,}"),
     "parameters": ("parameters", "{:,}"),
     "train_seconds": ("training (s)", "{:.0f}"),
     "longest_source_tokens": ("longest source (tokens)", "{:,}"),
@@ -53,6 +54,16 @@ def length_table(groups: list[dict[str, Any]]) -> str:
     columns = {"tokens": ("ROUGE-L of documents of … tokens", "{}"), "documents": ("documents", "{}")}
     columns |= {name: (name, "{:.3f}") for name in groups[0]["rougeL"]}
     return results_table(columns, [{**group, **group["rougeL"]} for group in groups])
+
+
+def verdict(baseline: dict[str, Any], models: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence if no model's ROUGE-L is above that of the summaries that take no model."""
+    if max(model["rougeL"] for model in models) > baseline["rougeL"]:
+        return []
+    return [
+        f"No model here writes better summaries than {baseline['system']}: this run says nothing about what reading "
+        "more of a document is worth. Train longer by --max_steps."
+    ]
 
 
 def draw_rouge_by_length(groups: list[dict[str, Any]], file: Path) -> None:
