@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.models.spans import span_modules
 
 BLOCKS = ("pre_ln", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm")
 WEIGHT_DECAY, LR = 0.1, 0.01
@@ -120,3 +121,51 @@ def test_nothing_trainable_is_an_error() -> None:
     """A wholly frozen model gets a sentence, not an optimizer without parameters."""
     with pytest.raises(ValueError, match="SimplifiedTransformerForCausalLM has no trainable parameter"):
         hea.optimizer_groups(build_model().requires_grad_(False), WEIGHT_DECAY)
+
+
+def span_model(**fields: object) -> hea.AdaptiveSpanForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = hea.AdaptiveSpanConfig(**sizes, num_attention_heads=2, span_limit=64, span_ramp=4, **fields)
+    return hea.AdaptiveSpanForCausalLM(config)
+
+
+@pytest.mark.parametrize(("span", "names"), [("adaptive", {"ratio"}), ("dynamic", {"weight", "bias"})])
+def test_spans_are_a_group_of_their_own(span: str, names: set[str]) -> None:
+    """Spans, dynamic ones' matrix included, are not decayed; every parameter is in exactly one group."""
+    model = span_model(span=span)
+    *rest, spans = hea.optimizer_groups(model, WEIGHT_DECAY, span_lr=0.5)
+    assert [group["weight_decay"] for group in (*rest, spans)] == [WEIGHT_DECAY, 0.0, 0.0]
+    assert spans["lr"] == 0.5
+    assert not any("lr" in group for group in rest)
+    expected = {f"model.layers.{layer}.self_attn.spans.{name}" for layer in range(2) for name in names}
+    listed = {id(parameter) for parameter in spans["params"]}
+    assert {name for name, parameter in model.named_parameters() if id(parameter) in listed} == expected
+    everywhere = [id(parameter) for group in (*rest, spans) for parameter in group["params"]]
+    assert sorted(everywhere) == sorted(id(parameter) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.Adagrad, hea.ClippedAdagrad])
+def test_rate_of_the_spans_alone(optimizer_class: type[torch.optim.Optimizer]) -> None:
+    """A first step moves each share by its own rate, else by the common one, whatever the size of the gradient."""
+    for span_lr, rate in ((0.25, 0.25), (None, 0.01)):
+        model = span_model(span="adaptive", span_init=0.5)
+        optimizer = optimizer_class(hea.optimizer_groups(model, WEIGHT_DECAY, span_lr), lr=0.01)
+        for module in span_modules(model):
+            module.ratio.grad = torch.full_like(module.ratio, 0.01)
+        optimizer.step()
+        for module in span_modules(model):
+            torch.testing.assert_close(module.ratio, torch.full_like(module.ratio, 0.5 - rate), rtol=1e-4, atol=0)
+
+
+def test_spans_that_are_not_trained_have_no_group() -> None:
+    """Fixed and frozen spans leave the two groups of any other model, and take no rate."""
+    frozen = {"frozen_spans": [[3.0, 5.0], [0.0, 64.0]], "span_penalty": 0.0}
+    for model in (span_model(span="fixed"), span_model(**frozen), build_model()):
+        assert len(hea.optimizer_groups(model, WEIGHT_DECAY)) == 2
+        with pytest.raises(hea.InputError, match=r"span_lr=0\.1: .* has no trainable span"):
+            hea.optimizer_groups(model, WEIGHT_DECAY, span_lr=0.1)
+    model = span_model()
+    for module in span_modules(model):
+        module.requires_grad_(False)
+    assert len(hea.optimizer_groups(model, WEIGHT_DECAY)) == 2

@@ -1,0 +1,73 @@
+"""Two processes learn the spans that one does: the same to the last bit where both read the same text.
+
+One torchrun (two processes, gloo, CPU) and one plain process run `ddp_spans_script.py`.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from training.ddp_spans_script import START
+from training.span_runs import build_model
+
+SCRIPT = Path(__file__).parent / "ddp_spans_script.py"
+# `training.span_runs` lies beside the script, as for the other tests
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+LAUNCHERS = {1: (), 2: ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")}
+KINDS = ("adaptive", "dynamic")
+# the same numbers added in another order, at each of six steps; the steps move weights by up to 0.07 each
+TOLERANCE = 5e-6
+
+Load = Callable[..., dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Run everything once; return a function from kind, texts and process to what was saved."""
+    folder = tmp_path_factory.mktemp("spans")
+    for processes, launcher in LAUNCHERS.items():
+        (folder / str(processes)).mkdir()
+        command = [sys.executable, *launcher, SCRIPT, folder / str(processes)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def saved(kind: str, texts: str, processes: int, process: int = 0) -> dict[str, torch.Tensor]:
+        weights = torch.load(folder / str(processes) / f"{kind}-{texts}-{process}.pt")
+        assert int(weights.pop("world_size")) == processes
+        return weights
+
+    return saved
+
+
+def spans_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in weights.items() if ".spans." in name}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_on_the_same_text_are_one_to_the_last_bit(load: Load, kind: str) -> None:
+    """Spans, all other weights, and the average span that every step logged."""
+    one, two = load(kind, "A", 1), load(kind, "AA", 2)
+    start = build_model(span=kind, **START).state_dict()
+    assert all((one[name] != start[name]).all() for name in spans_of(start))
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+@pytest.mark.parametrize("texts", ["AA", "AB"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_processes_hold_the_same_spans(load: Load, kind: str, texts: str) -> None:
+    first, second = (load(kind, texts, 2, process) for process in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first if name != "average_span")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_on_two_texts_are_one_on_both(load: Load, kind: str) -> None:
+    """Each process reads on in its own rows, and the penalty counts once: up to rounding the run of one process."""
+    one, two, other = load(kind, "AB", 1), load(kind, "AB", 2), load(kind, "A", 1)
+    for name in spans_of(one):
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=TOLERANCE)
+        assert (one[name] - other[name]).abs().max() > 100 * TOLERANCE
