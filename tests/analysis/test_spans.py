@@ -188,6 +188,17 @@ class TestDynamic:
         assert results["along_text"]["symbols"] == ["n", "·", "·", "→", "·", "·"]
 
 
+@pytest.mark.parametrize(("block", "is_causal", "kind"), [("sas", True, "dynamic"), ("sas_p", False, "adaptive")])
+def test_spans_of_another_family(tmp_path: Path, block: str, is_causal: bool, kind: str) -> None:
+    fields = {**SHAPE, "block": block, "is_causal": is_causal, "span": kind, "position_embedding_type": "rope"}
+    results = analyze(hea.SimplifiedTransformerModel(hea.SimplifiedTransformerConfig(**fields)), tmp_path)
+    assert (results["cost"]["kind"], results["is_causal"]) == (kind, is_causal)
+    assert (results["along_text"] is None) == (kind != "dynamic")
+    for name in ("shortest", "longest"):
+        assert results[name]["first_distance"] == 0
+        assert results[name]["total_weight"] == pytest.approx(1.0, abs=1e-5)
+
+
 class TestCommand:
     def test_compared_models(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         others = {}
