@@ -20,9 +20,9 @@ SIZES = {
 SEGMENT = 8
 
 
-def build_model(**fields: Any) -> hea.AdaptiveSpanForCausalLM:
-    """Return a model whose start depends on nothing but the fields."""
-    torch.manual_seed(0)
+def build_model(seed: int = 0, **fields: Any) -> hea.AdaptiveSpanForCausalLM:
+    """Return a model whose start depends on nothing but the seed and the fields."""
+    torch.manual_seed(seed)
     return hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**{**SIZES, **fields}))
 
 

@@ -133,3 +133,22 @@ def test_a_model_without_spans_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(hea.InputError, match="SimplifiedTransformerForCausalLM has no attention spans"):
         trainer.train()
+
+
+@pytest.mark.parametrize("span", ["adaptive", "dynamic"])
+def test_training_resumes_in_the_middle_of_a_text(tmp_path: Path, span: str) -> None:
+    """What was remembered comes back from the checkpoint: the weights end equal to the last bit."""
+    ended = []
+    for seed, resume in ((0, None), (1, str(tmp_path / "checkpoint-3"))):
+        model = build_model(seed, span=span)
+        optimizer = hea.ClippedAdagrad(hea.optimizer_groups(model, 0.0))
+        segments = hea.TextSegments(text(2 * (6 * SEGMENT + 1)), 2, SEGMENT)
+        saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+        trainer = build_trainer(tmp_path, model, segments, optimizer, [hea.SpanCallback()], **saving)
+        trainer.train(resume_from_checkpoint=resume)
+        ended.append(model.state_dict())
+    assert all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+    (tmp_path / "checkpoint-3" / "segment_memory_0.pt").unlink()
+    model.reset_memory()
+    with pytest.raises(hea.InputError, match="none before"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
