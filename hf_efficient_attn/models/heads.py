@@ -121,7 +121,8 @@ class CausalLMHead(LanguageModelHead):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-            counted = kwargs.get("shift_labels", labels[..., 1:])
+            shifted = kwargs.get("shift_labels")
+            counted = labels[..., 1:] if shifted is None else shifted
             loss = add_penalty(loss, outputs, counted, kwargs.get("num_items_in_batch"))
         fields = {"loss": loss, "logits": logits, "past_key_values": outputs.past_key_values}
         return self.output(CausalLMOutputWithPast, outputs, **fields)

@@ -126,12 +126,12 @@ class Spans(nn.Module):
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Spans":
-        """Move as told, but never to a narrower dtype."""
+        """Move as told, but never to a dtype narrower than float32."""
 
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            is_narrower = moved.is_floating_point() and moved.dtype.itemsize < tensor.dtype.itemsize
-            return tensor.to(moved.device) if is_narrower else moved
+            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
+            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
 
         return super()._apply(move, recurse)  # type: ignore[no-any-return]
 

@@ -153,7 +153,7 @@ class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if self.config.matrix_init == "uniform" and type(module) is nn.Linear:
+        if self.config.matrix_init == "uniform" and isinstance(module, nn.Linear):
             limit = module.in_features**-0.5
             init.uniform_(module.weight, -limit, limit)
             if module.bias is not None:
