@@ -11,6 +11,7 @@ import torch
 from clm_arguments import UsageError
 from datasets import Dataset
 from saved_model import check_saved_model, save_model
+from torch.utils.data import SequentialSampler
 from training_callbacks import StepClock
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -64,6 +65,11 @@ def encode_pairs(
     return Dataset.from_dict({"input_ids": input_ids, "labels": labels, "length": [len(row) for row in input_ids]})
 
 
+def longest_first(rows: Dataset) -> np.ndarray:
+    """Return the places of the rows by length of the source, so that batches of neighbours have little padding."""
+    return np.argsort(-np.array(rows["length"]), kind="stable")
+
+
 class WritingTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` that scores what the model writes, and logs the seconds spent in training steps.
 
@@ -76,6 +82,7 @@ class WritingTrainer(Seq2SeqTrainer):
         args: Seq2SeqTrainingArguments,
         tokenizer: PreTrainedTokenizerBase,
         score: Callable[[list[str], list[str]], dict[str, float]],
+        eval_dataset: Dataset,
         **options: Any,
     ) -> None:
         self.tokenizer, self.score = tokenizer, score
@@ -85,6 +92,7 @@ class WritingTrainer(Seq2SeqTrainer):
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
             compute_metrics=self._metrics,
+            eval_dataset=eval_dataset.select(longest_first(eval_dataset)),
             **options,
         )
         self.clock, self.finite = StepClock(), hea.StopOnNonFiniteLoss()
@@ -105,10 +113,13 @@ class WritingTrainer(Seq2SeqTrainer):
         filled = np.where(ids == -100, self.tokenizer.pad_token_id, ids)
         return [text.strip() for text in self.tokenizer.batch_decode(filled, skip_special_tokens=True)]
 
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
+        # rows grouped by length, as in training, come shuffled: nobody could tell whose text is whose
+        return SequentialSampler(eval_dataset)
+
     def write(self, rows: Dataset, **generation: Any) -> list[str]:
         """Return the text the model writes for each row; `generation` as in `generate`."""
-        lengths = np.array(rows["length"])
-        order = np.argsort(-lengths, kind="stable")  # sources of one length together, so that little is padded
+        order = longest_first(rows)
         written = self._texts(self.predict(rows.select(order), **generation).predictions)
         return [written[place] for place in np.argsort(order, kind="stable")]
 

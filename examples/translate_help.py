@@ -97,7 +97,7 @@ class TranslationTrainingArguments(WritingTrainingArguments):
     """`Seq2SeqTrainingArguments` with the paper's optimiser settings and a short run as defaults."""
 
     output_dir: str | None = "outputs/translate_help"
-    max_steps: int = 3000
+    max_steps: int = 1500
     per_device_train_batch_size: int = 32
     per_device_eval_batch_size: int = 32
     max_grad_norm: float = 0.0

@@ -10,7 +10,7 @@ from run_example import EXAMPLES, finish_example, refusal, start_example, write_
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-import hf_efficient_attn  # noqa: F401  registers the family
+import hf_efficient_attn as hea
 
 SHAPE = "hidden_size=16,intermediate_size=32,num_attention_heads=2,encoder_layers=1,decoder_layers=1"
 TINY = ["--config_overrides", SHAPE, "--vocab_size", "300", "--max_steps", "6", "--disable_tqdm", "True"]
@@ -75,6 +75,25 @@ def generated(folder: Path, source: str) -> str:
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = model.generate(**tokenizer(source, truncation=True, return_tensors="pt"))
     return tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+
+
+def test_each_row_gets_its_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs
+    from task_tokenizer import train_task_tokenizer
+
+    texts = [" ".join(["word"] * (1 + 7 * i % 13)) + f" {i}" for i in range(12)]
+    tokenizer = train_task_tokenizer(texts, 300, 64, start="")
+    fields = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
+    config = hea.SparseSeq2SeqConfig.vanilla(
+        **fields, encoder_layers=1, decoder_layers=1, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id
+    )
+    model = hea.SparseSeq2SeqForConditionalGeneration(config)
+    model.generate = lambda input_ids, **_: input_ids
+    rows = encode_pairs([(text, "") for text in texts], tokenizer, 64, 64)
+    arguments = WritingTrainingArguments(tmp_path, per_device_eval_batch_size=2, use_cpu=True, disable_tqdm=True)
+    trainer = WritingTrainer(model, arguments, tokenizer, lambda *_: {}, eval_dataset=rows)
+    assert trainer.write(rows) == texts
 
 
 def test_translation_leaves_what_it_promises(translated: tuple[Path, str]) -> None:
