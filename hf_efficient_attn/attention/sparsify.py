@@ -76,6 +76,11 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
 def _record(config: PreTrainedConfig, pattern: Any) -> Any:
     """Write the pattern into the config if the model can have it, and return what was written."""
     text_config = config.get_text_config()
+    if pattern is not None and getattr(text_config, "span", None) is not None:
+        raise ConfigurationError(
+            f"This {type(text_config).__name__} has span={text_config.span!r}: its heads read as far as their spans, "
+            "and would follow no pattern. Sparsify a model without spans."
+        )
     spec = None if pattern is None else checked_spec(pattern, text_config)
     _write(text_config, spec)
     if spec is None:

@@ -23,9 +23,9 @@ KINDS = (FIXED, ADAPTIVE, DYNAMIC)
 class Spans(nn.Module):
     """The spans of one layer's heads. Shapes: hidden states [B, T, hidden_size] → spans in tokens.
 
-    `adaptive`: a parameter `ratio` [H], spans are `limit` · ratio, kept within 0 and 1 by `clamp_`, which also runs
-    before every forward pass in training. `dynamic`: limit · sigmoid(weight·x_t + bias), with a vector a head, which
-    starts at 0 (the paper does not say), and a bias. `fixed`: the limit. `frozen`: the config's `frozen_spans`.
+    `adaptive`: a parameter `ratio` [H], spans are `limit` · ratio, kept within 0 and 1 by `clamp_`, which `clamp_spans`
+    calls before every forward pass in training. `dynamic`: limit · sigmoid(weight·x_t + bias), with a vector a head,
+    which starts at 0 (the paper does not say), and a bias. `fixed`: the limit. `frozen`: the config's `frozen_spans`.
     Parameters stay in float32 whatever the model is cast to: in bfloat16 a span of 8,192 tokens moves by 32.
 
     Reads from the config: `span`, `span_limit`, `span_ramp`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
@@ -64,9 +64,7 @@ class Spans(nn.Module):
         if self.kind == FROZEN:
             return torch.tensor(self.frozen, device=hidden_states.device)[None, :, None]
         if self.kind == ADAPTIVE:
-            if self.training and not torch.compiler.is_compiling():
-                self.clamp_()
-            # a compiled step cannot change the parameter: its value is cut here, and its gradient is not
+            # `clamp_spans` may not have run, as in a compiled step: the value is cut here, and its gradient is not
             ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()
             return self.limit * ratio[None, :, None]
         with torch.autocast(hidden_states.device.type, enabled=False):
@@ -120,8 +118,8 @@ class Spans(nn.Module):
         ratios = whole(self.ratio)
         if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):
             raise CheckpointError(
-                f"Layer {self.layer_idx} has span ratios {[round(float(ratio), 4) for ratio in ratios]}; a ratio is a "
-                f"share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens in the place "
+                f"Layer {self.layer_idx} has span ratios {[round(ratio, 4) for ratio in ratios.tolist()]}; a ratio is "
+                f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens in the place "
                 "of shares (divide them by the span limit), or was written without clamping them after the last step."
             )
 
@@ -139,6 +137,16 @@ class Spans(nn.Module):
 def span_modules(model: nn.Module) -> list[Spans]:
     """Return the spans of all layers of a model, in the order of the layers; empty: it has none."""
     return [module for module in model.modules() if getattr(module, "is_span", False)]  # type: ignore[misc]
+
+
+def clamp_spans(model: nn.Module) -> None:
+    """Clamp the learned spans of a backbone that is about to compute in training; nothing in evaluation.
+
+    Before its layers are called: sharded parameters (FSDP) are still what the optimizer moves, and not a copy.
+    """
+    if model.training and not torch.compiler.is_compiling():
+        for spans in span_modules(model):
+            spans.clamp_()
 
 
 def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:

@@ -44,6 +44,11 @@ class EfficientPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested_attention or NAME, is_init_check)
 
     @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # transformers guesses by the source of a module; here every layer asks the config at every call
+        return True
+
+    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As `PreTrainedModel.from_pretrained`; refuses the checkpoint of another family and says how to convert it."""
         saved = saved_config(pretrained_model_name_or_path, kwargs)

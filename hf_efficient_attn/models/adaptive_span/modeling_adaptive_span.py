@@ -38,7 +38,7 @@ from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
 from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
 from hf_efficient_attn.models.span_config import span_window
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, span_penalty
-from hf_efficient_attn.models.spans import Spans, span_modules
+from hf_efficient_attn.models.spans import Spans, clamp_spans, span_modules
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
 from hf_efficient_attn.models.sparse_pretrained import EfficientPreTrainedModel
@@ -214,12 +214,13 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
                 their own. None: the input stands for itself.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        clamp_spans(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         tokens = inputs_embeds.shape[1]
         memories: list[Tensor | None] = [None] * len(self.layers)
         if segment_index is not None:
-            check_segment(segment_index, attention_mask, position_ids, past_key_values)
+            check_segment(segment_index, len(inputs_embeds), attention_mask, position_ids, past_key_values)
             memories = self.memory.read(segment_index, self.training, len(self.layers))
             longest = max(0 if memory is None else memory.shape[1] for memory in memories)
             position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
@@ -286,7 +287,7 @@ class DistanceTable(nn.Module):
         self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
 
 
-def check_segment(segment_index: Tensor, attention_mask: Any, position_ids: Any, cache: Any) -> None:
+def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, position_ids: Any, cache: Any) -> None:
     """Raise InputError for what segments of a text cannot be combined with."""
     if attention_mask is not None and not bool((attention_mask == 1).all()):
         raise InputError(
@@ -297,8 +298,9 @@ def check_segment(segment_index: Tensor, attention_mask: Any, position_ids: Any,
     for name, value in given.items():
         if value is not None:
             raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
-    if segment_index.ndim != 1:
-        raise InputError(f"segment_index has shape {list(segment_index.shape)}; it must be [batch].")
+    if segment_index.shape != (batch_size,):
+        shape = list(segment_index.shape)
+        raise InputError(f"segment_index has shape {shape}; it must be [batch] = [{batch_size}].")
 
 
 class AdaptiveSpanForCausalLM(SpanGeneration, CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin):

@@ -41,6 +41,7 @@ from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.span_cache import SpanGeneration
 from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, span_penalty
+from hf_efficient_attn.models.spans import clamp_spans
 
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation
@@ -235,6 +236,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Pass exactly one of input_ids and inputs_embeds.")
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
+        clamp_spans(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         past_tokens, num_keys = 0, inputs_embeds.shape[1]
