@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from models.adaptive_span.tiny_models import SPANS, random_ids, tiny
+from models_cases import TINY
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.spans import span_modules
@@ -97,6 +98,13 @@ def test_kernels_that_would_drop_the_spans() -> None:
         model.config._attn_implementation = name
         with pytest.raises(hea.UnsupportedBackendError, match="would drop the attention pattern"):
             model(random_ids(1, 5))
+
+
+def test_sparsify_has_no_say_over_spans() -> None:
+    simplified = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**TINY, span="adaptive"))
+    for model in (tiny(), simplified, simplified.config):
+        with pytest.raises(hea.ConfigurationError, match="span='adaptive': its heads .* would follow no pattern"):
+            hea.sparsify(model, hea.patterns.Band(8, 0))
 
 
 def test_saving_brings_spans_within_their_bounds(tmp_path: Path) -> None:
