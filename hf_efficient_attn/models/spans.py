@@ -119,8 +119,9 @@ class Spans(nn.Module):
         if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):
             raise CheckpointError(
                 f"Layer {self.layer_idx} has span ratios {[round(ratio, 4) for ratio in ratios.tolist()]}; a ratio is "
-                f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens in the place "
-                "of shares (divide them by the span limit), or was written without clamping them after the last step."
+                f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens in the "
+                "place of shares (divide them by the span limit), or was written without clamping them after the last "
+                "step."
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Spans":
