@@ -7,7 +7,8 @@ downloads two Debian packages by apt-get (5 MB, kept), trains a small encoder-de
 post-norm, one shared embedding, label smoothing, Noam's schedule) and writes BLEU and chrF of the translations by beam
 search, of the last checkpoint and of the average of the last ones, beside those of leaving the English as it is. In
 `outputs/translate_help` it leaves the model, which `AutoModelForSeq2SeqLM` loads, its tokenizer, results.json,
-results.md and learning_curve.png. More:
+results.md and learning_curve.png. Takes about seven minutes on one core, after which BLEU has just passed that of the
+English and rises steeply still. More:
 
     python examples/translate_help.py --max_steps 20000 --config_overrides "hidden_size=512,intermediate_size=2048"
     python examples/translate_help.py --train_file pairs.jsonl --source_lang en --target_lang fr
