@@ -5,15 +5,18 @@ through the kernels that serve any pattern. Within the span nothing is added to 
 ramp pass through the slower kernel that knows learned terms.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.layout.terms import Distance, Ramp, Term
 from hf_efficient_attn.models.spans import log_soft_mask
 from hf_efficient_attn.patterns.bands import Band
@@ -23,6 +26,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 GRANULE = 32
 # with fewer queries, as in decoding, a call costs more than the keys it saves
 FEW_QUERIES = 8
+# so many keys of all heads such a query reads in less time than a further call takes
+CHEAP_KEYS = 256
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ class HeadGroup:
     num_keys: int
 
 
-def head_groups(lowest: list[float], highest: list[float], window: SpanWindow, num_queries: int) -> list[HeadGroup]:
+def head_groups(
+    lowest: Sequence[float], highest: Sequence[float], window: SpanWindow, num_queries: int
+) -> list[HeadGroup]:
     """Return the heads with spans between `lowest` and `highest`, by how far they read, in granules.
 
     >>> window = SpanWindow(limit=1024, ramp=32, include_self=False, is_causal=True)
@@ -93,14 +100,14 @@ HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
 
 
 def merge_groups(groups: list[HeadGroup]) -> list[HeadGroup]:
-    """Return fewer groups, in each of which no head reads more than twice what it needs.
+    """Return fewer groups, in each of which no head reads more than twice what it needs, or than `CHEAP_KEYS`.
 
     >>> merge_groups([HeadGroup((0,), 1, 64), HeadGroup((2,), 33, 96), HeadGroup((1,), 481, 544)])
     [HeadGroup(heads=(0, 2), num_inner=1, num_keys=96), HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
     """
     merged: list[HeadGroup] = []
     for group in groups:
-        if merged and group.num_keys <= 2 * merged[-1].num_keys:
+        if merged and group.num_keys <= max(2 * merged[-1].num_keys, CHEAP_KEYS):
             last = merged.pop()
             heads = tuple(sorted((*last.heads, *group.heads)))
             group = HeadGroup(heads, min(last.num_inner, group.num_inner), group.num_keys)
@@ -135,12 +142,19 @@ def attend_spans(
         need_weights: compute densely, and return the weights.
     """
     groups = groups_of(spans, known_spans, window, query)
+    # a table may say that other keys follow the queries, and a user's matrix has a column for every key
+    is_cut = attention_mask is None and window.is_causal
+    is_step = is_cut and not need_weights and is_lone_query(query, key, window, backend)
     outputs, weights = [], []
     for group in groups:
-        heads = list(group.heads)
-        is_all = len(heads) == query.shape[1]
-        q, k, v = (query, key, value) if is_all else (each[:, heads] for each in (query, key, value))
+        is_all = len(group.heads) == query.shape[1]
+        heads = slice(None) if is_all else index_of(group.heads)
+        kept = slice(-group.num_keys - window.shift - query.shape[2] + 1 if is_cut else None, None)
+        q, k, v = query[:, heads], key[:, heads, kept], value[:, heads, kept]
         own = spans if spans is None or is_all else spans[:, heads]
+        if is_step:
+            outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
+            continue
         out, weight = attend_layer(
             q,
             k,
@@ -155,11 +169,63 @@ def attend_spans(
         )
         outputs.append(out)
         weights.append(weight)
-    if len(groups) == 1:
-        return outputs[0], weights[0]
-    order = torch.tensor([head for group in groups for head in group.heads], device=query.device).argsort()
-    out = torch.cat(outputs, 2).index_select(2, order)
-    return out, torch.cat(weights, 1).index_select(1, order) if need_weights else None  # type: ignore[arg-type]
+    places = [head for group in groups for head in group.heads]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
+
+
+def index_of(heads: tuple[int, ...]) -> slice | list[int]:
+    """Return what picks these heads out of a dimension: of neighbours a slice, which copies nothing.
+
+    >>> index_of((1, 2, 3)), index_of((0, 2))
+    (slice(1, 4, None), [0, 2])
+    """
+    first, last = heads[0], heads[-1]
+    return slice(first, last + 1) if last - first + 1 == len(heads) else list(heads)
+
+
+def in_order(parts: list[Tensor], dim: int, order: list[int]) -> Tensor:
+    """Return the parts as one tensor, with the entries of a dimension in this order."""
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    is_sorted = order == list(range(len(order)))
+    return joined if is_sorted else joined.index_select(dim, torch.tensor(order, device=joined.device))
+
+
+def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) -> bool:
+    """Return whether there is one query that has keys, as in decoding, and nobody asks for a backend or compiles."""
+    is_free = backend == preferred_backend() == AUTO and not torch.compiler.is_compiling()
+    return is_free and query.shape[2] == 1 and key.shape[2] > window.shift
+
+
+def attend_nearest(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: Tensor | None,
+    window: SpanWindow,
+    group: HeadGroup,
+    scale: float,
+    dropout: float,
+    position_table: Tensor | None,
+) -> Tensor:
+    """Return the output [B, 1, H, D] of a single query, the last position: a row of scores needs no pattern.
+
+    Args as for `attend_spans`, of the heads of a group.
+    """
+    end = key.shape[2] - window.shift
+    start = max(0, end - group.num_keys)
+    bias = None
+    if spans is not None and group.num_inner < group.num_keys:
+        # ahead of the ramp the mask changes nothing
+        num_free = min(group.num_inner - 1, end - start)
+        bias = pad(log_soft_mask(spans, num_free, end - start - num_free, window.ramp), (num_free, 0))
+    if position_table is not None:
+        scores = query @ position_table[: end - start].to(query.dtype).T * scale
+        bias = scores if bias is None else scores + bias
+    # the nearest key, index 0, is the last
+    bias = None if bias is None else bias.flip(-1)
+    out, _ = dense_attention(query, key[:, :, start:end], value[:, :, start:end], None, bias, scale, dropout, False)
+    return out.transpose(1, 2)
 
 
 def groups_of(
@@ -170,9 +236,13 @@ def groups_of(
     if spans is None:
         return [HeadGroup(heads, window.limit, window.limit)]
     if known_spans is not None:
-        return head_groups(list(known_spans), list(known_spans), window, FEW_QUERIES + 1)
+        num_queries = FEW_QUERIES + 1 if torch.compiler.is_compiling() else query.shape[2]
+        return head_groups(list(known_spans), list(known_spans), window, num_queries)
     if torch.compiler.is_compiling():
         return [HeadGroup(heads, 1, window.limit)]
+    if spans.shape[0] == spans.shape[2] == 1:
+        numbers = spans.detach()[0, :, 0].tolist()
+        return head_groups(numbers, numbers, window, query.shape[2])
     per_head = spans.detach().transpose(0, 1).flatten(1)
     lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
     return head_groups(lowest, highest, window, query.shape[2])

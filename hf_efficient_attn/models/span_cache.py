@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_efficient_attn.attention.cache import Padding, PatternCache, PatternLayer
+from hf_efficient_attn.attention.cache import Padding, PatternCache
+from hf_efficient_attn.models.span_cache_layer import SpanLayer
 from hf_efficient_attn.models.span_config import span_window
 from hf_efficient_attn.models.spans import DYNAMIC, span_modules
 
@@ -23,7 +24,7 @@ class SpanCache(PatternCache):
         self.padding = Padding()
         layers = DynamicCache(config=config).layers
         for spans in span_modules(model):
-            layers[spans.layer_idx] = PatternLayer(0, kept_tokens(spans, config), self.padding)
+            layers[spans.layer_idx] = SpanLayer(0, kept_tokens(spans, config), self.padding)
         Cache.__init__(self, layers=layers)
 
 
