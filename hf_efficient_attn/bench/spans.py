@@ -167,8 +167,9 @@ def measure_shape(shape: Shape, settings: dict[str, Any]) -> list[Row]:
     cases: dict[str, Case] = {}
     for name, model in models.items():
         cache = full_cache(name, model, shape)
-        rows.append({**describe(name, model, shape), "cache_bytes": cache_bytes(cache)})
-        rows[-1]["difference"] = difference if name == FROZEN else None
+        rows.append({**describe(name, model, shape), "difference": difference if name == FROZEN else None})
+        decode(model.eval(), cache, 1, shape)
+        rows[-1]["cache_bytes"] = cache_bytes(cache)
         its_cases = cases_of(name, model, cache, shape, settings["decode_tokens"])
         cases |= {f"{name} {measure}": case for measure, case in its_cases.items()}
     device = torch.device(shape.device)

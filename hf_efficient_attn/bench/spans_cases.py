@@ -181,9 +181,9 @@ def shorten(cache: Cache, num_tokens: int) -> None:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Return what the keys and values of a cache take."""
+    """Return what the keys and values of a cache take, the room for new ones included."""
     layers: Any = cache.layers
-    return sum(each.numel() * each.element_size() for layer in layers for each in (layer.keys, layer.values))
+    return sum(each.untyped_storage().nbytes() for layer in layers for each in (layer.keys, layer.values))
 
 
 @torch.no_grad()

@@ -20,16 +20,18 @@ def profile(limit: int, num_layers: int, num_heads: int) -> list[list[int]]:
     Fewer layers than in the picture are picked from all of its depth.
 
     >>> profile(2048, 12, 4)[8:10]
-    [[1600, 480, 32, 32], [115, 34, 32, 32]]
+    [[1600, 32, 480, 32], [32, 115, 32, 34]]
     >>> [max(layer) for layer in profile(4096, 4, 2)]
     [32, 32, 1100, 3900]
     """
     layers = []
     for index in range(num_layers):
         longest = LONGEST[(2 * index + 1) * len(LONGEST) // (2 * num_layers)] * limit / SEEN_LIMIT
-        long_heads = [longest, SECOND_SHARE * longest][:num_heads]
-        shares = long_heads + [0.0] * (num_heads - len(long_heads))
-        layers.append([min(limit, max(RAMP_TOKENS, int(tokens))) for tokens in shares])
+        tokens = [0.0] * num_heads
+        # long heads stand anywhere, as training leaves them
+        tokens[(index + num_heads // 2) % num_heads] = SECOND_SHARE * longest
+        tokens[index % num_heads] = longest
+        layers.append([min(limit, max(RAMP_TOKENS, int(each))) for each in tokens])
     return layers
 
 
