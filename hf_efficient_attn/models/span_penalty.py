@@ -34,6 +34,12 @@ def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None
     return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
 
 
+def real_tokens(attention_mask: Any, num_tokens: int) -> Tensor | None:
+    """Return which new tokens are no padding, bool [B, T], by a mask over cached and new ones; None: not said."""
+    is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
+    return attention_mask[:, -num_tokens:].bool() if is_padding_mask else None
+
+
 def span_penalty(model: nn.Module, spans: list[Tensor | None]) -> Tensor | None:
     """Return the penalty from the mean span of every layer."""
     config: Any = model.config

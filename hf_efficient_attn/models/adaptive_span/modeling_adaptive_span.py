@@ -37,7 +37,7 @@ from hf_efficient_attn.models.span_attention import attend_spans
 from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
 from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
 from hf_efficient_attn.models.span_config import span_window
-from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, span_penalty
+from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
 from hf_efficient_attn.models.spans import Spans, clamp_spans, span_modules
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
@@ -237,8 +237,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
         if self.distances is not None:
             where["position_table"] = self.distances()
-        if attention_mask is not None and attention_mask.ndim == 2:
-            where["real_tokens"] = attention_mask[:, -tokens:].bool()
+        where["real_tokens"] = real_tokens(attention_mask, tokens)
         kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": past_key_values}
         hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs)
         if segment_index is not None:

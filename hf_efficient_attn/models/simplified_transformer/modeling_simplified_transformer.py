@@ -40,7 +40,7 @@ from hf_efficient_attn.models.masks import check_mask_length, find_documents, to
 from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.span_cache import SpanGeneration
 from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
-from hf_efficient_attn.models.span_penalty import SpanModelOutput, span_penalty
+from hf_efficient_attn.models.span_penalty import SpanModelOutput, real_tokens, span_penalty
 from hf_efficient_attn.models.spans import clamp_spans
 
 from .centering import Centering, build_centering
@@ -252,6 +252,9 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             attach_running_sums(past_key_values, self.config.num_hidden_layers)
         if position_ids is not None:
             where["position_ids"] = position_ids  # by which flash attention finds packed documents
+
+        if self.config.span is not None:
+            where["real_tokens"] = real_tokens(attention_mask, inputs_embeds.shape[1])
 
         hidden_states = self.dropout(hidden_states)
         kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": past_key_values}
