@@ -127,3 +127,16 @@ def test_bfloat16_holds_the_same_tokens() -> None:
     cache = generate(model, ids).past_key_values
     assert [layer.keys.shape[2] for layer in cache.layers] == [16, 25]
     assert cache.layers[0].keys.dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions")
+def test_weights_of_cached_steps_have_a_column_for_every_key() -> None:
+    # groups of heads that reach differently far; transformers caches hold everything
+    model = tiny(spans=[[0.0, 40.0, 64.0, 3.0]] * 2, span_limit=128, preset="modern")
+    ids = random_ids(1, 100)
+    with torch.no_grad():
+        full_weights = model(ids, output_attentions=True, use_cache=False).attentions
+        cache = model(ids[:, :90], use_cache=True).past_key_values
+        steps = model(ids[:, 90:], past_key_values=cache, output_attentions=True).attentions
+    for whole, step in zip(full_weights, steps, strict=True):
+        torch.testing.assert_close(step, whole[:, :, 90:], atol=1e-6, rtol=1e-5)
