@@ -110,6 +110,6 @@ class ClassifyTrainingArguments(TimedTrainingArguments):
     output_dir: str | None = "outputs/classify_documents"
     learning_rate: float = 3e-3
     seconds_per_model: float = field(
-        default=40.0, metadata={"help": "Training time of each model and seed, in seconds of training steps."}
+        default=60.0, metadata={"help": "Training time of each model and seed, in seconds of training steps."}
     )
     tokens_per_eval_batch: int = field(default=65_536, metadata={"help": "Tokens of a batch in evaluation."})

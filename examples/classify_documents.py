@@ -3,7 +3,7 @@ r"""Classify long documents: a sparse encoder that reads all of them, a dense on
     pip install "hf-efficient-attn[train]"
     python examples/classify_documents.py
 
-trains both at equal shape, tokenizer, learning rate, tokens a step and training time (40 seconds a model and seed) to
+trains both at equal shape, tokenizer, learning rate, tokens a step and training time (60 seconds a model and seed) to
 tell spam from other mails (20 MB, from a package, downloaded once). The sparse encoder reads up to 8,192 tokens through
 a window of 128 and one global token; the dense one has the same config without the pattern and reads 512. Each is
 trained on random pieces of its length. A third of the mails is longer than 512 tokens: scores on those are given apart.
@@ -11,7 +11,7 @@ The dense one is also asked about every chunk of a document, its answers average
 attention.
 
 `outputs/classify_documents` then holds `sparse` and `dense` (folders that `pipeline("text-classification")` loads),
-results.json, results.md and scores.png. Takes about six minutes on one core. More:
+results.json, results.md and scores.png. Takes about eight minutes on one core. More:
 
     python examples/classify_documents.py --corpus state_of_the_union --train_length 2048 --output_dir outputs/addresses
     python examples/classify_documents.py --train_file my.jsonl --test_file held_out.jsonl --label_column_name topic

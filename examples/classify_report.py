@@ -163,9 +163,9 @@ def draw_scores(content: dict[str, Any]) -> Any:
 
 
 def _draw_accuracy(panel: Any, content: dict[str, Any], name: str) -> None:
-    longest = max(_tokens_read(reading) for reading in content["models"]["sparse"]["scores"])
+    read = [_tokens_read(reading) for reading in content["models"]["sparse"]["scores"]]
     for kind, result in content["models"].items():
-        for label, points in _points(kind, result["scores"], longest, name).items():
+        for label, points in _points(kind, result["scores"], max(read), name).items():
             lengths, means, deviations = zip(*points, strict=True)
             marker = "s" if "chunks" in label else "o"
             panel.errorbar(lengths, means, deviations, color=COLORS[kind], marker=marker, capsize=3, label=label)
@@ -173,6 +173,7 @@ def _draw_accuracy(panel: Any, content: dict[str, Any], name: str) -> None:
     panel.plot(*zip(*sorted(bag), strict=True), color="0.4", linestyle=":", marker="^", label="bag of words")
     panel.axhline(content["most_frequent_class"][name], color="0.7", label="most frequent class")
     panel.set_xscale("log", base=2)
+    panel.set_xticks(read, [f"{length:,}" for length in read])
     panel.set_xlabel("tokens read of a test document, at most")
     panel.set_ylabel(f"accuracy on {TITLES[name]}")
     panel.legend(fontsize="small")
