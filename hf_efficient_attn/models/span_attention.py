@@ -142,7 +142,7 @@ def attend_spans(
         need_weights: compute densely, and return the weights.
     """
     groups = groups_of(spans, known_spans, window, query)
-    # a table may say that other keys follow the queries, and a matrix, of a user or of weights, has a column for each key
+    # a table may say that other keys follow the queries; a matrix, of a user or of weights, has a column for each key
     is_cut = attention_mask is None and window.is_causal and not need_weights
     is_step = is_cut and is_lone_query(query, key, window, backend)
     outputs, weights = [], []

@@ -62,7 +62,7 @@ class Spans(nn.Module):
         if self.kind == FIXED:
             return None
         if self.kind == FROZEN:
-            return torch.tensor(self.frozen, device=hidden_states.device)[None, :, None]
+            return torch.tensor(self.frozen, dtype=torch.float32, device=hidden_states.device)[None, :, None]
         if self.kind == ADAPTIVE:
             # `clamp_spans` may not have run, as in a compiled step: the value is cut here, and its gradient is not
             ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()
@@ -94,7 +94,7 @@ class Spans(nn.Module):
             if self.kind == FIXED or self.is_away:
                 return torch.full((self.num_heads,), float(self.limit))
             if self.kind == FROZEN:
-                return torch.tensor(self.frozen)
+                return torch.tensor(self.frozen, dtype=torch.float32)
             if self.kind == ADAPTIVE:
                 return self.limit * whole(self.ratio).clamp(0.0, 1.0)
             return self.limit * torch.sigmoid(whole(self.bias)) if self.seen is None else self.seen

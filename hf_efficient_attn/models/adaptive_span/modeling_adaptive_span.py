@@ -81,7 +81,7 @@ class SpanAttention(nn.Module):
             position_embeddings: cosines and sines of the positions of at least all keys, of which the last count.
             real_tokens: bool [B, T]; the mean of dynamic spans is over these.
         """
-        read = hidden_states if memory is None else torch.cat((memory.to(hidden_states.dtype), hidden_states), 1)
+        read = hidden_states if memory is None else torch.cat((memory.to(hidden_states), hidden_states), 1)
         query, key, value = (
             projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection, states in ((self.q_proj, hidden_states), (self.k_proj, read), (self.v_proj, read))
