@@ -113,7 +113,8 @@ def draw_curves(kinds: dict[str, dict[str, Any]]) -> Any:
         for panel, x in ((by_step, "step"), (by_time, "train_seconds")):
             curve = points(result["history"], x, "eval_bits_per_byte")
             panel.plot(*zip(*curve, strict=True), color=COLORS[kind], marker="o", markersize=4, label=kind)
-        curve = points(result["history"], "step", "average_span")
+        training = [entry for entry in result["history"] if "loss" in entry]
+        curve = points(training, "step", "average_span")
         spans.plot(*zip(*curve, strict=True), color=COLORS[kind], label=kind)
     for panel, x in ((by_step, "step"), (by_time, "train_seconds"), (spans, "step")):
         panel.set_xlabel(AXES[x])
@@ -121,7 +122,7 @@ def draw_curves(kinds: dict[str, dict[str, Any]]) -> Any:
         panel.legend()
     for panel in (by_step, by_time):
         panel.set_ylabel("bits per byte of the validation text")
-    spans.set_ylabel("average span (bytes), ramp included")
+    spans.set_ylabel("average span in training (bytes), ramp included")
     spans.set_yscale("log", base=2)
     figure.suptitle("Fixed, adaptive and dynamic attention span, equal but for it")
     return figure

@@ -4,15 +4,14 @@ r"""Train language models of bytes whose heads read a fixed, an adaptive or a dy
     python examples/train_char_lm.py
 
 needs no network and no argument. It trains three networks that are equal but for their spans on the source of the
-Python standard library, with the optimizer of the paper (Sukhbaatar et al., arXiv:1905.07799), segment by segment with
-the states of the past remembered: equal text and equal steps, and the picture shows them at equal time, too. A table
-compares bits per byte of held-out text, spans, multiply-adds, speed and memory. `outputs/train_char_lm` then holds
-`fixed`, `adaptive` and `dynamic` (folders that `AutoModelForCausalLM` and `pipeline` load), results.json, results.md and
-curves.png. More:
+Python standard library, segment by segment with the states of the past remembered (Sukhbaatar et al.,
+arXiv:1905.07799): equal text, equal steps, and the picture shows them at equal time, too. A table compares bits per
+byte of held-out text, spans, multiply-adds, speed and memory. `outputs/train_char_lm` then holds `fixed`, `adaptive`
+and `dynamic` (folders that `AutoModelForCausalLM` and `pipeline` load), results.json, results.md and curves.png. More:
 
     python examples/train_char_lm.py --spans fixed adaptive --span_limit 4096 --max_steps 5000
     python examples/train_char_lm.py --train_file enwik8 --config_overrides "hidden_size=256,num_hidden_layers=8"
-    python examples/train_char_lm.py --optimizer adamw --network modern --corpus python_docs
+    python examples/train_char_lm.py --optimizer adagrad --corpus python_docs --max_steps 2000
 """
 
 import sys
