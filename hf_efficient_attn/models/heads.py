@@ -59,8 +59,14 @@ class Head:
         self.post_init()
 
     def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
-        """Return `output_class` with `fields` and what the backbone recorded."""
-        return output_class(**fields, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        """Return `output_class` with `fields` and what the backbone recorded.
+
+        Also `span_penalty`, where there is one, for a loss that is not computed here.
+        """
+        output = output_class(**fields, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        if getattr(outputs, "span_penalty", None) is not None:
+            output["span_penalty"] = outputs.span_penalty
+        return output
 
 
 class LanguageModelHead(Head):

@@ -1,13 +1,14 @@
 """Attention in which every head reads only as far as its span: computed, not only masked.
 
 Heads whose spans end in the same granule are computed together; each group reads a band as wide as its own heads need,
-through the kernels that serve any pattern. Within the span nothing is added to the scores, so only the keys around the
-ramp pass through the slower kernel that knows learned terms.
+through the kernels that serve any pattern. Without a table of relative positions and without attention dropout, nothing
+is added to the scores within a span: only the keys around the ramp pass through the slower kernel that knows learned
+terms.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, isfinite
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.terms import Distance, Ramp, Term
 from hf_efficient_attn.models.spans import log_soft_mask
 from hf_efficient_attn.patterns.bands import Band
@@ -141,7 +143,7 @@ def attend_spans(
         known_spans: the spans as numbers, where they are no parameters.
         need_weights: compute densely, and return the weights.
     """
-    groups = groups_of(spans, known_spans, window, query)
+    groups = groups_of(spans, known_spans, window, query, layer_idx)
     # a table may say that other keys follow the queries; a matrix, of a user or of weights, has a column for each key
     is_cut = attention_mask is None and window.is_causal and not need_weights
     is_step = is_cut and is_lone_query(query, key, window, backend)
@@ -228,8 +230,17 @@ def attend_nearest(
     return out.transpose(1, 2)
 
 
+def check_finite(numbers: list[float], layer_idx: int) -> None:
+    """Raise InputError for spans that are no numbers."""
+    if not all(isfinite(number) for number in numbers):
+        raise InputError(
+            f"The spans of layer {layer_idx} are {numbers}: training has diverged, or inputs were not finite. Lower "
+            "the learning rate of the spans (optimizer_groups(..., span_lr=...)), or clip gradients."
+        )
+
+
 def groups_of(
-    spans: Tensor | None, known_spans: tuple[float, ...] | None, window: SpanWindow, query: Tensor
+    spans: Tensor | None, known_spans: tuple[float, ...] | None, window: SpanWindow, query: Tensor, layer_idx: int
 ) -> list[HeadGroup]:
     """Return the groups of a call; a compiler, which knows no learned span, gets one of all heads and all keys."""
     heads = tuple(range(query.shape[1]))
@@ -241,10 +252,11 @@ def groups_of(
     if torch.compiler.is_compiling():
         return [HeadGroup(heads, 1, window.limit)]
     if spans.shape[0] == spans.shape[2] == 1:
-        numbers = spans.detach()[0, :, 0].tolist()
-        return head_groups(numbers, numbers, window, query.shape[2])
-    per_head = spans.detach().transpose(0, 1).flatten(1)
-    lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
+        lowest = highest = spans.detach()[0, :, 0].tolist()
+    else:
+        per_head = spans.detach().transpose(0, 1).flatten(1)
+        lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
+    check_finite([*lowest, *highest], layer_idx)
     return head_groups(lowest, highest, window, query.shape[2])
 
 

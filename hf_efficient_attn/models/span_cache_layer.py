@@ -21,7 +21,8 @@ class SpanLayer(PatternLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim]."""
         is_step = self.is_initialized and self.keys.numel() > 0 and key_states.shape[2] <= ROOM_TOKENS
-        if not is_step or key_states.requires_grad or torch.compiler.is_compiling():
+        needs_grad = key_states.requires_grad or value_states.requires_grad
+        if not is_step or needs_grad or torch.compiler.is_compiling():
             return super().update(key_states, value_states)
         self.cumulative_length += key_states.shape[2]
         keys, self.keys = self.key_buffer.append(self.keys, key_states, self.left)

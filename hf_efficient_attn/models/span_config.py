@@ -5,12 +5,26 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.span_attention import SpanWindow
-from hf_efficient_attn.models.spans import KINDS
+from hf_efficient_attn.models.spans import KINDS, Spans
 
 
 def span_window(config: Any) -> SpanWindow:
     """Return which keys the heads of a config choose from."""
     return SpanWindow(config.span_limit, config.span_ramp, config.include_self, config.is_causal)
+
+
+def checked_window(config: Any, spans: Spans) -> SpanWindow:
+    """Return which keys the heads of a layer choose from.
+
+    Raises:
+        ConfigurationError: the limit was changed in the config of a model that exists.
+    """
+    if config.span_limit != spans.limit:
+        raise ConfigurationError(
+            f"config.span_limit={config.span_limit}, but this model was built with {spans.limit}: its spans are shares "
+            f"of that. Call set_span_limit(model, {config.span_limit}), which keeps them as long as they are."
+        )
+    return span_window(config)
 
 
 def check_spans(config: Any) -> None:
@@ -27,6 +41,8 @@ def check_spans(config: Any) -> None:
         )
     if not (isfinite(config.span_penalty) and config.span_penalty >= 0):
         raise ConfigurationError(f"span_penalty={config.span_penalty} must be a number of at least 0.")
+    if not isfinite(config.dynamic_span_bias):
+        raise ConfigurationError(f"dynamic_span_bias={config.dynamic_span_bias} must be a finite number.")
     if not config.is_causal and not config.include_self:
         raise ConfigurationError("include_self=False leaves a token out of what follows it; it needs is_causal=True.")
     if config.frozen_spans is not None:
@@ -43,7 +59,7 @@ def check_frozen(config: Any) -> None:
     if config.span_penalty:
         raise ConfigurationError(
             f"span_penalty={config.span_penalty} with frozen_spans: frozen spans are not trained, so nothing can be "
-            "penalised. Set span_penalty=0.0, or frozen_spans=None to train them."
+            "penalised. Set span_penalty=0.0."
         )
     spans = [[float(span) for span in layer] for layer in config.frozen_spans]
     shape = (config.num_hidden_layers, config.num_attention_heads)

@@ -23,7 +23,9 @@ def max_span(model: nn.Module) -> int:
 def span_flops(config: Any, span: float) -> float:
     """Return the multiply-adds of one token: L · (4d² + 2·d·d_ff + 2·span·d), with 3·d·d_ff for a gated MLP.
 
-    Not counted, as in the paper's figures: embeddings, norms, softmax, the output layer, positions.
+    Encoders read a span on either side: 4·span·d. Simplified blocks have fewer maps than four, and where they subtract
+    the mean over the soft mask, the keys are read twice. Not counted, as in the paper's figures: embeddings, norms,
+    softmax, the output layer, positions.
 
     Args:
         span: average span in tokens, ramp included.
@@ -34,6 +36,7 @@ def span_flops(config: Any, span: float) -> float:
 
     Source: the paper (arXiv:1905.07799) prints no formula; this one gives the figures of its tables.
     """
-    width, inner = config.hidden_size, config.intermediate_size
-    maps = 4 * width * width + (3 if config.gated_mlp else 2) * width * inner
-    return config.num_hidden_layers * (maps + 2 * span * width)
+    width, inner, num_layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    maps = config.num_attention_maps * width * width + num_layers * (3 if config.gated_mlp else 2) * width * inner
+    reads = (1 if config.is_causal else 2) * (2 if getattr(config, "is_centered", False) else 1)
+    return maps + num_layers * 2 * reads * span * width  # type: ignore[no-any-return]

@@ -64,21 +64,34 @@ class Spans(nn.Module):
         if self.kind == FROZEN:
             return torch.tensor(self.frozen, dtype=torch.float32, device=hidden_states.device)[None, :, None]
         if self.kind == ADAPTIVE:
-            # `clamp_spans` may not have run, as in a compiled step: the value is cut here, and its gradient is not
+            # nobody clamps in evaluation, and an optimizer may have moved it: the value is cut, its gradient is not
             ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()
             return self.limit * ratio[None, :, None]
         with torch.autocast(hidden_states.device.type, enabled=False):
             logits = nn.functional.linear(hidden_states.to(self.weight.dtype), self.weight, self.bias)
-        spans = self.limit * torch.sigmoid(logits).transpose(1, 2)
-        if not torch.compiler.is_compiling():
-            self.seen = spans.detach().mean((0, 2))
-        return spans
+        return self.limit * torch.sigmoid(logits).transpose(1, 2)
+
+    def note(self, spans: Tensor | None, real_tokens: Tensor | None) -> None:
+        """Keep the mean span of each head over real tokens, for reports, where tokens choose it; not while compiling.
+
+        Args:
+            spans: as `forward` returned them.
+            real_tokens: bool [B, T]; None: all.
+        """
+        if self.kind != DYNAMIC or spans is None or torch.compiler.is_compiling():
+            return
+        weights = torch.ones_like(spans[:, 0]) if real_tokens is None else real_tokens.to(spans.dtype)
+        self.seen = (spans.detach() * weights[:, None]).sum((0, 2)) / weights.sum().clamp(min=1)
 
     def clamp_(self) -> None:
         """Bring learned spans back between 0 and the limit, in place; an optimizer does not know these bounds."""
         if self.kind == ADAPTIVE:
-            # .data: two forward passes before a backward one must not count as a change of what was saved
-            self.ratio.data.clamp_(0.0, 1.0)
+            with torch.no_grad():
+                if torch.compiler.is_compiling():
+                    self.ratio.clamp_(0.0, 1.0)
+                else:
+                    # .data: two forward passes before a backward one must not count as a change of what was saved
+                    self.ratio.data.clamp_(0.0, 1.0)
 
     @property
     def is_away(self) -> bool:
@@ -136,8 +149,15 @@ class Spans(nn.Module):
 
 
 def span_modules(model: nn.Module) -> list[Spans]:
-    """Return the spans of all layers of a model, in the order of the layers; empty: it has none."""
-    return [module for module in model.modules() if getattr(module, "is_span", False)]  # type: ignore[misc]
+    """Return the spans of all layers of a model, in the order of the layers; empty: it has none.
+
+    Where an adapter trains a copy (PEFT's `modules_to_save`), that copy and not the original.
+    """
+    return [
+        module
+        for name, module in model.named_modules()
+        if getattr(type(module), "is_span", False) and "original_module" not in name.split(".")
+    ]  # type: ignore[return-value]
 
 
 def clamp_spans(model: nn.Module) -> None:
@@ -145,7 +165,7 @@ def clamp_spans(model: nn.Module) -> None:
 
     Before its layers are called: sharded parameters (FSDP) are still what the optimizer moves, and not a copy.
     """
-    if model.training and not torch.compiler.is_compiling():
+    if model.training:
         for spans in span_modules(model):
             spans.clamp_()
 
@@ -153,7 +173,8 @@ def clamp_spans(model: nn.Module) -> None:
 def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:
     """Return log m_z(x) of the `count` keys from index `first` on: 0 within the span, -inf beyond the ramp.
 
-    Shapes: spans [...] in tokens → [..., count].
+    Shapes: spans [...] in tokens → [..., count]. A span of a whole number of tokens lies on a corner of the mask: there
+    the gradient leaves out the keys at both ends of the ramp, whose derivatives differ to its left and right.
 
     >>> log_soft_mask(torch.tensor([1.0]), 0, 5, 2).exp().tolist()
     [[1.0, 1.0, 0.5, 0.0, 0.0]]

@@ -10,6 +10,7 @@ from transformers.modeling_utils import unwrap_model
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.segment_memory import SegmentMemory
 from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans import span_modules
 
@@ -27,7 +28,7 @@ class SpanCallback(TrainerCallback):
     that training resumes in the middle of a text, and ends with the same weights as without a break.
 
     Raises:
-        InputError: at the start of training, if the model has no spans.
+        InputError: at the start of training, if the model has no spans, or label smoothing would drop their penalty.
 
     Source: Sukhbaatar et al. (arXiv:1905.07799) and the authors' code, which clamps after every step.
     """
@@ -41,9 +42,18 @@ class SpanCallback(TrainerCallback):
                 f"{type(model).__name__} has no attention spans. Leave SpanCallback out, or build a model that has "
                 "them, such as AdaptiveSpanForCausalLM."
             )
-        file = _memory_file(args, state)
-        if state.global_step and file.is_file():
-            vars(model.base_model.memory).update(torch.load(file, map_location=args.device))
+        config: Any = model.config
+        if args.label_smoothing_factor and config.span_penalty:
+            raise InputError(
+                f"label_smoothing_factor={args.label_smoothing_factor}: Trainer then computes the loss itself, without "
+                f"the penalty of the spans (span_penalty={config.span_penalty}). Set label_smoothing_factor=0, or "
+                "span_penalty=0.0. A compute_loss_func must add outputs.span_penalty."
+            )
+        memory = _memory(model)
+        for file in _memory_files(args, state):
+            if memory is not None and state.global_step and file.is_file():
+                vars(memory).update(torch.load(file, map_location=args.device))
+                break
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -52,21 +62,32 @@ class SpanCallback(TrainerCallback):
             spans.clamp_()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        memory = getattr(unwrap_model(kwargs["model"]).base_model, "memory", None)
-        file = _memory_file(args, state)
+        memory = _memory(kwargs["model"])
+        file = _memory_files(args, state)[-1]
         if memory is not None and file.parent.is_dir():
             torch.save(vars(memory), file)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not span_modules(kwargs["model"]):
+            return
         entry = span_log(kwargs["model"])
         # Trainer keeps a copy in its history, and hands the original to the callbacks that follow
         kwargs["logs"].update(entry)
         state.log_history[-1].update(entry)
 
 
-def _memory_file(args: TrainingArguments, state: TrainerState) -> Path:
-    checkpoint = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-    return checkpoint / f"segment_memory_{args.process_index}.pt"
+def _memory(model: nn.Module) -> SegmentMemory | None:
+    """Return what the model remembers of segments, also within an adapter's model."""
+    found = (getattr(module, "memory", None) for module in model.modules())
+    return next((memory for memory in found if isinstance(memory, SegmentMemory)), None)
+
+
+def _memory_files(args: TrainingArguments, state: TrainerState) -> list[Path]:
+    """Return where the memory of this step may be: beside the checkpoint named in the arguments, or in `output_dir`."""
+    folders = [Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"]
+    if isinstance(args.resume_from_checkpoint, str) and Path(args.resume_from_checkpoint).is_dir():
+        folders.insert(0, Path(args.resume_from_checkpoint))
+    return [folder / f"segment_memory_{args.process_index}.pt" for folder in folders]
 
 
 def span_log(model: nn.Module) -> dict[str, float]:

@@ -152,3 +152,12 @@ def test_training_resumes_in_the_middle_of_a_text(tmp_path: Path, span: str) -> 
     model.reset_memory()
     with pytest.raises(hea.InputError, match="none before"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_label_smoothing_would_drop_the_penalty(tmp_path: Path) -> None:
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = build_trainer(tmp_path, model, hea.TextSegments(text(90), 2, SEGMENT), optimizer, [hea.SpanCallback()])
+    trainer.args.label_smoothing_factor = 0.1
+    with pytest.raises(hea.InputError, match=r"label_smoothing_factor=0.1: .* without the penalty of the spans"):
+        trainer.train()

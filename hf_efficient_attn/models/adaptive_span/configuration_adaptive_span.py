@@ -79,7 +79,7 @@ class AdaptiveSpanConfig(PreTrainedConfig):
     span_init: float | int = 0.0
     dynamic_span_bias: float | int = -4.0
     include_self: bool = False
-    frozen_spans: list[list[float]] | None = None
+    frozen_spans: list[list[float | int]] | None = None
 
     hidden_act: str = "relu"
     gated_mlp: bool = False
@@ -141,6 +141,11 @@ class AdaptiveSpanConfig(PreTrainedConfig):
     def key_value_heads(self) -> int:
         """Number of heads with keys and values of their own: all."""
         return self.num_attention_heads
+
+    @property
+    def num_attention_maps(self) -> int:
+        """Number of maps hidden_size → hidden_size in the attention of all layers."""
+        return 4 * self.num_hidden_layers
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; bring `frozen_spans` into JSON."""

@@ -36,7 +36,7 @@ from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
 from hf_efficient_attn.models.span_attention import attend_spans
 from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
 from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
-from hf_efficient_attn.models.span_config import span_window
+from hf_efficient_attn.models.span_config import checked_window
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
 from hf_efficient_attn.models.spans import Spans, clamp_spans, span_modules
 from hf_efficient_attn.models.sparse_block import build_norm, finite
@@ -96,7 +96,7 @@ class SpanAttention(nn.Module):
             key,
             value,
             spans,
-            span_window(self.config),
+            checked_window(self.config, self.spans),
             attention_mask,
             self.scaling,
             self.config.attention_dropout if self.training else 0.0,
@@ -106,6 +106,7 @@ class SpanAttention(nn.Module):
             need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
             backend=backend_of(self.config),
         )
+        self.spans.note(spans, real_tokens)
         return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens)
 
 
@@ -297,6 +298,8 @@ def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, p
     for name, value in given.items():
         if value is not None:
             raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
+    if not isinstance(segment_index, Tensor) or segment_index.is_floating_point():
+        raise InputError(f"segment_index={segment_index!r} must be a tensor of integers, [batch] = [{batch_size}].")
     if segment_index.shape != (batch_size,):
         shape = list(segment_index.shape)
         raise InputError(f"segment_index has shape {shape}; it must be [batch] = [{batch_size}].")

@@ -141,7 +141,7 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
     span_penalty: float | int = 2e-6
     span_init: float | int = 0.0
     dynamic_span_bias: float | int = -4.0
-    frozen_spans: list[list[float]] | None = None
+    frozen_spans: list[list[float | int]] | None = None
 
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -177,6 +177,18 @@ class SimplifiedTransformerConfig(PreTrainedConfig):
     def key_value_heads(self) -> int:
         """Number of heads with keys and values of their own."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def num_attention_maps(self) -> int:
+        """Number of maps hidden_size → hidden_size in the attention of all layers: W^Q, W^K, existing W^V and W^P."""
+        layers = range(self.num_hidden_layers)
+        return sum(4 - self.is_identity(layer, "value") - self.is_identity(layer, "projection") for layer in layers)
+
+    def is_identity(self, layer_idx: int, matrix: str) -> bool:
+        """Return whether W^V (`matrix="value"`) or W^P (`"projection"`) of a layer is the identity, and no module."""
+        if not self.is_reparameterized or self.resolved_matrix_init != "identity":
+            return False
+        return self.gain(f"{matrix}_skip_gain", layer_idx) == 1 and self.gain(f"{matrix}_gain", layer_idx) == 0
 
     @property
     def is_reparameterized(self) -> bool:

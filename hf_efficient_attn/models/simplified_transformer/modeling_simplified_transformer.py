@@ -173,12 +173,13 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _supports_context_parallel = False
     _can_compile_fullgraph = True
-    _keep_in_fp32_modules_strict = ["spans"]
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
     def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
         super().__init__(config, *args, **kwargs)
+        if config.span is not None:
+            self._keep_in_fp32_modules_strict = {"spans"}
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

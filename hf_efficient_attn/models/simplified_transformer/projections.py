@@ -107,11 +107,9 @@ class SquareLinear(nn.Linear):
 
 def build_projection(config: SimplifiedTransformerConfig, layer_idx: int, matrix: str) -> nn.Module | None:
     """Return the module that applies W^V (`matrix="value"`) or W^P (`"projection"`), or None for the identity."""
+    if config.is_identity(layer_idx, matrix):
+        return None
     if config.is_reparameterized:
-        skip, update = (f"{matrix}_skip_gain", f"{matrix}_gain")
-        is_identity = config.resolved_matrix_init == "identity" and config.gain(skip, layer_idx) == 1
-        if is_identity and config.gain(update, layer_idx) == 0:
-            return None
         return ReparameterizedLinear(config, layer_idx, matrix)
     if config.resolved_matrix_init != "normal":
         return SquareLinear(config, layer_idx, matrix)

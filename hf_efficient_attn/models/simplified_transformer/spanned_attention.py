@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.span_attention import attend_spans
-from hf_efficient_attn.models.span_config import span_window
+from hf_efficient_attn.models.span_config import checked_window
 from hf_efficient_attn.models.span_penalty import mean_span
 from hf_efficient_attn.models.spans import Spans
 
@@ -49,11 +49,12 @@ class SpannedAttention(nn.Module):
             "layer_idx": self.layer_idx,
             "backend": backend_of(self.config),
         }
-        where = (spans, span_window(self.config), attention_mask)
+        where = (spans, checked_window(self.config, self.spans), attention_mask)
         dropout = self.config.attention_dropout if self.training else 0.0
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         out, weights = attend_spans(query, key, value, *where, dropout=dropout, need_weights=need_weights, **common)
         centre = None
         if self.config.is_centered:
             centre, _ = attend_spans(torch.zeros_like(query), key, value, *where, **common)
+        self.spans.note(spans, real_tokens)
         return out, weights, centre, mean_span(spans, real_tokens)

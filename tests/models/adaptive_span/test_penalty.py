@@ -131,3 +131,9 @@ def test_checkpointing_of_layers_counts_the_penalty_once() -> None:
         found.append(gradients(model))
     for plain, checkpointed in zip(*found, strict=True):
         torch.testing.assert_close(checkpointed, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_a_loss_of_ones_own_finds_the_penalty() -> None:
+    model, ids = penalised(), random_ids(2, 9)
+    torch.testing.assert_close(model(ids).span_penalty, model.model(ids).span_penalty)
+    assert "span_penalty" not in model.eval()(ids)

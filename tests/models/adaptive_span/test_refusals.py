@@ -114,3 +114,17 @@ def test_saving_brings_spans_within_their_bounds(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = hea.AdaptiveSpanForCausalLM.from_pretrained(tmp_path)
     assert span_modules(again)[0].ratio.tolist() == [1.0, 0.0, 0.5, 1.0]
+
+
+def test_a_limit_changed_in_the_config_of_a_model_is_refused() -> None:
+    model = tiny()
+    model.config.span_limit = 20
+    with pytest.raises(hea.ConfigurationError, match=r"config.span_limit=20, but .* built with 40.*set_span_limit"):
+        model(random_ids(1, 5))
+
+
+def test_spans_that_are_no_numbers_are_named() -> None:
+    model = tiny()
+    span_modules(model)[1].ratio.data[2] = float("nan")
+    with pytest.raises(hea.InputError, match=r"spans of layer 1 are .*nan.*training has diverged"):
+        model(random_ids(1, 5))

@@ -170,7 +170,7 @@ def test_learned_terms_are_looked_up_around_the_ramp_alone() -> None:
     """What lies within the span passes through the kernel that knows no terms."""
     window = SpanWindow(8192, 32, include_self=False, is_causal=True)
     query, spans = torch.zeros(1, 2, 64, 4), torch.tensor([5000.0, 8192.0])[None, :, None]
-    groups = groups_of(spans, None, window, query)
+    groups = groups_of(spans, None, window, query, layer_idx=0)
     (term,) = terms_of(query[:, :1], spans[:, :1], window, groups[0], None, 1.0)
     assert isinstance(term.label, Ramp)
     assert term.values.shape[-1] == term.label.num_labels <= 32 + 2 * 32

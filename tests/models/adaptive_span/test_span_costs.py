@@ -54,3 +54,21 @@ def test_average_and_longest_span_count_the_ramp() -> None:
 def test_fixed_spans_cost_the_limit() -> None:
     model = tiny(span="fixed")
     assert (average_span(model), max_span(model)) == (40, 40)
+
+
+def test_an_encoder_reads_both_sides() -> None:
+    fields = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    causal, encoder = (Config.modern(is_causal=is_causal, **fields) for is_causal in (True, False))
+    assert span_flops(encoder, 50) - span_flops(causal, 50) == 2 * 2 * 50 * 64
+    assert span_flops(encoder, 0) == span_flops(causal, 0)
+
+
+@pytest.mark.parametrize("block", ["pre_ln", "sas", "sas_p", "v_skipinit"])
+def test_simplified_blocks_count_the_matrices_they_have(block: str) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = hea.SimplifiedTransformerModel(hea.SimplifiedTransformerConfig(block=block, span="adaptive", **shape))
+    matrices = {name: weight.numel() for name, weight in model.layers.named_parameters() if weight.ndim == 2}
+    assert span_flops(model.config, 0) == sum(matrices.values())
+    assert (span_flops(model.config, 9) - span_flops(model.config, 0)) / (3 * 2 * 9 * 32) == (
+        1 + model.config.is_centered
+    )

@@ -192,7 +192,12 @@ def test_dynamic_spans_are_chosen_by_each_token() -> None:
     tokens = spans(hidden)
     expected = 1024 * torch.sigmoid(hidden[1, 3] @ spans.weight[2] + 1.0)
     torch.testing.assert_close(tokens[1, 2, 3], expected)
+    spans.note(tokens, None)
     torch.testing.assert_close(spans.head_spans(), tokens.mean((0, 2)))
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[0, 2:] = False
+    spans.note(tokens, real)
+    torch.testing.assert_close(spans.head_spans(), torch.cat((tokens[0, :, :2], tokens[1]), 1).mean(1))
 
 
 def test_modules_come_in_the_order_of_the_layers() -> None:
@@ -200,3 +205,30 @@ def test_modules_come_in_the_order_of_the_layers() -> None:
     assert [module.layer_idx for module in span_modules(model)] == [0, 1]
     assert span_modules(model)[1].head_spans().tolist() == pytest.approx(SPANS[1])
     assert span_modules(torch.nn.Linear(2, 2)) == []
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_the_copy_that_an_adapter_trains_counts() -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny(preset="modern").train()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["spans"]))
+    found = span_modules(adapted)
+    assert [module.layer_idx for module in found] == [0, 1]
+    assert all(module.ratio.requires_grad for module in found)
+    segment = torch.tensor([0, 0])
+    adapted(input_ids=random_ids(2, 9), segment_index=segment).logits.sum().backward()
+    adapted(input_ids=random_ids(2, 9), segment_index=segment + 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_brings_spans_back() -> None:
+    model = tiny(preset="modern", span_penalty=10.0).train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    optimizer = torch.optim.SGD([module.ratio for module in span_modules(model)], lr=0.01)
+    ids = random_ids(2, 9)
+    for _ in range(4):
+        optimizer.zero_grad()
+        compiled(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+    # a step moves a share by 0.01 * 10 * 40 / 4; unclamped, four would have
+    assert all(-1.2 < module.ratio.min().item() < -0.8 for module in span_modules(model))

@@ -20,7 +20,7 @@ def backbone(block: str, **fields: Any) -> SimplifiedTransformerModel:
 
 def run_layer(model: SimplifiedTransformerModel, x: torch.Tensor, index: int) -> torch.Tensor:
     mask, centering = model._masks(x, None, None, None)
-    return model.layers[index](x, attention_mask=mask, centering=centering)
+    return model.layers[index](x, attention_mask=mask, centering=centering)[0]
 
 
 def hidden(seed: int = 1) -> torch.Tensor:
