@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers.utils import logging
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
@@ -87,6 +88,9 @@ def load_model(source: str, seed: int) -> Any:
         return _at_start(AutoConfig.from_pretrained(source), seed)
     if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise InputError(f"--model {source}: the folder holds no config.json, so it is no saved model.")
+    verbosity = logging.get_verbosity()
+    # that a head is left out is meant
+    logging.set_verbosity_error()
     try:
         return AutoModel.from_pretrained(source, dtype=torch.float32)
     except OSError as error:
@@ -94,6 +98,8 @@ def load_model(source: str, seed: int) -> Any:
             f"--model {source}: not a named block ({', '.join(NAMED_BLOCKS)}), and no weights of this name can be "
             "loaded from disk or from the Hub."
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _at_start(config: Any, seed: int) -> Any:

@@ -90,7 +90,7 @@ def tokenize(source: str, model: Any, text: bytes) -> TextTokens:
         ids = list(text)
         symbols = [chr(byte) if byte < 128 else "\ufffd" for byte in ids]
     else:
-        ids = tokenizer(text.decode(errors="replace"), add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text.decode(errors="replace"), add_special_tokens=False, verbose=False)["input_ids"]
         symbols = [str(tokenizer.decode([token])) for token in ids]
     if len(ids) < 2:
         raise InputError(f"The text has {len(ids)} tokens; attention between tokens needs at least 2.")

@@ -97,5 +97,5 @@ def cost_of(source: str, text: bytes, max_tokens: int, seed: int) -> SpanCost:
 def _read_note(num_tokens: int, num_read: int, needed: int) -> str:
     if num_read == num_tokens:
         return f"All {num_tokens:,} tokens of the text are read."
-    reason = "as many as the spans need" if num_read == needed else f"--tokens of {needed:,} that the spans need"
+    reason = "as many as the spans need" if num_read == needed else f"--tokens; the spans need {needed:,}"
     return f"The text has {num_tokens:,} tokens and is cut at {num_read:,}: {reason}."
