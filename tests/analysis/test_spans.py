@@ -239,7 +239,7 @@ class TestCommand:
 
     def test_the_text_is_cut_at_tokens(self, tmp_path: Path) -> None:
         results = analyze(network(span="fixed"), tmp_path, "--tokens", 100)
-        assert "is cut at 100: --tokens of 272 that the spans need." in results["notes"][0]
+        assert "is cut at 100: --tokens; the spans need 272." in results["notes"][0]
         assert results["settings"] == {"text": "the text that comes with the command", "tokens": 100, "seed": 0}
 
     def test_picture_path(self, tmp_path: Path) -> None:
