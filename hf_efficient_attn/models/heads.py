@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import (
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.head_outputs import (
+    CausalLMHeadOutput,
+    MaskedLMHeadOutput,
+    MultipleChoiceHeadOutput,
+    QuestionAnsweringHeadOutput,
+    SequenceClassificationHeadOutput,
+    TokenClassificationHeadOutput,
+)
 from hf_efficient_attn.models.head_parts import (
     DenseActivation,
     PredictionTransform,
@@ -59,14 +59,9 @@ class Head:
         self.post_init()
 
     def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
-        """Return `output_class` with `fields` and what the backbone recorded.
-
-        Also `span_penalty`, where there is one, for a loss that is not computed here.
-        """
-        output = output_class(**fields, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
-        if getattr(outputs, "span_penalty", None) is not None:
-            output["span_penalty"] = outputs.span_penalty
-        return output
+        """Return `output_class` with `fields` and what the backbone recorded."""
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return output_class(**fields, **recorded, span_penalty=getattr(outputs, "span_penalty", None))
 
 
 class LanguageModelHead(Head):
@@ -112,7 +107,7 @@ class CausalLMHead(LanguageModelHead):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMHeadOutput:
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -131,7 +126,7 @@ class CausalLMHead(LanguageModelHead):
             counted = labels[..., 1:] if shifted is None else shifted
             loss = add_penalty(loss, outputs, counted, kwargs.get("num_items_in_batch"))
         fields = {"loss": loss, "logits": logits, "past_key_values": outputs.past_key_values}
-        return self.output(CausalLMOutputWithPast, outputs, **fields)
+        return self.output(CausalLMHeadOutput, outputs, **fields)
 
 
 class MaskedLMHead(LanguageModelHead):
@@ -148,14 +143,14 @@ class MaskedLMHead(LanguageModelHead):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> MaskedLMOutput:
+    ) -> MaskedLMHeadOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.lm_head(self.transform(outputs.last_hidden_state))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = add_penalty(loss, outputs, labels, kwargs.get("num_items_in_batch"))
-        return self.output(MaskedLMOutput, outputs, loss=loss, logits=logits)
+        return self.output(MaskedLMHeadOutput, outputs, loss=loss, logits=logits)
 
 
 class ClassificationHead(Head):
@@ -200,13 +195,13 @@ class SequenceClassificationHead(ClassificationHead):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput:
+    ) -> SequenceClassificationHeadOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return self.output(SequenceClassifierOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+        return self.output(SequenceClassificationHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
 
 
 class TokenClassificationHead(ClassificationHead):
@@ -223,11 +218,11 @@ class TokenClassificationHead(ClassificationHead):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> TokenClassifierOutput:
+    ) -> TokenClassificationHeadOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
         loss = None if labels is None else self.loss_function(logits, labels, self.config)
-        return self.output(TokenClassifierOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+        return self.output(TokenClassificationHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
 
 
 class QuestionAnsweringHead(Head):
@@ -256,7 +251,7 @@ class QuestionAnsweringHead(Head):
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> QuestionAnsweringModelOutput:
+    ) -> QuestionAnsweringHeadOutput:
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.qa_outputs(self.residual_mlp(self.transform(outputs.last_hidden_state)))
         if getattr(self.config, "question_answering_excludes_question", False) and input_ids is not None:
@@ -268,7 +263,7 @@ class QuestionAnsweringHead(Head):
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
         fields = {"loss": add_penalty(loss, outputs), "start_logits": start_logits, "end_logits": end_logits}
-        return self.output(QuestionAnsweringModelOutput, outputs, **fields)
+        return self.output(QuestionAnsweringHeadOutput, outputs, **fields)
 
 
 class MultipleChoiceHead(ClassificationHead):
@@ -288,7 +283,7 @@ class MultipleChoiceHead(ClassificationHead):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Any,
-    ) -> MultipleChoiceModelOutput:
+    ) -> MultipleChoiceHeadOutput:
         choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
         input_ids, attention_mask, position_ids, inputs_embeds = (
             x if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
@@ -298,4 +293,4 @@ class MultipleChoiceHead(ClassificationHead):
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
-        return self.output(MultipleChoiceModelOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+        return self.output(MultipleChoiceHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
