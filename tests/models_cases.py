@@ -77,6 +77,12 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
     return model
 
 
+def checkpoint_activations(model: Any) -> None:
+    """Switch gradient checkpointing on, which transformers 5.16 knew by an older name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
 def simplified(name: str, compiles_flex: bool = False, **fields: Any) -> Case:
     return Case(f"simplified-{name}", hea.SimplifiedTransformerConfig, tuple(fields.items()), compiles_flex)
 

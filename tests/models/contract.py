@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import TINY, Case, head_inputs
+from models_cases import TINY, Case, checkpoint_activations, head_inputs
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -177,9 +177,7 @@ class FamilyContract:
         for checkpointing in (False, True):
             model = case.model(auto_class).train()
             if checkpointing:
-                # an older name of the same
-                enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-                enable()
+                checkpoint_activations(model)
             output = model(**head_inputs(auto_class))
             (output["loss"] if "loss" in output else first_tensor(output).sum()).backward()
             gradients.append([parameter.grad for parameter in model.parameters()])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from models.adaptive_span.tiny_models import random_ids, set_spans, tiny
+from models_cases import checkpoint_activations
 
 from hf_efficient_attn.models.spans import span_modules
 
@@ -126,7 +127,7 @@ def test_checkpointing_of_layers_counts_the_penalty_once() -> None:
     for is_checkpointed in (False, True):
         model = penalised()
         if is_checkpointed:
-            model.activation_checkpointing_enable()
+            checkpoint_activations(model)
         loss_of(model, ids, use_cache=False).backward()
         found.append(gradients(model))
     for plain, checkpointed in zip(*found, strict=True):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from models.adaptive_span.tiny_models import random_ids, set_spans, tiny
+from models_cases import checkpoint_activations
 
 import hf_efficient_attn as hea
 
@@ -97,7 +98,7 @@ def test_checkpointing_of_layers_reads_the_same_memory() -> None:
     for is_checkpointed in (False, True):
         model = tiny(span_penalty=0.01).train()
         if is_checkpointed:
-            model.activation_checkpointing_enable()
+            checkpoint_activations(model)
         for index in range(2):
             part = ids[:, 20 * index : 20 * (index + 1)]
             model(part, labels=part, segment_index=number(index)).loss.backward()
