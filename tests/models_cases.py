@@ -77,10 +77,10 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
     return model
 
 
-def checkpoint_activations(model: Any) -> None:
+def checkpoint_activations(model: Any, *arguments: Any) -> None:
     """Switch gradient checkpointing on, which transformers 5.16 knew by an older name."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable()
+    enable(*arguments)
 
 
 def simplified(name: str, compiles_flex: bool = False, **fields: Any) -> Case:

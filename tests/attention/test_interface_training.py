@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tr
 from attention_models import PATTERN, SPARSE, build, inputs_of, token_ids
+from models_cases import checkpoint_activations
 
 import hf_efficient_attn as hea
 
@@ -26,8 +27,7 @@ def test_gradients_are_those_of_the_reference_with_and_without_checkpointing(nam
                 if hasattr(config, field):
                     setattr(config, field, 0.0)
         if checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable()
+            checkpoint_activations(model)
         with hea.use_backend(backend):
             model(**inputs_of(name, "right")).logits.square().mean().backward()
         gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])

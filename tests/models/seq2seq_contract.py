@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from models_cases import checkpoint_activations
 from seq2seq_cases import TINY, Seq2SeqCase, head_inputs, random_ids
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -174,9 +175,7 @@ class Seq2SeqContract:
         for checkpointing in (False, True):
             model = case.model(auto_class, embedding_dropout=0.0, hidden_dropout=0.0).train()
             if checkpointing:
-                # an older name of the same
-                enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-                enable({"use_reentrant": reentrant})
+                checkpoint_activations(model, {"use_reentrant": reentrant})
             if checkpointing and reentrant:
                 model.enable_input_require_grads()
             scalar(model(**head_inputs(auto_class))).backward()

@@ -240,7 +240,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             where["position_table"] = self.distances()
         where["real_tokens"] = real_tokens(attention_mask, tokens)
         kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": past_key_values}
-        hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs)
+        hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs, segment_index is not None)
         if segment_index is not None:
             self._remember(segment_index, memories, inputs)
         return SpanModelOutput(
@@ -250,12 +250,13 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         )
 
     def _run_layers(
-        self, hidden_states: Tensor, memories: list[Tensor | None], kwargs: dict[str, Any]
+        self, hidden_states: Tensor, memories: list[Tensor | None], kwargs: dict[str, Any], keeps_inputs: bool
     ) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
-        """Return the last hidden states, the mean span of every layer, and the layers' inputs."""
+        """Return the last hidden states, the mean span of every layer, and the layers' inputs, if they are kept."""
         inputs, spans = [], []
         for layer, memory in zip(self.layers, memories, strict=True):
-            inputs.append(hidden_states)
+            if keeps_inputs:
+                inputs.append(hidden_states)
             hidden_states, span = layer(hidden_states, memory=memory, **kwargs)
             spans.append(span)
         return hidden_states, spans, inputs
