@@ -3,7 +3,7 @@
 The authors' small network, with the spans of a trained one (`spans_profile.py`), in four forms: `fixed`, all heads read
 the whole limit; `adaptive`; `frozen`, the same spans as constants; `dense`, GPT-NeoX with torch's SDPA. All of a span
 limit take turns. A training step is forward, loss, backward and AdamW on a segment of 512 tokens after a full memory; a
-decode step reads one token after a full cache:
+decode step reads one token of one text, and of several side by side, after a full cache:
     hf-efficient-attn bench spans --limits 1024 4096 --positions rope
 """
 
@@ -45,14 +45,16 @@ from hf_efficient_attn.bench.spans_cases import (
     training_tokens,
 )
 from hf_efficient_attn.bench.spans_report import results_figure, results_markdown
-from hf_efficient_attn.bench.spans_targets import Row, add_ratios
-from hf_efficient_attn.bench.timing import Case, time_once
+from hf_efficient_attn.bench.spans_targets import TRAINING, Row, add_ratios, decode_measure
+from hf_efficient_attn.bench.timing import Case, Timing, time_once
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.span_costs import average_span, span_flops
 from hf_efficient_attn.pictures import new_figure
 
 DTYPES = ("float32", "bfloat16", "float16")
 LIMITS = [1024, 2048, 4096, 8192]
+# one text, for which every step reads all weights, and enough to share them
+DECODE_BATCH_SIZES = [1, 8]
 COUNTS = {
     "layers": (12, "layers; fewer are picked from all depths of the profile"),
     "hidden_size": (512, "width of the models"),
@@ -60,7 +62,7 @@ COUNTS = {
     "intermediate_size": (2048, "width of the MLP"),
     "segment_tokens": (512, "tokens of a training step of ours"),
     "decode_tokens": (8, "tokens that are decoded for one sample of the time"),
-    "batch_size": (1, "examples per step"),
+    "batch_size": (1, "examples per training step"),
     "repeats": (10, "timed rounds, as far as there is time; a round runs every model once"),
 }
 
@@ -73,6 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (default, text) in COUNTS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    parser.add_argument(
+        "--decode-batch-sizes", nargs="+", type=int, default=DECODE_BATCH_SIZES, metavar="N",
+        help="texts that are decoded side by side (default 1 8)",
+    )  # fmt: skip
     parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
@@ -95,6 +101,7 @@ def main(args: argparse.Namespace) -> None:
         ImportError: matplotlib is missing; raised before anything is measured.
     """
     check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, limits=min(args.limits))
+    check_at_least_one(decode_batch_sizes=min(args.decode_batch_sizes))
     check_at_least_one(threads=1 if args.threads is None else args.threads)
     if not 0.0 <= args.attention_dropout < 1.0:
         raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
@@ -113,7 +120,7 @@ def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "attention_dropout", "max_seconds")}
     settings["dtype"] = args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    lists = {name: sorted(set(getattr(args, name))) for name in ("limits", "memory_limits")}
+    lists = {name: sorted(set(getattr(args, name))) for name in ("limits", "memory_limits", "decode_batch_sizes")}
     chosen = {name: list(dict.fromkeys(getattr(args, name))) for name in ("positions", "models")}
     return {**settings, **lists, **chosen}
 
@@ -157,20 +164,20 @@ def measure_memory(
 
 
 def measure_shape(shape: Shape, settings: dict[str, Any]) -> list[Row]:
-    """Return a row per model: what it costs by the formula, and {"milliseconds": quartiles, "samples"} a measure.
+    """Return a row per model: what it costs by the formula, and `times` with {"milliseconds", "samples"} a measure.
 
-    Training is per 1,000 tokens, decoding per token.
+    Training is per 1,000 tokens, decoding per step.
     """
     models = {name: build_model(name, shape) for name in settings["models"]}
     difference = check_frozen(models[ADAPTIVE], models[FROZEN], shape) if {ADAPTIVE, FROZEN} <= set(models) else None
     rows: list[Row] = []
     cases: dict[str, Case] = {}
     for name, model in models.items():
-        cache = full_cache(name, model, shape)
         rows.append({**describe(name, model, shape), "difference": difference if name == FROZEN else None})
-        decode(model.eval(), cache, 1, shape)
-        rows[-1]["cache_bytes"] = cache_bytes(cache)
-        its_cases = cases_of(name, model, cache, shape, settings["decode_tokens"])
+        caches = {size: filled_cache(name, model, shape, size) for size in settings["decode_batch_sizes"]}
+        num_texts, cache = next(iter(caches.items()))
+        rows[-1]["cache_bytes"] = cache_bytes(cache) // num_texts
+        its_cases = cases_of(name, model, caches, shape, settings["decode_tokens"])
         cases |= {f"{name} {measure}": case for measure, case in its_cases.items()}
     device = torch.device(shape.device)
     # the first steps make optimizer states and layouts
@@ -178,26 +185,45 @@ def measure_shape(shape: Shape, settings: dict[str, Any]) -> list[Row]:
         time_once(case, device)
     timings = time_within(cases, settings["repeats"], settings["max_seconds"], shape.limit, device)
     for row in rows:
-        units = {"training": row["training_tokens"] * shape.batch_size / 1000, "decode": settings["decode_tokens"]}
-        for measure, count in units.items():
-            timing = timings[f"{row['model']} {measure}"]
-            samples = [1000 * seconds / count for seconds in timing.seconds]
-            row[measure] = {"milliseconds": timing.duration(count), "samples": samples}
+        units = {TRAINING: row["training_tokens"] * shape.batch_size / 1000}
+        units |= {decode_measure(num_texts): settings["decode_tokens"] for num_texts in settings["decode_batch_sizes"]}
+        row["times"] = {
+            measure: as_times(timings[f"{row['model']} {measure}"], count) for measure, count in units.items()
+        }
     return rows
 
 
-def cases_of(name: str, model: PreTrainedModel, cache: Cache, shape: Shape, decode_tokens: int) -> dict[str, Case]:
+def as_times(timing: Timing, count: float) -> Row:
+    """Return the quartiles and all samples in milliseconds, of runs that handle `count` units each."""
+    return {"milliseconds": timing.duration(count), "samples": [1000 * each / count for each in timing.seconds]}
+
+
+def filled_cache(name: str, model: PreTrainedModel, shape: Shape, num_texts: int) -> Cache:
+    """Return a full cache of so many texts, with the room for new tokens that the first of them makes."""
+    cache = full_cache(name, model, shape, num_texts)
+    decode(model.eval(), cache, 1, num_texts)
+    return cache
+
+
+def cases_of(
+    name: str, model: PreTrainedModel, caches: dict[int, Cache], shape: Shape, decode_tokens: int
+) -> dict[str, Case]:
     """Return what is timed of a model, by measure."""
     step = training_step(name, model, shape)
+    cases = {TRAINING: Case(lambda _: step(), model.train)}
+    for num_texts, cache in caches.items():
+        cases[decode_measure(num_texts)] = decode_case(model, cache, decode_tokens, num_texts, shape.limit)
+    return cases
 
-    def prepare_decode() -> None:
+
+def decode_case(model: PreTrainedModel, cache: Cache, decode_tokens: int, num_texts: int, limit: int) -> Case:
+    """Return the case of reading tokens one by one after a full cache."""
+
+    def prepare() -> None:
         model.eval()
-        shorten(cache, shape.limit)
+        shorten(cache, limit)
 
-    return {
-        "training": Case(lambda _: step(), model.train),
-        "decode": Case(lambda _: decode(model, cache, decode_tokens, shape), prepare_decode),
-    }
+    return Case(lambda _: decode(model, cache, decode_tokens, num_texts), prepare)
 
 
 def describe(name: str, model: PreTrainedModel, shape: Shape) -> Row:

@@ -160,14 +160,12 @@ def build_training_step(name: str, shape: dict[str, Any]) -> Callable[[], None]:
     return training_step(name, build_model(name, sizes), sizes)
 
 
-def full_cache(name: str, model: PreTrainedModel, shape: Shape) -> Cache:
-    """Return a cache of `limit` random tokens, as far as it keeps them."""
+def full_cache(name: str, model: PreTrainedModel, shape: Shape, num_texts: int) -> Cache:
+    """Return a cache of `num_texts` texts of `limit` random tokens, as far as it keeps them."""
     cache = DynamicCache(config=model.config) if name == DENSE else SpanCache(model)
     head_dim = shape.hidden_size // shape.num_heads
     for layer in range(shape.num_layers):
-        keys = torch.randn(
-            shape.batch_size, shape.num_heads, shape.limit, head_dim, dtype=model.dtype, device=model.device
-        )
+        keys = torch.randn(num_texts, shape.num_heads, shape.limit, head_dim, dtype=model.dtype, device=model.device)
         cache.update(keys, keys.clone(), layer)
     return cache
 
@@ -187,9 +185,9 @@ def cache_bytes(cache: Cache) -> int:
 
 
 @torch.no_grad()
-def decode(model: PreTrainedModel, cache: Cache, num_tokens: int, shape: Shape) -> None:
-    """Read tokens one by one, each after those in the cache."""
-    token = random_tokens(shape.batch_size, 1, model.device)
+def decode(model: PreTrainedModel, cache: Cache, num_tokens: int, num_texts: int) -> None:
+    """Read tokens of every text one by one, each after those in the cache."""
+    token = random_tokens(num_texts, 1, model.device)
     for _ in range(num_tokens):
         model(input_ids=token, past_key_values=cache, use_cache=True)
 

@@ -6,13 +6,20 @@ from typing import Any
 from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
 from hf_efficient_attn.bench.report import machine_line, markdown_table
 from hf_efficient_attn.bench.spans_cases import ADAPTIVE, DENSE, FIXED, FROZEN
-from hf_efficient_attn.bench.spans_targets import MEASURES, MOST_OVER_FLOPS, RATIOS, Row, targets
+from hf_efficient_attn.bench.spans_targets import (
+    MOST_OVER_FLOPS,
+    RATIOS,
+    TRAINING,
+    Row,
+    decode_measure,
+    targets,
+    title_of,
+)
 from hf_efficient_attn.pictures import new_figure
 
 MEBIBYTE = 2**20
 COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DENSE: "#333333"}
 LINES = {"relative_keys": "-", "rope": "--"}
-UNITS = {"training": "milliseconds per 1,000 tokens", "decode": "milliseconds per token"}
 NONE = "–"
 
 
@@ -23,16 +30,25 @@ def results_markdown(results: dict[str, Any]) -> str:
     judged = [[*cells, "yes" if is_reached else "no"] for *cells, is_reached in targets(rows)]
     if judged:
         parts += ["## Targets", markdown_table(["what", "target", "measured", "reached"], judged)]
-    for measure, title in MEASURES.items():
-        parts += [f"## Time ratios, {title}", _ratio_table(rows, settings, measure)]
-    for measure, title in MEASURES.items():
-        parts += [f"## {title.capitalize()}, {UNITS[measure]}", _table(rows, settings, _time_of(measure))]
+    for measure in _measures(settings):
+        parts += [f"## Time ratios, {title_of(measure)}", _ratio_table(rows, settings, measure)]
+    for measure in _measures(settings):
+        title = f"{title_of(measure).capitalize()}, {_unit(measure)}"
+        parts += [f"## {title}", _table(rows, settings, _time_of(measure))]
     parts += ["## Million multiply-adds of a token", _table(rows, settings, _flops)]
     parts += ["## Keys that a head reads on average", _table(rows, settings, _kept_keys)]
     parts += ["## MiB of the cache, an example", _table(rows, settings, _cache)]
     if any(row["peak_memory_bytes"] for row in rows):
         parts += ["## Peak MiB of a training step beyond weights and memory", _table(rows, settings, _memory)]
     return "\n\n".join([*parts, _legend(rows, settings)])
+
+
+def _measures(settings: dict[str, Any]) -> list[str]:
+    return [TRAINING, *map(decode_measure, settings["decode_batch_sizes"])]
+
+
+def _unit(measure: str) -> str:
+    return "milliseconds per 1,000 tokens" if measure == TRAINING else "milliseconds"
 
 
 def _caption(settings: dict[str, Any]) -> str:
@@ -81,7 +97,7 @@ def _ratio(row: Row, other: str, measure: str) -> str:
 
 
 def _time_of(measure: str) -> Callable[[Row], str]:
-    return lambda row: f"{row[measure]['milliseconds']['median']:,.{0 if measure == 'training' else 1}f}"
+    return lambda row: f"{row['times'][measure]['milliseconds']['median']:,.{0 if measure == TRAINING else 1}f}"
 
 
 def _flops(row: Row) -> str:
@@ -119,11 +135,12 @@ def _legend(rows: list[Row], settings: dict[str, Any]) -> str:
 
 
 def results_figure(results: dict[str, Any]) -> Any:
-    """Return the picture: time of a training and of a decode step, and peak memory, against the span limit."""
+    """Return the picture: time of a training step and of decode steps, and peak memory, against the span limit."""
     settings, rows = results["settings"], results["results"]
-    figure = new_figure(16, 5.6)
-    panels = figure.subplots(1, 3)
-    values = [(MEASURES[name].capitalize(), UNITS[name], _median_of(name)) for name in MEASURES]
+    measures = _measures(settings)
+    figure = new_figure(4.6 * len(measures) + 6.6, 5.6)
+    panels = figure.subplots(1, len(measures) + 1)
+    values = [(title_of(name).capitalize(), _unit(name), _median_of(name)) for name in measures]
     values.append(("Peak memory of a training step", "MiB beyond weights and memory", _mebibytes))
     for panel, (title, unit, value) in zip(panels, values, strict=True):
         for positions, name, found in _lines(rows, settings):
@@ -146,7 +163,7 @@ def results_figure(results: dict[str, Any]) -> Any:
 
 
 def _median_of(measure: str) -> Callable[[Row], float | None]:
-    return lambda row: row[measure]["milliseconds"]["median"]  # type: ignore[no-any-return]
+    return lambda row: row["times"][measure]["milliseconds"]["median"]  # type: ignore[no-any-return]
 
 
 def _mebibytes(row: Row) -> float | None:

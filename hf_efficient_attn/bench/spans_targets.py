@@ -7,11 +7,28 @@ from hf_efficient_attn.bench.spans_cases import ADAPTIVE, DENSE, FIXED, FROZEN
 from hf_efficient_attn.bench.timing import summarize
 
 Row = dict[str, Any]
-MEASURES = {"training": "training step", "decode": "decode step"}
 # whose time over that of which model
 RATIOS = ((ADAPTIVE, FIXED), (FROZEN, FIXED), (ADAPTIVE, DENSE), (FIXED, DENSE))
 # most times that the time ratio may be the ratio of multiply-adds
 MOST_OVER_FLOPS = 1.3
+TRAINING, DECODE = "training", "decode_"
+
+
+def decode_measure(num_texts: int) -> str:
+    """Return the name of the measure of decoding so many texts side by side."""
+    return f"{DECODE}{num_texts}"
+
+
+def title_of(measure: str) -> str:
+    """Return what a measure is called in tables.
+
+    >>> title_of("training"), title_of("decode_1"), title_of("decode_8")
+    ('training step', 'decode step of 1 text', 'decode step of 8 texts')
+    """
+    if measure == TRAINING:
+        return "training step"
+    num_texts = int(measure.removeprefix(DECODE))
+    return f"decode step of {num_texts} text{'s' if num_texts > 1 else ''}"
 
 
 def add_ratios(rows: list[Row]) -> None:
@@ -30,8 +47,8 @@ def add_ratios(rows: list[Row]) -> None:
 
 def _time_over(row: Row, other: Row) -> dict[str, dict[str, float]]:
     return {
-        measure: summarize([a / b for a, b in zip(row[measure]["samples"], other[measure]["samples"], strict=True)])
-        for measure in MEASURES
+        measure: summarize([a / b for a, b in zip(times["samples"], other["times"][measure]["samples"], strict=True)])
+        for measure, times in row["times"].items()
     }
 
 
@@ -43,11 +60,10 @@ def targets(rows: list[Row]) -> Iterator[tuple[str, str, str, bool]]:
             continue
         where = f"{row['positions']}, limit {row['limit']:,}"
         flops = row["flops_over"][FIXED]
-        for measure, title in MEASURES.items():
-            ratio = row["time_over"][FIXED][measure]["median"]
-            most = MOST_OVER_FLOPS * flops
+        for measure, ratios in row["time_over"][FIXED].items():
+            ratio, most = ratios["median"], MOST_OVER_FLOPS * flops
             yield (
-                f"{where}: {title}, time over fixed",
+                f"{where}: {title_of(measure)}, time over fixed",
                 f"at most {MOST_OVER_FLOPS} x {flops:.2f} = {most:.2f}",
                 f"{ratio:.2f}",
                 ratio <= most,

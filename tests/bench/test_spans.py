@@ -31,7 +31,8 @@ from hf_efficient_attn.models.spans import span_modules
 
 LIMITS = [256, 512]
 TINY = ["--hidden-size", 16, "--num-heads", 4, "--intermediate-size", 32, "--layers", 3, "--segment-tokens", 32]
-QUICK = [*TINY, "--repeats", 2, "--max-seconds", 0, "--decode-tokens", 1, "--device", "cpu"]
+DECODING = ["--decode-tokens", 1, "--decode-batch-sizes", 3, 1]
+QUICK = [*TINY, *DECODING, "--repeats", 2, "--max-seconds", 0, "--device", "cpu"]
 SUMMARY = {"median", "first_quartile", "third_quartile"}
 
 
@@ -62,9 +63,10 @@ def test_a_row_per_positions_limit_and_model(results: Any) -> None:
     rows = [(row["positions"], row["limit"], row["model"]) for row in results["results"]]
     assert rows == [(positions, limit, name) for positions in POSITIONS for limit in LIMITS for name in MODELS]
     for row in results["results"]:
-        for measure in ("training", "decode"):
-            assert set(row[measure]["milliseconds"]) == SUMMARY
-            assert len(row[measure]["samples"]) == 2
+        assert list(row["times"]) == ["training", "decode_1", "decode_3"]
+        for times in row["times"].values():
+            assert set(times["milliseconds"]) == SUMMARY
+            assert len(times["samples"]) == 2
         assert (row["difference"] is not None) == (row["model"] == FROZEN)
 
 
@@ -88,16 +90,16 @@ def test_ratios_are_of_rounds(results: Any) -> None:
         FROZEN: {FIXED},
         DENSE: set(),
     }
-    pairs = zip(rows[ADAPTIVE]["decode"]["samples"], rows[FIXED]["decode"]["samples"], strict=True)
-    assert rows[ADAPTIVE]["time_over"][FIXED]["decode"]["median"] == pytest.approx(sum(a / b for a, b in pairs) / 2)
+    pairs = zip(*(rows[name]["times"]["decode_3"]["samples"] for name in (ADAPTIVE, FIXED)), strict=True)
+    assert rows[ADAPTIVE]["time_over"][FIXED]["decode_3"]["median"] == pytest.approx(sum(a / b for a, b in pairs) / 2)
 
 
 def test_tables_and_picture(output: Path) -> None:
     markdown = (output / "spans.md").read_text()
-    for title in ("Targets", "Time ratios, training step", "Decode step, milliseconds per token", "MiB of the cache"):
+    for title in ("Targets", "Time ratios, training step", "Decode step of 3 texts, milliseconds", "MiB of the cache"):
         assert f"## {title}" in markdown
     assert "Peak MiB" not in markdown
-    assert "| rope, limit 512: decode step, time over fixed" in markdown
+    assert "| rope, limit 512: decode step of 1 text, time over fixed" in markdown
     assert (output / "spans.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -124,9 +126,9 @@ def test_models_train_and_decode(name: str, positions: str) -> None:
     moved = {key for key, parameter in model.named_parameters() if not torch.equal(parameter, before[key])}
     assert {key for key in before if "spans" not in key} == moved
     assert all(map(torch.equal, spans, (each.head_spans() for each in span_modules(model))))
-    cache = full_cache(name, model.eval(), sizes)
+    cache = full_cache(name, model.eval(), sizes, 2)
     held = [layer.keys.shape[2] for layer in cache.layers]
-    decode(model, cache, 2, sizes)
+    decode(model, cache, 2, 2)
     grown = 2 if name == DENSE else 0
     assert [layer.keys.shape[2] for layer in cache.layers] == [tokens + grown for tokens in held]
 
@@ -158,9 +160,9 @@ def test_other_outputs_are_not_timed() -> None:
 
 def test_targets_are_judged_by_medians() -> None:
     def row(name: str, flops: float, milliseconds: list[float], peak: int | None) -> dict[str, Any]:
-        timed = {"training": {"samples": milliseconds}, "decode": {"samples": milliseconds}}
+        times = {"training": {"samples": milliseconds}, "decode_1": {"samples": milliseconds}}
         sizes = {"model": name, "positions": "rope", "limit": 1024, "peak_memory_bytes": peak}
-        return {**sizes, **timed, "flops_per_token": flops}
+        return {**sizes, "times": times, "flops_per_token": flops}
 
     rows = [row(FIXED, 4.0, [10.0, 10.0, 20.0], 100), row(ADAPTIVE, 2.0, [6.6, 6.0, 13.2], 101)]
     add_ratios(rows)
@@ -176,6 +178,7 @@ def test_targets_are_judged_by_medians() -> None:
     [
         (["--repeats", 0], "repeats=0 must be at least 1"),
         (["--limits", 0], "limits=0 must be at least 1"),
+        (["--decode-batch-sizes", 1, 0], "decode_batch_sizes=0 must be at least 1"),
         (["--threads", 0], "threads=0 must be at least 1"),
         (["--attention-dropout", 1], "attention_dropout=1.0 must be at least 0 and below 1"),
         (["--positions", "alibi"], "invalid choice: 'alibi'"),
