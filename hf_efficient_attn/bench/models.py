@@ -1,13 +1,15 @@
 """Time and memory of whole encoders against transformers' Longformer, LED, BigBird and BERT with the same weights.
 
 Ours are converted from theirs; before anything is timed, their outputs are compared. `self_only`, whose tokens read
-only themselves, shows how far any attention could get around the same linear maps. All encoders of a length take turns.
+only themselves, shows how far any attention could get around the same linear maps. All encoders of a length take turns,
+on a CPU each in a process of its own.
 A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW:
     hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
 """
 
 import argparse
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,17 +26,15 @@ from hf_efficient_attn.bench.models_cases import (
     OURS,
     SELF_ONLY,
     THEIRS,
-    Encoder,
     Shape,
-    build_encoder,
+    build_cases,
     build_training_step,
     largest_difference,
-    read,
-    read_comparably,
-    training_step,
+    read_new_encoder,
 )
 from hf_efficient_attn.bench.models_report import results_figure, results_markdown
 from hf_efficient_attn.bench.models_targets import Row, add_ratios
+from hf_efficient_attn.bench.processes import cases_apart
 from hf_efficient_attn.bench.report import (
     DEVICES,
     check_at_least_one,
@@ -42,7 +42,7 @@ from hf_efficient_attn.bench.report import (
     resolve_device,
     write_report,
 )
-from hf_efficient_attn.bench.timing import Case
+from hf_efficient_attn.bench.timing import Timing, time_once
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.pictures import new_figure
 
@@ -168,22 +168,17 @@ def measure_length(shape: Shape, settings: dict[str, Any]) -> tuple[list[Row], d
     """Return a row per encoder, and the largest difference of outputs per architecture.
 
     A measure is {"milliseconds": quartiles, "samples"}, or {"reason": why there is none} where transformers' own fails.
-    The first pass of each encoder, for its output, is not timed.
     """
     rows: list[Row] = []
-    cases: dict[str, Case] = {}
     outputs: dict[tuple[str, str], Tensor] = {}
     for name, by in contestants(settings, shape.tokens):
         row: Row = {"model": name, "by": by, "tokens": shape.tokens, "layers": shape.num_layers}
         rows.append(row)
-        encoder = attempt(row, partial(build_encoder, name, by, shape))
-        output = None if encoder is None else attempt(row, partial(read_comparably, encoder))
-        if output is None:
-            continue
-        outputs[name, by] = output
-        cases |= {f"{name} {by} {measure}": case for measure, case in cases_of(encoder).items()}
+        output = attempt(row, partial(read_new_encoder, name, by, shape))
+        if output is not None:
+            outputs[name, by] = output
     differences = compare(outputs, shape)
-    timings = time_within(cases, settings["repeats"], settings["max_seconds"], shape.tokens, torch.device(shape.device))
+    timings = time_encoders(list(outputs), shape, settings)
     for row in rows:
         for measure in MEASURES:
             timing = timings.get(f"{row['model']} {row['by']} {measure}")
@@ -192,13 +187,21 @@ def measure_length(shape: Shape, settings: dict[str, Any]) -> tuple[list[Row], d
     return rows, differences
 
 
-def cases_of(encoder: Encoder) -> dict[str, Case]:
-    """Return what is timed of an encoder, by measure."""
-    step = training_step(encoder)
-    return {
-        "forward": Case(lambda _: read(encoder), encoder.model.eval),
-        "training": Case(lambda _: step(), encoder.model.train),
-    }
+def time_encoders(encoders: list[tuple[str, str]], shape: Shape, settings: dict[str, Any]) -> dict[str, Timing]:
+    """Return the timings by "architecture maker measure", of rounds in which every encoder has its turn.
+
+    One run of everything before them, in which optimizer states and layouts are made, does not count.
+    """
+    device = torch.device(shape.device)
+    with ExitStack() as processes:
+        cases = {
+            f"{name} {by} {measure}": case
+            for name, by in encoders
+            for measure, case in processes.enter_context(cases_apart(build_cases, (name, by, shape), device)).items()
+        }
+        for case in cases.values():
+            time_once(case, device)
+        return time_within(cases, settings["repeats"], settings["max_seconds"], shape.tokens, device)
 
 
 def attempt(row: Row, function: Callable[[], Any]) -> Any:

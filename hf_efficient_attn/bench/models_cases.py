@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from hf_efficient_attn.bench.timing import Case
 from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.errors import EfficientAttentionError
 
@@ -165,6 +166,21 @@ def training_step(encoder: Encoder) -> Callable[[], None]:
         optimizer.zero_grad()
 
     return step
+
+
+def read_new_encoder(name: str, by: str, shape: Shape) -> Tensor:
+    """Return what `read_comparably` does of a new encoder."""
+    return read_comparably(build_encoder(name, by, shape))
+
+
+def build_cases(name: str, by: str, shape: Shape) -> dict[str, Case]:
+    """Return what is timed of a new encoder, by measure."""
+    encoder = build_encoder(name, by, shape)
+    step = training_step(encoder)
+    return {
+        "forward": Case(lambda _: read(encoder), encoder.model.eval),
+        "training": Case(lambda _: step(), encoder.model.train),
+    }
 
 
 def build_training_step(name: str, by: str, shape: dict[str, Any]) -> Callable[[], None]:

@@ -115,8 +115,9 @@ def _legend(settings: dict[str, Any]) -> str:
     return (
         f"Speed: medians and quartiles of the ratios within a round; above 1 = ours is faster. Up to "
         f"{settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a length, at least "
-        f"{LEAST_ROUNDS}. Layers are alike; long inputs have fewer of them (layers × tokens at most "
-        f"{settings['layer_tokens']:,}), {settings['layers']} at most. Weights are the same: ours are converted from "
+        f"{LEAST_ROUNDS}, after one that does not count; on a CPU every encoder has a process of its own. Layers are "
+        f"alike; long inputs have fewer of them (layers × tokens at most {settings['layer_tokens']:,}), "
+        f"{settings['layers']} at most. Weights are the same: ours are converted from "
         "transformers', and their last hidden states compared in eval mode first, BigBird's in its parity mode. "
         "Training step: forward, mean squared distance of the last hidden state from a fixed random one, backward, "
         f"AdamW (fused), gradients freed; no head, {VOCAB_SIZE:,} words. Forward: eval mode, no gradients; ours read "
