@@ -13,6 +13,7 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.segment_memory import SegmentMemory
 from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.training.text_segments import TextSegments
 
 
 class SpanCallback(TrainerCallback):
@@ -28,7 +29,8 @@ class SpanCallback(TrainerCallback):
     that training resumes in the middle of a text, and ends with the same weights as without a break.
 
     Raises:
-        InputError: at the start of training, if the model has no spans, or label smoothing would drop their penalty.
+        InputError: at the start of training, if the model has no spans, label smoothing would drop their penalty, or
+            the batches of a `TextSegments` dataset are not the rows that go on from one to the next.
 
     Source: Sukhbaatar et al. (arXiv:1905.07799) and the authors' code, which clamps after every step.
     """
@@ -50,6 +52,8 @@ class SpanCallback(TrainerCallback):
                 "span_penalty=0.0. A compute_loss_func must add outputs.span_penalty."
             )
         memory = _memory(model)
+        if memory is not None:
+            check_rows(kwargs.get("train_dataloader"), args)
         for file in _memory_files(args, state):
             if memory is not None and state.global_step and file.is_file():
                 vars(memory).update(torch.load(file, map_location=args.device))
@@ -74,6 +78,26 @@ class SpanCallback(TrainerCallback):
         # Trainer keeps a copy in its history, and hands the original to the callbacks that follow
         kwargs["logs"].update(entry)
         state.log_history[-1].update(entry)
+
+
+def check_rows(loader: Any, args: TrainingArguments) -> None:
+    """Raise InputError if batches of segments do not hold the same rows each time; other datasets are not judged."""
+    segments = getattr(loader, "dataset", None)
+    if not isinstance(segments, TextSegments):
+        return
+    num_processes = 1 if args.accelerator_config.split_batches else args.world_size
+    read_at_once = args.train_batch_size * num_processes
+    if segments.num_rows != read_at_once:
+        raise InputError(
+            f"TextSegments has num_rows={segments.num_rows}, but {read_at_once} rows are read at once "
+            f"({args.train_batch_size} x {num_processes} processes): a batch would not go on where the one before it "
+            f"stopped. Build it with num_rows={read_at_once}, or change per_device_train_batch_size."
+        )
+    if args.train_sampling_strategy != "sequential":
+        raise InputError(
+            f"train_sampling_strategy={args.train_sampling_strategy!r} shuffles segments, each of which goes on from "
+            "the one before. Set train_sampling_strategy='sequential'."
+        )
 
 
 def _memory(model: nn.Module) -> SegmentMemory | None:

@@ -161,3 +161,25 @@ def test_label_smoothing_would_drop_the_penalty(tmp_path: Path) -> None:
     trainer.args.label_smoothing_factor = 0.1
     with pytest.raises(hea.InputError, match=r"label_smoothing_factor=0.1: .* without the penalty of the spans"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"per_device_train_batch_size": 2},
+            r"num_rows=4, but 2 rows are read at once \(2 x 1 processes\).*num_rows=2",
+        ),
+        ({"train_sampling_strategy": "random"}, "train_sampling_strategy='random' shuffles segments"),
+    ],
+)
+def test_batches_that_do_not_go_on_are_refused_before_training(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    segments = hea.TextSegments(text(90), 4, SEGMENT)
+    trainer = build_trainer(tmp_path, model, segments, optimizer, [hea.SpanCallback()], **changes)
+    with pytest.raises(hea.InputError, match=message):
+        trainer.train()
+    assert trainer.state.global_step == 0
