@@ -21,17 +21,15 @@ from hf_efficient_attn.bench.attention_profile import run_profile
 from hf_efficient_attn.bench.attention_report import results_figure, results_markdown
 from hf_efficient_attn.bench.attention_summary import add_ratios
 from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import DTYPES, add_counts, add_device, check_counts
 from hf_efficient_attn.bench.report import (
-    DEVICES,
-    check_at_least_one,
     describe_machine,
+    publish,
     resolve_device,
-    write_report,
 )
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.pictures import new_figure
 
-DTYPES = ("float32", "bfloat16", "float16")
 PATTERNS = ["band", "longformer", "bigbird", "dilated"]
 LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 COUNTS = {
@@ -61,11 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backends", nargs="+", choices=backends, default=[AUTO, "flex"], help="ours (default auto flex)"
     )
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="others (default all)")
-    for name, (default, text) in COUNTS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    add_counts(parser, COUNTS)
     parser.add_argument("--dtype", choices=DTYPES, help="of the inputs (default float32, on CUDA bfloat16)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
+    add_device(parser)
     parser.add_argument(
         "--max-seconds", type=float, default=25.0, help="timed rounds per length, beyond two (default %(default)s)"
     )
@@ -96,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
     """
     if args.quick:
         vars(args).update(QUICK)
-    check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, lengths=min(args.lengths))
+    check_counts(args, COUNTS, "lengths")
     if args.profile and args.device == "cuda":
         raise InputError("device='cuda' cannot be profiled: --profile looks into the kernels of CPUs. Use 'cpu'.")
     device = resolve_device("cpu" if args.profile else args.device)
@@ -110,10 +106,7 @@ def main(args: argparse.Namespace) -> None:
     new_figure(1, 1)
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT):
         results = measure(settings, device)
-    markdown = results_markdown(results)
-    print(markdown)
-    paths = write_report(args.output, "attention", results, markdown, results_figure(results))
-    print("\nWritten: " + ", ".join(str(path) for path in paths))
+    publish(args.output, "attention", results, results_markdown(results), results_figure(results))
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -29,12 +29,11 @@ from hf_efficient_attn.bench.block_models import (
 )
 from hf_efficient_attn.bench.block_report import results_figure, results_markdown
 from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import add_counts, add_device, check_counts
 from hf_efficient_attn.bench.report import (
-    DEVICES,
-    check_at_least_one,
     describe_machine,
+    publish,
     resolve_device,
-    write_report,
 )
 from hf_efficient_attn.bench.timing import Case, Timing, time_interleaved
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
@@ -64,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blocks", nargs="+", choices=list(BLOCK_STYLES), default=list(BLOCK_STYLES), help="blocks to compare"
     )
-    for name, (default, text) in COUNTS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    add_counts(parser, COUNTS)
     parser.add_argument(
         "--hidden-act",
         choices=sorted(ACT2FN),
@@ -77,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", nargs="+", choices=DTYPES, default=["float32"], help="of weights and activations (default float32)"
     )
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
+    add_device(parser)
     parser.add_argument("--compile", action="store_true", help="run everything through torch.compile")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--no-gpt2", action="store_true", help="leave transformers' GPT-2 out")
@@ -95,15 +92,12 @@ def main(args: argparse.Namespace) -> None:
     if args.counts:
         print(counts_table(paper_counts()))
         return
-    check_at_least_one(**{name: getattr(args, name) for name in COUNTS})
+    check_counts(args, COUNTS)
     for block in args.blocks:
         shape_of(args).config(block)
     new_figure(1, 1)
     results = measure(args, resolve_device(args.device))
-    markdown = results_markdown(results)
-    print(markdown)
-    paths = write_report(args.output, "blocks", results, markdown, results_figure(results))
-    print("\nWritten: " + ", ".join(str(path) for path in paths))
+    publish(args.output, "blocks", results, results_markdown(results), results_figure(results))
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -34,19 +34,16 @@ from hf_efficient_attn.bench.models_cases import (
 )
 from hf_efficient_attn.bench.models_report import results_figure, results_markdown
 from hf_efficient_attn.bench.models_targets import Row, add_ratios
+from hf_efficient_attn.bench.options import add_counts, add_model_options, apply_model_options, check_counts
 from hf_efficient_attn.bench.processes import cases_apart
 from hf_efficient_attn.bench.report import (
-    DEVICES,
-    check_at_least_one,
     describe_machine,
+    publish,
     resolve_device,
-    write_report,
 )
 from hf_efficient_attn.bench.timing import Timing, time_once
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.pictures import new_figure
 
-DTYPES = ("float32", "bfloat16", "float16")
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MEASURES = ("forward", "training")
 COUNTS = {
@@ -73,13 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = list(ARCHITECTURES)
     parser.add_argument("--peers", nargs="+", choices=names, default=names, help="architectures (default all)")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help="in tokens")
-    for name, (default, text) in COUNTS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
-    parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
-    parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU (default: as torch chooses)")
+    add_counts(parser, COUNTS)
+    add_model_options(parser)
     parser.add_argument(
         "--max-seconds", type=float, default=30.0, help="timed rounds per length, beyond two (default %(default)s)"
     )
@@ -99,19 +91,12 @@ def main(args: argparse.Namespace) -> None:
         EfficientAttentionError: a count below 1, a dropout that is none, outputs that differ, CUDA without CUDA.
         ImportError: matplotlib is missing; raised before anything is measured.
     """
-    check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, lengths=min(args.lengths))
-    check_at_least_one(threads=1 if args.threads is None else args.threads)
-    if not 0.0 <= args.attention_dropout < 1.0:
-        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+    check_counts(args, COUNTS, "lengths")
+    apply_model_options(args)
     device = resolve_device(args.device)
     new_figure(1, 1)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     results = measure(settings_of(args, device), device)
-    markdown = results_markdown(results)
-    print(markdown)
-    paths = write_report(args.output, "models", results, markdown, results_figure(results))
-    print("\nWritten: " + ", ".join(str(path) for path in paths))
+    publish(args.output, "models", results, results_markdown(results), results_figure(results))
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
 from hf_efficient_attn.bench.models_cases import OURS, SELF_ONLY, THEIRS, VOCAB_SIZE
 from hf_efficient_attn.bench.models_targets import OPPONENTS, Row, targets
+from hf_efficient_attn.bench.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.report import machine_line, markdown_table
-from hf_efficient_attn.pictures import new_figure
 
 MEBIBYTE = 2**20
 TITLES = {"training": "training step", "forward": "forward"}
@@ -133,29 +133,22 @@ def _legend(settings: dict[str, Any]) -> str:
 def results_figure(results: dict[str, Any]) -> Any:
     """Return the picture: time per layer of a training step and of a forward pass, and peak memory, against length."""
     settings, rows = results["settings"], results["results"]
-    figure = new_figure(16, 5.6)
-    panels = figure.subplots(1, 3)
     memory_title = f"Peak memory of a training step, {settings['memory_layers']} layers"
     values = [(title.capitalize(), "milliseconds per layer", _per_layer(measure)) for measure, title in TITLES.items()]
     values.append((memory_title, "MiB beyond the weights", _mebibytes))
-    for panel, (title, unit, value) in zip(panels, values, strict=True):
-        for name, by, its_rows in by_encoder(rows):
-            points = [(row["tokens"], value(row)) for row in its_rows if value(row) is not None]
-            if points:
-                style = {"color": COLORS[name], "linestyle": LINES[by], "marker": "o" if by == OURS else "s"}
-                panel.plot(*zip(*points, strict=True), **style, markersize=4, label=f"{name}, {by}")
-        panel.set_title(title)
-        panel.set_ylabel(unit)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xlabel("tokens")
-        panel.set_xticks(settings["lengths"], [f"{tokens:,}" for tokens in settings["lengths"]], rotation=40)
-        panel.minorticks_off()
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.suptitle(f"Encoders: {_caption(settings)}\n{machine_line(results['machine'])}", fontsize=11)
-    return figure
+    panels = [Panel(title, unit, _lines(rows, value)) for title, unit, value in values]
+    heading = f"Encoders: {_caption(settings)}\n{machine_line(results['machine'])}"
+    return draw_panels(heading, panels, "tokens", settings["lengths"])
+
+
+def _lines(rows: list[Row], value: Callable[[Row], float | None]) -> list[Line]:
+    lines = []
+    for name, by, its_rows in by_encoder(rows):
+        values = {row["tokens"]: value(row) for row in its_rows}
+        points = [(tokens, found) for tokens, found in values.items() if found is not None]
+        style = {"color": COLORS[name], "linestyle": LINES[by], "marker": "o" if by == OURS else "s"}
+        lines.append(Line(f"{name}, {by}", points, style))
+    return lines
 
 
 def _per_layer(measure: str) -> Callable[[Row], float | None]:

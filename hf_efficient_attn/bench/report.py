@@ -92,11 +92,12 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def write_report(directory: Path, name: str, results: dict[str, Any], markdown: str, figure: Any) -> list[Path]:
-    """Write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and return the three paths."""
+def publish(directory: Path, name: str, results: dict[str, Any], markdown: str, figure: Any) -> None:
+    """Print the tables, write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and say where."""
+    print(markdown)
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / f"{name}.{suffix}" for suffix in ("json", "md", "png")]
     paths[0].write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     paths[1].write_text(markdown + "\n", encoding="utf-8")
     figure.savefig(paths[2], dpi=160)
-    return paths
+    print("\nWritten: " + ", ".join(str(path) for path in paths))

@@ -19,12 +19,11 @@ from transformers.utils import logging
 
 from hf_efficient_attn.bench.attention_measure import time_within
 from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import add_counts, add_model_options, apply_model_options, check_counts
 from hf_efficient_attn.bench.report import (
-    DEVICES,
-    check_at_least_one,
     describe_machine,
+    publish,
     resolve_device,
-    write_report,
 )
 from hf_efficient_attn.bench.spans_cases import (
     ADAPTIVE,
@@ -47,11 +46,9 @@ from hf_efficient_attn.bench.spans_cases import (
 from hf_efficient_attn.bench.spans_report import results_figure, results_markdown
 from hf_efficient_attn.bench.spans_targets import TRAINING, Row, add_ratios, decode_measure
 from hf_efficient_attn.bench.timing import Case, Timing, time_once
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.span_costs import average_span, span_flops
 from hf_efficient_attn.pictures import new_figure
 
-DTYPES = ("float32", "bfloat16", "float16")
 LIMITS = [1024, 2048, 4096, 8192]
 # one text, for which every step reads all weights, and enough to share them
 DECODE_BATCH_SIZES = [1, 8]
@@ -72,17 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limits", nargs="+", type=int, default=LIMITS, metavar="S", help="span limits, in tokens")
     parser.add_argument("--positions", nargs="+", choices=POSITIONS, default=POSITIONS, help="of ours (default both)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default all")
-    for name, (default, text) in COUNTS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    add_counts(parser, COUNTS)
     parser.add_argument(
         "--decode-batch-sizes", nargs="+", type=int, default=DECODE_BATCH_SIZES, metavar="N",
         help="texts that are decoded side by side (default 1 8)",
     )  # fmt: skip
-    parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
-    parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU (default: as torch chooses)")
+    add_model_options(parser)
     parser.add_argument(
         "--max-seconds", type=float, default=60.0, help="timed rounds per span limit, beyond two (default %(default)s)"
     )
@@ -100,20 +92,12 @@ def main(args: argparse.Namespace) -> None:
             without CUDA.
         ImportError: matplotlib is missing; raised before anything is measured.
     """
-    check_at_least_one(**{name: getattr(args, name) for name in COUNTS}, limits=min(args.limits))
-    check_at_least_one(decode_batch_sizes=min(args.decode_batch_sizes))
-    check_at_least_one(threads=1 if args.threads is None else args.threads)
-    if not 0.0 <= args.attention_dropout < 1.0:
-        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+    check_counts(args, COUNTS, "limits", "decode_batch_sizes")
+    apply_model_options(args)
     device = resolve_device(args.device)
     new_figure(1, 1)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     results = measure(settings_of(args, device), device)
-    markdown = results_markdown(results)
-    print(markdown)
-    paths = write_report(args.output, "spans", results, markdown, results_figure(results))
-    print("\nWritten: " + ", ".join(str(path) for path in paths))
+    publish(args.output, "spans", results, results_markdown(results), results_figure(results))
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

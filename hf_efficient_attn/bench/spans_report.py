@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
+from hf_efficient_attn.bench.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.report import machine_line, markdown_table
 from hf_efficient_attn.bench.spans_cases import ADAPTIVE, DENSE, FIXED, FROZEN
 from hf_efficient_attn.bench.spans_targets import (
@@ -15,7 +16,6 @@ from hf_efficient_attn.bench.spans_targets import (
     targets,
     title_of,
 )
-from hf_efficient_attn.pictures import new_figure
 
 MEBIBYTE = 2**20
 COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DENSE: "#333333"}
@@ -59,7 +59,7 @@ def _caption(settings: dict[str, Any]) -> str:
     )
 
 
-def _lines(rows: list[Row], settings: dict[str, Any]) -> list[tuple[str, str, dict[int, Row]]]:
+def _models(rows: list[Row], settings: dict[str, Any]) -> list[tuple[str, str, dict[int, Row]]]:
     """Return (positions, model, {limit: row}) in the order of the settings."""
     return [
         (positions, name, {row["limit"]: row for row in rows if (row["positions"], row["model"]) == (positions, name)})
@@ -75,14 +75,14 @@ def _label(name: str, positions: str) -> str:
 def _table(rows: list[Row], settings: dict[str, Any], cell: Callable[[Row], str]) -> str:
     lines = [
         [_label(name, positions), *(cell(found[limit]) for limit in settings["limits"])]
-        for positions, name, found in _lines(rows, settings)
+        for positions, name, found in _models(rows, settings)
     ]
     return markdown_table(["model", *(f"S = {limit:,}" for limit in settings["limits"])], lines)
 
 
 def _ratio_table(rows: list[Row], settings: dict[str, Any], measure: str) -> str:
     lines = []
-    for positions, name, found in _lines(rows, settings):
+    for positions, name, found in _models(rows, settings):
         for own, other in RATIOS:
             if name == own and other in settings["models"]:
                 cells = [_ratio(found[limit], other, measure) for limit in settings["limits"]]
@@ -137,29 +137,21 @@ def _legend(rows: list[Row], settings: dict[str, Any]) -> str:
 def results_figure(results: dict[str, Any]) -> Any:
     """Return the picture: time of a training step and of decode steps, and peak memory, against the span limit."""
     settings, rows = results["settings"], results["results"]
-    measures = _measures(settings)
-    figure = new_figure(4.6 * len(measures) + 6.6, 5.6)
-    panels = figure.subplots(1, len(measures) + 1)
-    values = [(title_of(name).capitalize(), _unit(name), _median_of(name)) for name in measures]
+    values = [(title_of(name).capitalize(), _unit(name), _median_of(name)) for name in _measures(settings)]
     values.append(("Peak memory of a training step", "MiB beyond weights and memory", _mebibytes))
-    for panel, (title, unit, value) in zip(panels, values, strict=True):
-        for positions, name, found in _lines(rows, settings):
-            points = [(limit, value(row)) for limit, row in found.items() if value(row) is not None]
-            if points:
-                style = {"color": COLORS[name], "linestyle": LINES[positions], "marker": "o"}
-                panel.plot(*zip(*points, strict=True), **style, markersize=4, label=_label(name, positions))
-        panel.set_title(title)
-        panel.set_ylabel(unit)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xlabel("span limit, tokens")
-        panel.set_xticks(settings["limits"], [f"{limit:,}" for limit in settings["limits"]])
-        panel.minorticks_off()
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.suptitle(f"Attention spans: {_caption(settings)}\n{machine_line(results['machine'])}", fontsize=11)
-    return figure
+    panels = [Panel(title, unit, _lines(rows, settings, value)) for title, unit, value in values]
+    heading = f"Attention spans: {_caption(settings)}\n{machine_line(results['machine'])}"
+    return draw_panels(heading, panels, "span limit, tokens", settings["limits"])
+
+
+def _lines(rows: list[Row], settings: dict[str, Any], value: Callable[[Row], float | None]) -> list[Line]:
+    lines = []
+    for positions, name, found in _models(rows, settings):
+        values = {limit: value(row) for limit, row in found.items()}
+        points = [(limit, number) for limit, number in values.items() if number is not None]
+        style = {"color": COLORS[name], "linestyle": LINES[positions], "marker": "o"}
+        lines.append(Line(_label(name, positions), points, style))
+    return lines
 
 
 def _median_of(measure: str) -> Callable[[Row], float | None]:

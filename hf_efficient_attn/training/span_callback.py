@@ -85,7 +85,8 @@ def check_rows(loader: Any, args: TrainingArguments) -> None:
     segments = getattr(loader, "dataset", None)
     if not isinstance(segments, TextSegments):
         return
-    num_processes = 1 if args.accelerator_config.split_batches else args.world_size
+    accelerator: Any = args.accelerator_config
+    num_processes = 1 if accelerator.split_batches else args.world_size
     read_at_once = args.train_batch_size * num_processes
     if segments.num_rows != read_at_once:
         raise InputError(
