@@ -24,7 +24,7 @@ from hf_efficient_attn.bench.attention_cases import (
     repeated,
 )
 from hf_efficient_attn.bench.attention_peers import PEERS, Problem, build_peer, peers_of
-from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_interleaved, time_once
+from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_once, time_within
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError, UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import block_table
 from hf_efficient_attn.layout.compile import compile_layout
@@ -35,8 +35,6 @@ Row = dict[str, Any]
 Failures = tuple[type[Exception], ...]
 
 MEASURES = ("forward", "forward_backward", "decode")
-# rounds that are made however long they take
-LEAST_ROUNDS = 2
 # one sample of the clock holds several calls where they are short, at most so many seconds, tokens and calls
 SAMPLE_SECONDS = 0.05
 SAMPLE_TOKENS = 4096
@@ -155,22 +153,6 @@ def one_line(error: Exception) -> str:
     """Return the first line of an error, with its name unless it is a sentence of ours."""
     text = (str(error).strip() or "no message").splitlines()[0]
     return text if isinstance(error, EfficientAttentionError) else f"{type(error).__name__}: {text}"
-
-
-def time_within(
-    cases: dict[str, Case], repeats: int, max_seconds: float, tokens: int, device: torch.device
-) -> dict[str, Timing]:
-    """Return the timings of `LEAST_ROUNDS` rounds, and of as many more as fit into `max_seconds`, up to `repeats`."""
-    start = time.perf_counter()
-    least = min(repeats, LEAST_ROUNDS)
-    description = f"{tokens:,} tokens"
-    timings = time_interleaved(cases, least, device, warmup=0, description=description)
-    elapsed = time.perf_counter() - start
-    more = min(repeats - least, int((max_seconds - elapsed) * least / elapsed))
-    if more < 1:
-        return timings
-    others = time_interleaved(cases, more, device, warmup=0, description=description)
-    return {name: Timing(timing.seconds + others[name].seconds) for name, timing in timings.items()}
 
 
 def write_timings(rows: list[Row], timings: dict[str, Timing]) -> None:

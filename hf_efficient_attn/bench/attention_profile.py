@@ -40,10 +40,10 @@ from hf_efficient_attn.bench.attention_cases import (
     pattern_of,
     repeated,
 )
-from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS, Row, request_of
+from hf_efficient_attn.bench.attention_measure import Row, request_of
 from hf_efficient_attn.bench.attention_profile_report import profile_markdown
 from hf_efficient_attn.bench.report import describe_machine
-from hf_efficient_attn.bench.timing import Case, time_once
+from hf_efficient_attn.bench.timing import LEAST_ROUNDS, Case, time_once
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
 from hf_efficient_attn.bench.attention_summary import PASSES, Row, by_contestant, crossover, curve, growth
 from hf_efficient_attn.bench.report import machine_line, markdown_table
+from hf_efficient_attn.bench.timing import LEAST_ROUNDS
 from hf_efficient_attn.pictures import new_figure
 
 MEBIBYTE = 2**20

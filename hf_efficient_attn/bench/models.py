@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_efficient_attn.bench.attention_measure import one_line, time_within
+from hf_efficient_attn.bench.attention_measure import one_line
 from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.models_cases import (
     ARCHITECTURES,
@@ -41,7 +41,7 @@ from hf_efficient_attn.bench.report import (
     publish,
     resolve_device,
 )
-from hf_efficient_attn.bench.timing import Timing, time_once
+from hf_efficient_attn.bench.timing import Timing, time_once, time_within
 from hf_efficient_attn.pictures import new_figure
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]

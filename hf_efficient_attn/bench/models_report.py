@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
 from hf_efficient_attn.bench.models_cases import OURS, SELF_ONLY, THEIRS, VOCAB_SIZE
 from hf_efficient_attn.bench.models_targets import OPPONENTS, Row, targets
 from hf_efficient_attn.bench.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.report import machine_line, markdown_table
+from hf_efficient_attn.bench.timing import LEAST_ROUNDS
 
 MEBIBYTE = 2**20
 TITLES = {"training": "training step", "forward": "forward"}
@@ -68,8 +68,10 @@ def _speed_table(rows: list[Row], settings: dict[str, Any], measure: str) -> str
             cells = [_speed(own.get(tokens, {}).get(other, {}).get(measure)) for tokens in lengths]
             if set(cells) != {NONE}:
                 lines.append([f"{name} / {other}", *cells])
-    layers = {row["tokens"]: row["layers"] for row in rows}
-    header = [f"{tokens:,} ({layers[tokens]} layers)" for tokens in lengths]
+    found = {row["tokens"]: row for row in rows if "samples" in row[measure]}
+    header = [
+        f"{tokens:,} ({row['layers']} layers, {len(row[measure]['samples'])} rounds)" for tokens, row in found.items()
+    ]
     return markdown_table(["ours / transformers'", *header], lines)
 
 

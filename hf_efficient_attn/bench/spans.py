@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import logging
 
-from hf_efficient_attn.bench.attention_measure import time_within
 from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.options import add_counts, add_model_options, apply_model_options, check_counts
 from hf_efficient_attn.bench.report import (
@@ -45,7 +44,7 @@ from hf_efficient_attn.bench.spans_cases import (
 )
 from hf_efficient_attn.bench.spans_report import results_figure, results_markdown
 from hf_efficient_attn.bench.spans_targets import TRAINING, Row, add_ratios, decode_measure
-from hf_efficient_attn.bench.timing import Case, Timing, time_once
+from hf_efficient_attn.bench.timing import Case, Timing, time_once, time_within
 from hf_efficient_attn.models.span_costs import average_span, span_flops
 from hf_efficient_attn.pictures import new_figure
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.attention_measure import LEAST_ROUNDS
 from hf_efficient_attn.bench.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.report import machine_line, markdown_table
 from hf_efficient_attn.bench.spans_cases import ADAPTIVE, DENSE, FIXED, FROZEN
@@ -16,6 +15,7 @@ from hf_efficient_attn.bench.spans_targets import (
     targets,
     title_of,
 )
+from hf_efficient_attn.bench.timing import LEAST_ROUNDS
 
 MEBIBYTE = 2**20
 COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DENSE: "#333333"}

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+# rounds that are made however long they take
+LEAST_ROUNDS = 2
+
 
 def nothing() -> None:
     """The preparation of a case that needs none."""
@@ -88,6 +91,22 @@ def time_interleaved(
             if index >= 0:
                 seconds[name].append(elapsed)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def time_within(
+    cases: dict[str, Case], repeats: int, max_seconds: float, tokens: int, device: torch.device
+) -> dict[str, Timing]:
+    """Return the timings of `LEAST_ROUNDS` rounds, and of as many more as fit into `max_seconds`, up to `repeats`."""
+    start = time.perf_counter()
+    least = min(repeats, LEAST_ROUNDS)
+    description = f"{tokens:,} tokens"
+    timings = time_interleaved(cases, least, device, warmup=0, description=description)
+    elapsed = time.perf_counter() - start
+    more = min(repeats - least, int((max_seconds - elapsed) * least / elapsed))
+    if more < 1:
+        return timings
+    others = time_interleaved(cases, more, device, warmup=0, description=description)
+    return {name: Timing(timing.seconds + others[name].seconds) for name, timing in timings.items()}
 
 
 def time_once(case: Case, device: torch.device) -> float:

@@ -11,9 +11,11 @@ from operator import or_
 
 import torch
 from torch import Tensor
+from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.token_table import is_table, read_table
+from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -28,18 +30,20 @@ def repeat_first_block(
     queries outside of the first and the last block, the bonus in the keys of block 0.
     Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
 
-    attention_mask: a token table, or None; blocks count from the first real token to the last, as the pattern does,
-        where transformers counts padding as well.
+    attention_mask: a token table, or None; blocks count from the first real token of a document to its last, as the
+        pattern does, where transformers counts padding as well.
     """
     rest, block_tokens, num_random = split_random(followed.pattern)
     if num_random == 0:
         return followed, query, key
-    key_mask = None
+    columns = TokenColumns()
     if attention_mask is not None and is_table(attention_mask):
-        key_mask = read_table(attention_mask, len(query), query.shape[2], key.shape[2]).key_mask
-    tables = token_tables(TokenMask(key_mask), key.shape[2], key.device)
+        columns = read_table(attention_mask, len(query), query.shape[2], key.shape[2])
+    tables = token_tables(TokenMask(columns.key_mask, columns.segment_ids), key.shape[2], key.device)
     block = tables.positions // block_tokens
-    last = block.masked_fill(tables.documents == NO_DOCUMENT, 0).amax(1, keepdim=True)
+    counted = block.masked_fill(tables.documents == NO_DOCUMENT, 0)
+    documents = tables.documents.clamp(min=0)
+    last = torch.zeros_like(block).scatter_reduce(1, documents, counted, "amax").gather(1, documents)
     is_sparse = (block > 0) & (block < last)
     bonus = (block == 0) * (math.log(1 + num_random) / scale)
     wide_query, wide_key = (
@@ -47,6 +51,27 @@ def repeat_first_block(
         for states, column in ((query, is_sparse[:, -query.shape[2] :]), (key, bonus))
     )
     return replace(followed, pattern=rest), wide_query, wide_key
+
+
+def check_packing(full_attention_up_to: int | None, documents: Tensor | None, tokens: int) -> None:
+    """Refuse packed documents where alone each would be read by full attention, and in a longer row is not.
+
+    documents: [B, T], as `find_documents` returns them.
+
+    Raises:
+        InputError: names the field, and says how to go on.
+    """
+    if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
+        return
+    message = (
+        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents "
+        f"into a row of {tokens} tokens: short ones would not be read as they are alone. Pass one document a row, or "
+        "set config.full_attention_up_to to None."
+    )
+    if not is_tracing(documents):
+        raise InputError(message)
+    # while tracing there are always documents, perhaps one a row
+    torch._assert_async((documents == 0).all(), message)
 
 
 @lru_cache(maxsize=256)

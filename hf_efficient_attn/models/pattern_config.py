@@ -55,8 +55,29 @@ def check_heads(hidden_size: int, num_heads: int, hidden_name: str, heads_name: 
         )
 
 
+def check_short_inputs(config: Any) -> None:
+    """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model, or for less than one token.
+
+    Block 0 in the place of random blocks follows the number of the last block, and full attention the length: text
+    behind a token would change it.
+    """
+    limit = config.full_attention_up_to
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"full_attention_up_to={limit}; it must be None or a number of tokens from 1.")
+    if not config.is_causal:
+        return
+    for name, allowed in {"random_blocks_in_eval": "fixed", "full_attention_up_to": None}.items():
+        value = getattr(config, name)
+        if value != allowed:
+            raise ConfigurationError(
+                f"{name}={value!r} depends on the length of the text, and is_causal=True: tokens must not depend on "
+                f"what follows. It must be {allowed!r} here: leave it out, or build a bidirectional model."
+            )
+
+
 def check_attention(config: Any) -> None:
-    """Raise ConfigurationError for global tokens and positions that exclude each other."""
+    """Raise ConfigurationError for global tokens, positions and lengths that exclude each other."""
+    check_short_inputs(config)
     check_rule(config.global_tokens)
     kind = config.position_embedding_type
     if kind == "relative" and (config.global_tokens is not None or config.global_projections):

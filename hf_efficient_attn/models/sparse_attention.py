@@ -90,7 +90,8 @@ class SparseAttention(nn.Module):
         if self.relative is not None:
             query, term = self.relative(query, self._reach(followed.pattern), self.scaling)
             terms = (term,)
-        if self.config.random_blocks_in_eval == "transformers" and not self.training and not followed.reads_all:
+        is_replaced = self.config.random_blocks_in_eval == "transformers" and not self.training
+        if is_replaced and not followed.is_causal and not followed.reads_all:
             followed, query, key = repeat_first_block(followed, query, key, self.scaling, attention_mask)
         out, weights = attend_layer(
             query,

@@ -51,9 +51,10 @@ class SparseTransformerConfig(PreTrainedConfig):
             `global_projections`, where they cannot be counted.
         random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
             which replaces them by copies of block 0 in eval mode; of padded rows their function differs even so, as it
-            takes padding for a part of the text.
+            takes padding for a part of the text. Causal models have "fixed" only.
         full_attention_up_to: inputs of at most so many tokens are read by full attention (transformers' BigBird:
-            704), padding counted, as there; None: the pattern holds at every length.
+            704), padding counted, as there; None: the pattern holds at every length. Not in causal models, and longer
+            rows cannot be packed.
         norm_position: "post", as BERT, or "pre"; then a norm follows the last block.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
         norm_before_first_layer: False leaves out the first norm of pre-norm models, as ModernBERT does.

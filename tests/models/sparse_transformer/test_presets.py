@@ -101,18 +101,3 @@ def test_bad_arguments_are_named() -> None:
         Config(num_attention_heads=7)
     with pytest.raises(Exception, match="norm_position='middle'; it must be one of: post, pre"):
         Config(norm_position="middle")
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_bigbird_as_transformers_evaluates_it_does_not_depend_on_padding(side: str) -> None:
-    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    config = Config.bigbird_itc(block_tokens=4, **shape, num_attention_heads=4, random_blocks_in_eval="transformers")
-    model = randomize(hea.SparseTransformerModel(config).eval())
-    ids = torch.randint(1, 50, (1, 91))
-    padding = (7, 0) if side == "left" else (0, 7)
-    padded = torch.nn.functional.pad(ids, padding)
-    with torch.no_grad():
-        together = model(padded, attention_mask=(padded != 0).long()).last_hidden_state
-        alone = model(ids).last_hidden_state
-    together = together[:, 7:] if side == "left" else together[:, :91]
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
