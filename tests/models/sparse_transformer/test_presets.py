@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from models_cases import randomize
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, Dilated, Pattern, PerHead
