@@ -1,4 +1,4 @@
-"""A tiny model with spans and its Trainer, for the tests of training with spans."""
+"""A tiny model with spans, and the Trainer that reads a text segment by segment, for the tests of training."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def build_trainer(
     folder: Path,
     model: torch.nn.Module,
     train: hea.TextSegments,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     callbacks: Any = (),
     **changes: Any,
 ) -> transformers.Trainer:

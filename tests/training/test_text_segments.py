@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from training.span_runs import build_trainer
 
 import hf_efficient_attn as hea
 
@@ -97,32 +97,13 @@ def watch(model: torch.nn.Module) -> list[dict[str, Any]]:
     return seen
 
 
-def build_trainer(folder: Path, model: torch.nn.Module, **changes: Any) -> transformers.Trainer:
-    options: dict[str, Any] = {
-        "per_device_train_batch_size": 4,
-        "train_sampling_strategy": "sequential",
-        "max_steps": 6,
-        "save_strategy": "no",
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        **changes,
-    }
-    return transformers.Trainer(
-        model=model,
-        args=transformers.TrainingArguments(str(folder), **options),
-        train_dataset=hea.TextSegments(torch.arange(TOKENS), 4, SEGMENT),
-        data_collator=hea.SegmentCollator(),
-    )
-
-
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_trainer_reads_on_and_counts_all_targets(tmp_path: Path, accumulation: int) -> None:
     """Loss = mean over all M targets of each row, whatever is accumulated; after the last segment comes the first."""
     model = tiny_model()
     seen = watch(model)
-    build_trainer(tmp_path, model, gradient_accumulation_steps=accumulation, max_steps=6 // accumulation).train()
+    options = {"gradient_accumulation_steps": accumulation, "max_steps": 6 // accumulation}
+    build_trainer(tmp_path, model, hea.TextSegments(torch.arange(TOKENS), 4, SEGMENT), **options).train()
     assert [forward["input_ids"][0, 0].item() for forward in seen] == [0, 5, 10, 15, 0, 5]
     for forward in seen:
         assert int(forward["num_items_in_batch"]) == 4 * SEGMENT * accumulation
