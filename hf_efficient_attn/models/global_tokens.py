@@ -20,6 +20,10 @@ FIELDS = {"positions": "list of integers from 0", "token_ids": "list of integers
 # what "auto" means, by the task of a head; the other heads have no global tokens
 AUTO_RULES = {"sequence_classification": "first", "question_answering": "question", "multiple_choice": "choice"}
 
+NOT_RELATIVE = (
+    "position_embedding_type='relative' knows distances within a window, and global tokens are read from anywhere."
+)
+
 
 @dataclass(frozen=True)
 class GlobalTokenChoice:

@@ -7,7 +7,7 @@ from transformers.activations import ACT2FN
 
 from hf_efficient_attn.attention.layer_patterns import checked_spec
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.models.global_tokens import check_rule
+from hf_efficient_attn.models.global_tokens import NOT_RELATIVE, check_rule
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(ACT2FN),
@@ -81,10 +81,7 @@ def check_attention(config: Any) -> None:
     check_rule(config.global_tokens)
     kind = config.position_embedding_type
     if kind == "relative" and (config.global_tokens is not None or config.global_projections):
-        raise ConfigurationError(
-            "position_embedding_type='relative' knows distances within a window, and global tokens are read from "
-            "anywhere. Set global_tokens=None and global_projections=False, or use 'rope'."
-        )
+        raise ConfigurationError(f"{NOT_RELATIVE} Set global_tokens=None and global_projections=False, or use 'rope'.")
     if kind in ("sinusoidal", "relative") and config.hidden_size % 2:
         raise ConfigurationError(f"Sinusoids need an even width, not {config.hidden_size}.")
     if kind == "rope" and config.head_dim % 2:

@@ -9,7 +9,14 @@ from torch.nn.functional import pad
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.global_rows import find_global_rows, global_keys
-from hf_efficient_attn.models.global_tokens import AUTO_RULES, GlobalTokenChoice, Rule, choose_by_mask, choose_by_rule
+from hf_efficient_attn.models.global_tokens import (
+    AUTO_RULES,
+    NOT_RELATIVE,
+    GlobalTokenChoice,
+    Rule,
+    choose_by_mask,
+    choose_by_rule,
+)
 
 
 def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
@@ -93,6 +100,8 @@ def _choice(config: Any, task: str | None, call: CallInputs) -> GlobalTokenChoic
     if call.global_attention_mask is None:
         rule = resolved_rule(config, task)
         return choose_by_rule(rule, call.num_keys, call.input_ids, is_token, config.sep_token_id, past)
+    if config.position_embedding_type == "relative":
+        raise InputError(f"{NOT_RELATIVE} Leave global_attention_mask out, or build the model with 'rope'.")
     known = past + call.tokens if isinstance(past, int) else call.global_attention_mask.shape[-1]
     if is_token is not None and is_token.shape[1] != known:
         is_token = None
