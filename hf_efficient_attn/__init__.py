@@ -19,7 +19,7 @@ from hf_efficient_attn.errors import (
     InputError,
     UnsupportedBackendError,
 )
-from hf_efficient_attn.layout.terms import Distance, Ramp, SpanRelation, Term
+from hf_efficient_attn.layout.terms import Distance, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,
@@ -81,7 +81,6 @@ __all__ = [
     "EfficientAttentionError",
     "InputError",
     "PatternCache",
-    "Ramp",
     "SegmentCollator",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",
@@ -91,6 +90,7 @@ __all__ = [
     "SimplifiedTransformerForSequenceClassification",
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
+    "SoftSpan",
     "SpanCallback",
     "SpanRelation",
     "SparseSeq2SeqConfig",

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference
-from hf_efficient_attn.layout.dense import allowed_pairs, term_bias
+from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
-from hf_efficient_attn.layout.terms import Distance, Label, Ramp, SpanRelation, Term
+from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
@@ -24,6 +24,8 @@ BATCH_SIZE = 2
 HEAD_DIM = 16
 SCALE = 0.3
 SEED = 7
+SHORTEST_SPAN = 4.5
+SOFT_SPAN = SoftSpan(ramp=20, num_inner=5)
 
 PATTERNS: dict[str, Pattern] = {
     "full": Full(),
@@ -72,6 +74,7 @@ class Case:
     Attributes:
         num_queries: None: as many as keys; else the last ones, as in cached decoding.
         label: of a learned term; None: there is no term.
+        has_own_values: every query of every example has values of its own; else they are those of a head.
     """
 
     pattern: str = "band"
@@ -81,12 +84,18 @@ class Case:
     heads: tuple[int, int] = (4, 2)
     num_queries: int | None = None
     label: Label | None = None
+    has_own_values: bool = False
     value_dim: int = HEAD_DIM
     needs_grad: bool = True
 
     def __str__(self) -> str:
         parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
-        extra = (self.num_queries, self.label and self.label.kind, self.value_dim != HEAD_DIM and "other values")
+        extra = (
+            self.num_queries,
+            self.label and self.label.kind,
+            self.has_own_values and "own values",
+            self.value_dim != HEAD_DIM and "other values",
+        )
         return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
 
     @property
@@ -130,9 +139,10 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.dtype).to(device, dtype)
 
     def draw_values(label: Label) -> Tensor:
-        values = draw(1, num_heads, 1, label.num_labels)
-        # a promise of such labels
-        return values if label.idle is None else values.index_fill_(-1, torch.tensor(0, device=device), 0.0)
+        sizes = (BATCH_SIZE, num_heads, num_queries) if case.has_own_values else (1, num_heads, 1)
+        values = draw(*sizes, label.num_values)
+        # spans, none of them shorter than the label says
+        return values if label.idle is None else (15 * values.abs()).clamp(min=SHORTEST_SPAN)
 
     return Tensors(
         draw(BATCH_SIZE, num_heads, num_queries, HEAD_DIM),
@@ -162,15 +172,13 @@ def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "
     assert lse.shape == out.shape[:3]
     found = {"out": out, "lse": lse}
     if case.needs_grad:
-        found |= gradients_of(out, tensors, case)
+        found |= gradients_of(out, tensors)
     return {name: tensor.detach().cpu().double() for name, tensor in found.items()}
 
 
-def gradients_of(out: Tensor, tensors: Tensors, case: Case) -> Results:
-    """Return the gradients of the leaves, without those of values that are known to be 0."""
-    gradients = list(torch.autograd.grad(out, tensors.leaves, tensors.grad_out))
-    if case.label is not None and case.label.idle is not None:
-        gradients[3] = gradients[3][..., 1:]
+def gradients_of(out: Tensor, tensors: Tensors) -> Results:
+    """Return the gradients of the leaves."""
+    gradients = torch.autograd.grad(out, tensors.leaves, tensors.grad_out)
     return {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
 
 
@@ -183,14 +191,16 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
     scores = tensors.q @ keys.transpose(-1, -2) * SCALE
     bias = term_bias([Term(each, case.label) for each in tensors.values if case.label], case.layout, tokens, cpu)
-    scores = scores if bias is None else scores + bias
     allowed = allowed_pairs(case.layout, tokens, BATCH_SIZE, cpu)
+    if bias is not None:
+        bias, allowed = close_pairs(bias, allowed)
+        scores = scores + bias.to(dtype)
     allowed = torch.ones((), dtype=torch.bool) if allowed is None else allowed
     weights = torch.softmax(scores.masked_fill(~allowed, torch.finfo(dtype).min), -1).masked_fill(~allowed, 0)
     out = weights @ values
     found = {"out": out, "lse": scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)}
     if case.needs_grad:
-        found |= gradients_of(out, tensors, case)
+        found |= gradients_of(out, tensors)
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
@@ -231,7 +241,12 @@ def special_cases() -> list[Case]:
         *(Case(pattern, 200, mask, num_queries=1) for pattern in PATTERNS for mask in ("none", "left")),
         *(Case(pattern, 200, mask, num_queries=70) for pattern in PATTERNS for mask in ("none", "documents")),
         *(Case(pattern, 90, mask, label=clipped) for pattern in PATTERNS for mask in ("none", "documents")),
-        *(Case(pattern, 90, mask, label=Ramp(4, 20)) for pattern in PATTERNS for mask in ("none", "holes")),
+        *(Case(pattern, 90, mask, label=SOFT_SPAN) for pattern in PATTERNS for mask in ("none", "holes")),
+        *(Case(pattern, 90, label=SOFT_SPAN, has_own_values=True) for pattern in PATTERNS),
+        Case("causal band", 300, "documents", label=SOFT_SPAN, num_queries=150, has_own_values=True),
+        Case("causal", 300, "left", torch.bfloat16, label=SOFT_SPAN, has_own_values=True),
+        Case("band", 300, dtype=torch.float16, label=SOFT_SPAN),
+        Case("globals", 90, "documents", label=clipped, has_own_values=True),
         Case("globals", 90, "holes", torch.bfloat16, label=clipped),
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),

@@ -77,12 +77,12 @@ def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
 
 
 def check_terms(terms: Sequence[Term], q: Tensor) -> None:
-    """Raise InputError if the values of a term do not broadcast to [B, H, Nq, labels]."""
+    """Raise InputError if the values of a term do not broadcast to [B, H, Nq, values of a query]."""
     for term in terms:
-        shape, num_labels = tuple(term.values.shape), term.label.num_labels
-        fits = len(shape) == 4 and shape[3] == num_labels
+        shape, num_values = tuple(term.values.shape), term.label.num_values
+        fits = len(shape) == 4 and shape[3] == num_values
         if not fits or any(size not in (1, full) for size, full in zip(shape, q.shape[:3], strict=False)):
             raise InputError(
                 f"A term of {term.label} has values of shape {list(shape)}; they must be [batch or 1, heads or 1, "
-                f"queries or 1, labels] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_labels}]."
+                f"queries or 1, values] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_values}]."
             )

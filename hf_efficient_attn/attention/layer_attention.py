@@ -13,7 +13,7 @@ from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.dense import allowed_pairs, term_bias
+from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -58,10 +58,11 @@ def attend_layer(
         if need_weights:
             warn_of_weights()
         added = added_scores(matrix, bias, query, key)
-        if terms:
-            looked_up: Any = term_bias(terms, layout_of(followed, columns.query_offset, query, key), tokens, key.device)
-            added = looked_up if added is None else added + looked_up
         pairs = pairs_of(followed, columns.query_offset, tokens, matrix, query, key)
+        if terms:
+            learned: Any = term_bias(terms, layout_of(followed, columns.query_offset, query, key), tokens, key.device)
+            learned, pairs = close_pairs(learned, pairs)
+            added = learned if added is None else added + learned
         out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights)
         return out.transpose(1, 2).contiguous(), weights
     attended: Any = attention(

@@ -223,10 +223,12 @@ def _score_mod(terms: Sequence[Term], place: Place) -> ScoreMod:
     def with_terms(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         positions = place.positions(example, query, key)
         for term in terms:
-            label = term.label.of(*positions).clamp(0, term.label.num_labels - 1)
+            label = term.label.of(*positions)
+            indices = (example, head, query, label.clamp(0, term.label.num_values - 1))
             # a dimension of size 1 is read at 0; flex wants tensors as indices
-            sizes = zip((example, head, query), term.values.shape, strict=False)
-            score = score + term.values[(*(index if size > 1 else index * 0 for index, size in sizes), label)]
+            sizes = zip(indices, term.values.shape, strict=True)
+            value = term.values[tuple(index if size > 1 else index * 0 for index, size in sizes)]
+            score = score + term.label.score(value, label)
         return score
 
     return with_terms

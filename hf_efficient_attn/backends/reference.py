@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
-from hf_efficient_attn.layout.dense import allowed_pairs, lse_dtype, term_bias
+from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, lse_dtype, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
@@ -49,9 +49,10 @@ def attend(
 
     scores = q.to(dtype) @ keys.transpose(-1, -2) * scale
     bias = term_bias(terms, layout, tokens, q.device)
-    if bias is not None:
-        scores = scores + bias
     allowed = allowed_pairs(layout, tokens, len(q), q.device)
+    if bias is not None:
+        bias, allowed = close_pairs(bias, allowed)
+        scores = scores + bias
     lse = None
     if allowed is None:
         weights = torch.softmax(scores, -1)

@@ -49,6 +49,10 @@ def attend(
         bias = term_bias(terms, layout, tokens, q.device)
         if bias is not None:
             mask = (bias if mask is None else bias + mask).to(q.dtype)
+            # a term may leave a row without keys
+            closed = (mask == -torch.inf).all(-1, keepdim=True)
+            mask = mask.masked_fill(closed, 0.0)
+            keyless = closed if keyless is None else closed | keyless
     out, lse = _fused(q, keys, values, mask, is_causal, scale, dropout, need_lse)
     if need_lse and lse is None:
         lse = row_lse(q, k, layout, tokens, terms, scale)

@@ -3,13 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.plan import read_plan, write_plan
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.terms import Term, look_up
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -236,16 +238,22 @@ def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: 
     positions = token_tables(tokens, layout.num_keys, device).positions
     rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
     queries, keys = positions[:, rows, None], positions[:, None, :]
-    return torch.stack(torch.broadcast_tensors(*(_looked_up(term, queries, keys) for term in terms))).sum(0)
+    return reduce(add, (_scores(term, queries, keys) for term in terms))
 
 
-def _looked_up(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
-    # a label need not exist where a pair is not allowed
-    labels = term.label.of(queries, keys).clamp(0, term.label.num_labels - 1)[:, None]
-    batch_size, num_heads = max(len(labels), len(term.values)), term.values.shape[1]
-    pairs = labels.shape[-2:]
-    values = term.values.expand(batch_size, num_heads, pairs[0], -1)
-    return values.gather(-1, labels.expand(batch_size, num_heads, *pairs))
+def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the bias of the terms with 0 for -inf, and the allowed pairs (None: all) without those that had -inf.
+
+    A row in which no pair is left then counts as one without keys, and its softmax is of finite scores.
+    """
+    is_open = bias != -torch.inf
+    return bias.masked_fill(~is_open, 0.0), is_open if allowed is None else allowed & is_open
+
+
+def _scores(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
+    labels = term.label.of(queries, keys)[:, None]
+    scores = term.label.score(look_up(term.values, labels), labels)
+    return scores.expand(torch.broadcast_shapes(scores.shape, labels.shape))
 
 
 @torch.no_grad()

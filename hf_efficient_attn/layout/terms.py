@@ -1,9 +1,12 @@
-"""Terms: the learned part of a score, looked up for every pair of query and key by a label."""
+"""Terms: the learned part of a score, looked up for every pair of query and key by a label, or computed from it."""
 
 from dataclasses import asdict, dataclass
+from math import inf, log
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn.functional import hardtanh, threshold
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.bands import Band
@@ -11,27 +14,42 @@ from hf_efficient_attn.patterns.checks import check_integer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
+# less than any weight of a soft mask that is not 0, in float64 too
+NO_WEIGHT = 1e-30
+
 
 @dataclass(frozen=True)
 class Label:
-    """A number for every pair of positions; hashable, and JSON through `to_dict` and `from_dict`."""
+    """A number for every pair of positions; hashable, and JSON through `to_dict` and `from_dict`.
+
+    Of several values a pair adds that of its label to its score. A single one is for all pairs of a query, and what
+    they add may be computed from it and from their labels (`score`, `gradient`).
+    """
 
     kind: ClassVar[str] = ""
     # whether moving query and key by the same number of tokens changes no label
     is_invariant: ClassVar[bool] = False
 
     @property
-    def num_labels(self) -> int:
-        """How many labels there are; they count from 0."""
+    def num_values(self) -> int:
+        """How many values a query has: one a label, which count from 0; or a single one."""
         raise NotImplementedError
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the label of each pair of positions (int tensors that broadcast), between 0 and `num_labels - 1`."""
+        """Return the label of each pair of positions (int tensors that broadcast)."""
         raise NotImplementedError
+
+    def score(self, value: Tensor, label: Tensor) -> Tensor:
+        """Return what pairs with this value and this label add to their scores, differentiable; they broadcast."""
+        return value
+
+    def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
+        """Return the gradient of the value, pair by pair, from that of what `score` returns; they broadcast."""
+        return d_score
 
     @property
     def idle(self) -> Pattern | None:
-        """Pairs whose value is 0 and wants no gradient, so that a backend need not look it up; None: not known."""
+        """Pairs that add 0 and give no gradient, so that a backend may leave the term out; None: not known."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,8 +85,8 @@ class Distance(Label):
             raise ConfigurationError(f"Distance(first={self.first}, last={self.last}): last must be at least first.")
 
     @property
-    def num_labels(self) -> int:
-        """One label a distance."""
+    def num_values(self) -> int:
+        """One a distance."""
         return self.last - self.first + 1
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -77,39 +95,68 @@ class Distance(Label):
 
 
 @dataclass(frozen=True)
-class Ramp(Label):
-    """How many tokens the distance |query - key| lies beyond `start`, at most `length`; 0: at `start` or nearer.
+class SoftSpan(Label):
+    """How many keys lie nearer to the query, x = |query − key| − shift, for the soft mask of a span of z tokens.
 
-    For terms that act only at the far end of a window, as the soft mask of an adaptive span does (Sukhbaatar et al.,
-    arXiv:1905.07799). The value of label 0 must be 0: backends may read these pairs without the term.
+    The value is z, a single one a query, and a pair adds log m_z(x), where m_z(x) = clamp((R + z − x) / R, 0, 1): 0
+    within the span, -inf beyond the ramp of R tokens. Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2.
+
+    A span of a whole number of tokens lies on a corner of the mask: there the gradient leaves out the keys at both ends
+    of the ramp, whose derivatives differ to its left and right.
 
     >>> import torch
-    >>> Ramp(2, 3).of(torch.tensor(9), torch.arange(10)).tolist()
-    [3, 3, 3, 3, 3, 2, 1, 0, 0, 0]
+    >>> label = SoftSpan(ramp=2)
+    >>> label.score(torch.tensor([1.0]), label.of(torch.tensor(9), torch.arange(5, 10))).exp().tolist()
+    [0.0, 0.0, 0.5, 1.0, 1.0]
+
+    Attributes:
+        ramp: R, in tokens.
+        shift: the distance of the key that x counts as 0.
+        num_inner: so many of the nearest keys are within every span that the term has.
     """
 
-    start: int
-    length: int
-    kind: ClassVar[str] = "ramp"
+    ramp: int
+    shift: int = 0
+    num_inner: int = 0
+    kind: ClassVar[str] = "soft_span"
     is_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_integer(self.kind, "start", self.start, at_least=0)
-        check_integer(self.kind, "length", self.length, at_least=1)
+        check_integer(self.kind, "ramp", self.ramp, at_least=1)
+        check_integer(self.kind, "shift", self.shift, at_least=0)
+        check_integer(self.kind, "num_inner", self.num_inner, at_least=0)
 
     @property
-    def num_labels(self) -> int:
-        """Label 0, and one a token of the ramp."""
-        return self.length + 1
+    def num_values(self) -> int:
+        """The span."""
+        return 1
 
     @property
-    def idle(self) -> Pattern:
-        """Everything before the ramp."""
-        return Band(self.start, self.start)
+    def idle(self) -> Pattern | None:
+        """The nearest keys, which all spans contain."""
+        reach = self.num_inner - 1 + self.shift
+        return Band(reach, reach) if self.num_inner else None
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return |query - key| - start, cut to 0 … length."""
-        return ((query - key).abs() - self.start).clamp(0, self.length)
+        """Return |query - key| - shift."""
+        return (query - key).abs() - self.shift
+
+    def score(self, value: Tensor, label: Tensor) -> Tensor:
+        """Return log m_z(x)."""
+        mask = hardtanh(self._room(value, label) / self.ramp, NO_WEIGHT, 1.0)
+        # the logarithm of 0 would take ten times as long, and its gradient would be no number
+        return threshold(mask.log(), log(NO_WEIGHT) + 1.0, -inf)
+
+    def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
+        """Return d_score / (R + z − x) on the ramp, 0 elsewhere."""
+        room = self._room(value, label)
+        on_ramp: Tensor = torch.ops.aten.hardtanh_backward(d_score / room, room, 0.0, float(self.ramp))
+        return on_ramp
+
+    def _room(self, value: Tensor, label: Tensor) -> Tensor:
+        """Return R + z − x, in float32 or float64: how far a key is from the end of the ramp."""
+        value = value.to(torch.promote_types(value.dtype, torch.float32))
+        return value + self.ramp - label.to(value.dtype)
 
 
 @dataclass(frozen=True)
@@ -130,8 +177,8 @@ class SpanRelation(Label):
     kind: ClassVar[str] = "span_relation"
 
     @property
-    def num_labels(self) -> int:
-        """2 · num_nodes + 1 labels a level: the affiliated span, and the nodes to the left and to the right."""
+    def num_values(self) -> int:
+        """2 · num_nodes + 1 a level: the affiliated span, and the nodes to the left and to the right."""
         return (2 * self.num_nodes + 1) * (self.clip_distance + 1)
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -140,18 +187,32 @@ class SpanRelation(Label):
         return tree.relation_label(query, key, self.clip_distance).clamp(min=0)
 
 
-LABELS: dict[str, type[Label]] = {label.kind: label for label in (Distance, Ramp, SpanRelation)}
+LABELS: dict[str, type[Label]] = {label.kind: label for label in (Distance, SoftSpan, SpanRelation)}
 
 
 @dataclass(frozen=True)
 class Term:
-    """A bias added to the scaled scores: score[b, h, i, j] += values[b, h, i, label(i, j)].
+    """A learned part of the scaled scores: score[b, h, i, j] += label.score(values[b, h, i, label(i, j)], label(i, j)).
 
     Attributes:
-        values: [batch or 1, heads or 1, queries or 1, labels], differentiable. A table per head is [1, H, 1, L];
-            relative position vectors are queries @ table.T, [B, H, N, L].
-        label: which value a pair of positions looks up.
+        values: [batch or 1, heads or 1, queries or 1, label.num_values], differentiable. A table per head is
+            [1, H, 1, L]; relative position vectors are queries @ table.T, [B, H, N, L]; a span per token is
+            [B, H, N, 1].
+        label: which value a pair of positions looks up, or what it makes of the only one.
     """
 
     values: Tensor
     label: Label
+
+
+def look_up(values: Tensor, labels: Tensor) -> Tensor:
+    """Return the value of each pair, which a single value of a query is for all of them.
+
+    Shapes: [..., queries or 1, values of a query] and labels [..., queries, keys] → [..., queries, keys], or what
+    broadcasts to it. A label need not exist where a pair is not allowed.
+    """
+    num_values = values.shape[-1]
+    if num_values == 1:
+        return values
+    shape = torch.broadcast_shapes(values.shape[:-1], labels.shape[:-1])
+    return values.expand(*shape, -1).gather(-1, labels.clamp(0, num_values - 1).expand(*shape, -1))

@@ -19,7 +19,7 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.terms import Distance, Ramp, Term
+from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.models.spans import log_soft_mask
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -269,14 +269,10 @@ def terms_of(
     scale: float,
 ) -> tuple[Term, ...]:
     """Return what is added to the scores of a group: the scores of the distances, and the logarithm of the mask."""
-    has_ramp = spans is not None and group.num_inner < group.num_keys
-    if position_table is None:
-        if not has_ramp:
-            return ()
-        first = group.num_inner - 1
-        values = log_soft_mask(spans, first, group.num_keys - first, window.ramp)
-        return (Term(values, Ramp(first + window.shift, group.num_keys - 1 - first)),)
-    values = query @ position_table[: group.num_keys].to(query.dtype).T * scale
-    if has_ramp:
-        values = values + log_soft_mask(spans, 0, group.num_keys, window.ramp)
-    return (Term(values, Distance(window.shift, group.num_keys - 1 + window.shift)),)
+    terms = []
+    if position_table is not None:
+        values = query @ position_table[: group.num_keys].to(query.dtype).T * scale
+        terms.append(Term(values, Distance(window.shift, group.num_keys - 1 + window.shift)))
+    if spans is not None and group.num_inner < group.num_keys:
+        terms.append(Term(spans[..., None], SoftSpan(window.ramp, window.shift, group.num_inner)))
+    return tuple(terms)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.layout.terms import SoftSpan
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
 KINDS = (FIXED, ADAPTIVE, DYNAMIC)
@@ -173,16 +174,12 @@ def clamp_spans(model: nn.Module) -> None:
 def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:
     """Return log m_z(x) of the `count` keys from index `first` on: 0 within the span, -inf beyond the ramp.
 
-    Shapes: spans [...] in tokens → [..., count]. A span of a whole number of tokens lies on a corner of the mask: there
-    the gradient leaves out the keys at both ends of the ramp, whose derivatives differ to its left and right.
+    Shapes: spans [...] in tokens → [..., count]. See `SoftSpan`.
 
     >>> log_soft_mask(torch.tensor([1.0]), 0, 5, 2).exp().tolist()
     [[1.0, 1.0, 0.5, 0.0, 0.0]]
     """
-    index = torch.arange(first, first + count, device=spans.device)
-    mask = ((ramp + spans[..., None] - index) / ramp).clamp(0.0, 1.0)
-    # where the logarithm is not taken, its gradient must be finite all the same
-    return torch.where(mask > 0, mask.clamp(min=torch.finfo(mask.dtype).tiny).log(), float("-inf"))
+    return SoftSpan(ramp).score(spans[..., None], torch.arange(first, first + count, device=spans.device))
 
 
 def whole(parameter: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from backends_contract import Case, check, pairwise_cases, special_cases
 
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
-from hf_efficient_attn.layout.terms import Distance
+from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
 # a kernel is compiled for every one of these, which takes seconds
@@ -21,6 +21,7 @@ FLEX_CASES = [
     Case("far keys", 65, "documents", torch.float16, needs_grad=False),
     Case("causal random", 200, "left", torch.bfloat16, (4, 1), num_queries=70, needs_grad=False),
     Case("per head", 130, "globals", label=Distance(-3, 6), needs_grad=False),
+    Case("causal band", 200, "left", label=SoftSpan(ramp=20, num_inner=5), has_own_values=True, needs_grad=False),
     Case("earlier keys", 127, "holes", num_queries=1, value_dim=24, needs_grad=False),
 ]
 

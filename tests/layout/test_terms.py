@@ -5,11 +5,12 @@ import torch
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.plan import read_plan, write_plan
-from hf_efficient_attn.layout.terms import Distance, Label, SpanRelation
+from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
-LABELS = [Distance(-3, 5), SpanRelation(13, 2, clip_distance=1), SpanRelation(8, 4, 2, left_only=True)]
+INDICES = [Distance(-3, 5), SpanRelation(13, 2, clip_distance=1), SpanRelation(8, 4, 2, left_only=True)]
+LABELS = [*INDICES, SoftSpan(32, shift=1, num_inner=7)]
 
 
 @pytest.mark.parametrize("label", LABELS, ids=str)
@@ -18,13 +19,13 @@ def test_json_and_plans(label: Label) -> None:
     assert read_plan(write_plan(Band(1, 1), 3, (label,))) == (Band(1, 1), 3, (label,))
 
 
-@pytest.mark.parametrize("label", LABELS, ids=str)
+@pytest.mark.parametrize("label", INDICES, ids=str)
 def test_labels_are_indices(label: Label) -> None:
     positions = torch.arange(26)
     labels = label.of(positions[:, None], positions)
     assert labels.shape == (26, 26)
     assert labels.min() >= 0
-    assert labels.max() < label.num_labels
+    assert labels.max() < label.num_values
 
 
 def test_relations_are_those_of_the_tree() -> None:
@@ -36,8 +37,41 @@ def test_relations_are_those_of_the_tree() -> None:
                 assert labels[query, key] == tree.relation_label(query, key, clip_distance=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_soft_span_is_the_logarithm_of_the_mask(dtype: torch.dtype) -> None:
+    """Far from 0 too, where bfloat16 does not count tokens; in float64 to the last digit of the mask."""
+    label, query = SoftSpan(32, shift=1), torch.tensor(4000)
+    spans = torch.tensor([0.0, 0.3, 31.5, 3000.0])[:, None].to(dtype)
+    keys = torch.arange(4000)
+    scores = label.score(spans, label.of(query, keys))
+    assert scores.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    index = 3999 - keys
+    expected = ((32 + spans.double() - index) / 32).clamp(0.0, 1.0)
+    torch.testing.assert_close(scores.double().exp(), expected, atol=0.0 if dtype == torch.float64 else 1e-5, rtol=1e-5)
+    assert torch.equal(scores.isneginf(), expected == 0)
+    assert torch.equal(scores == 0, expected == 1)
+
+
+def test_gradient_of_a_soft_span_is_that_of_autograd() -> None:
+    label, keys = SoftSpan(4), torch.arange(12)
+    # corners of the mask and the ends of the ramp among them
+    spans = torch.tensor([0.0, 2.0, 2.5, 20.0], dtype=torch.float64)[:, None].requires_grad_()
+    labels = label.of(torch.tensor(11), keys)
+    scores = label.score(spans, labels)
+    direction = torch.rand(scores.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (expected,) = torch.autograd.grad(scores, spans, direction)
+    actual = label.gradient(spans.detach(), labels, direction)
+    torch.testing.assert_close(actual.sum(-1, keepdim=True), expected)
+    mask = scores.detach().exp()
+    assert torch.equal(actual != 0, (mask > 0) & (mask < 1))
+
+
 def test_wrong_labels_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ramp"):
+        SoftSpan(0)
+    with pytest.raises(ConfigurationError, match="num_inner"):
+        SoftSpan(32, num_inner=-1)
     with pytest.raises(ConfigurationError, match="last must be at least first"):
         Distance(3, 2)
-    with pytest.raises(ConfigurationError, match="unknown kind 'bucket'. Known kinds: distance, ramp, span_relation"):
+    with pytest.raises(ConfigurationError, match="unknown kind 'bucket'. Known kinds: distance, soft_span, span_rel"):
         Label.from_dict({"kind": "bucket"})

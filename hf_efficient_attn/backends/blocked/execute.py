@@ -3,15 +3,13 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked.kernels import FUSED_DTYPES, Explicit, FusedCPU, finite, wide_dtype
 from hf_efficient_attn.backends.blocked.problems import Problem, problems
-from hf_efficient_attn.backends.blocked.term_lookup import TermLookup
+from hf_efficient_attn.backends.blocked.term_lookup import TermLookup, term_lookups
 from hf_efficient_attn.backends.blocked.views import (
     add_key_blocks,
     in_order,
@@ -157,8 +155,8 @@ def backward_part(call: Call, tensors: tuple[Tensor, ...], d_terms: list[Tensor]
             for piece in run.cut(max(1, int(max_buffer(run, is_fused) / (queries[0].shape[0] * width)))):
                 d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
                 if d_scores is not None:
-                    for term, gradient in zip(call.terms, folded, strict=True):
-                        TermLookup(term, problem, piece).add_gradient(gradient, d_scores)
+                    for lookup, gradient in zip(kernels.lookups, folded, strict=True):
+                        lookup.add_gradient(gradient, d_scores)
         put_back(problem.of_queries(rows[-1]), part.queries, queries[-1])
         for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
             put_back(problem.of_keys(tensor), part.keys, part_keys)
@@ -180,21 +178,27 @@ def backward_run(
 
 
 class Kernels:
-    """Makes the kernel of one run after the other; the same ones again for the backward pass."""
+    """Makes the kernel of one run after the other; the same ones again for the backward pass.
+
+    Attributes:
+        lookups: the terms of the last run.
+    """
 
     def __init__(self, call: Call, is_fused: bool, device: torch.device) -> None:
         self.call = call
         self.is_fused = is_fused
         self.device = device
         self.count = 0
+        self.lookups: list[TermLookup] = []
 
     def next(self, problem: Problem, run: Run) -> FusedCPU | Explicit:
         """Return the kernel of the next run."""
         if self.is_fused:
             return FusedCPU(self.call.scale)
         self.count += 1
-        terms = [TermLookup(term, problem, run).scores() for term in self.call.terms]
-        return Explicit(self.call.scale, reduce(add, terms) if terms else None, self.drop(), self.call.dropout)
+        self.lookups = term_lookups(self.call.terms, problem, run, self.device)
+        terms = [lookup.scores() for lookup in self.lookups]
+        return Explicit(self.call.scale, terms, self.drop(), self.call.dropout)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
         """Return a function that draws which weights are dropped; it draws the same ones for the same count.
@@ -261,7 +265,7 @@ def unfold_gradient(gradient: Tensor, batch_size: int, values: Tensor) -> Tensor
 
 def is_foldable(tensor: Tensor, num_heads: int) -> bool:
     """Return whether batch and heads of a tensor can be one dimension without a copy."""
-    return tensor.shape[1] == num_heads and tensor.stride(0) == num_heads * tensor.stride(1)
+    return tensor.shape[1] == num_heads and (num_heads == 1 or tensor.stride(0) == num_heads * tensor.stride(1))
 
 
 def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from hf_efficient_attn.backends.blocked.kernels import wide
 from hf_efficient_attn.backends.blocked.problems import Problem
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
 from hf_efficient_attn.layout.block_layout import Run
-from hf_efficient_attn.layout.terms import Label, Term
+from hf_efficient_attn.layout.terms import Label, Term, look_up
 
 
 @dataclass(frozen=True)
@@ -18,38 +19,50 @@ class TermLookup:
     """The part of one term that a run reads.
 
     Attributes:
-        term: values [batch or 1, heads or 1, queries or 1, labels].
+        term: values [batch or 1, heads or 1, queries or 1, values of a query].
+        positions: of the run's queries [blocks, queries] and keys [blocks, keys].
     """
 
     term: Term
     problem: Problem
     run: Run
+    positions: tuple[Tensor, Tensor]
 
     def scores(self) -> Tensor:
-        """Return what the term adds to the scores of the run, [heads, blocks, queries, keys]."""
-        labels = self.labels()
-        values = self.select(wide(self.term.values))
-        if self.is_per_query:
-            values = query_blocks(in_order(values, self.problem.part.queries), self.run)
-        else:
-            values = values[:, None]
-        shape = (values.shape[0], self.run.num_blocks, self.run.block_tokens)
-        return values.expand(*shape, -1).gather(-1, labels.expand(*shape, -1))
+        """Return what the term adds to the scores of the run, which broadcasts to [heads, blocks, queries, keys]."""
+        return self.term.label.score(look_up(self.values, self.labels), self.labels)
 
     def add_gradient(self, gradient: Tensor, d_scores: Tensor) -> None:
         """Add the gradient of the run to `gradient`, which has the shape of the values, from that of its scores."""
-        labels, target = self.labels(), self.select(gradient)
-        num_heads, num_labels = d_scores.shape[0], gradient.shape[-1]
+        labels, values, target = self.labels, self.values, self.select(gradient)
+        # pairs that read the same value by the same label add up first
+        d_scores = d_scores.sum_to_size(torch.broadcast_shapes(values[..., :1].shape, labels.shape))
+        if values.shape[-1] == 1:
+            d_values = self.term.label.gradient(values, labels, d_scores).sum_to_size(values.shape)
+        else:
+            d_values = self.by_label(labels, d_scores, values.shape[-1])
         if self.is_per_query:
-            by_label = d_scores.new_zeros(*d_scores.shape[:-1], num_labels)
-            by_label.scatter_add_(-1, labels.expand_as(d_scores), d_scores)
             rows = in_order(target, self.problem.part.queries)
-            query_blocks(rows, self.run).add_(by_label.sum(0, keepdim=True) if target.shape[0] == 1 else by_label)
+            query_blocks(rows, self.run).add_(d_values)
             put_back(target, self.problem.part.queries, rows)
         else:
-            by_label = d_scores.new_zeros(num_heads, num_labels)
-            by_label.scatter_add_(1, labels.expand_as(d_scores).reshape(num_heads, -1), d_scores.flatten(1))
-            target[:, 0].add_(by_label.sum(0, keepdim=True) if target.shape[0] == 1 else by_label)
+            target[:, None].add_(d_values)
+
+    def by_label(self, labels: Tensor, d_scores: Tensor, num_values: int) -> Tensor:
+        """Return the gradients of scores, added up by label: [heads, blocks or 1, queries or 1, values]."""
+        labels = labels.expand_as(d_scores)
+        if not self.is_per_query:
+            labels, d_scores = (each.flatten(1)[:, None, None] for each in (labels, d_scores))
+        sums = d_scores.new_zeros(*d_scores.shape[:-1], num_values)
+        return sums.scatter_add_(-1, labels, d_scores)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Return the values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
+        values = self.select(wide(self.term.values))
+        if self.is_per_query:
+            return query_blocks(in_order(values, self.problem.part.queries), self.run)
+        return values[:, None]
 
     @property
     def is_per_query(self) -> bool:
@@ -57,25 +70,34 @@ class TermLookup:
         return self.term.values.shape[2] > 1
 
     def select(self, values: Tensor) -> Tensor:
-        """Return the values of the problem, [heads or 1, queries or 1, labels], a view."""
+        """Return the values of the problem, [heads or 1, queries or 1, values of a query], a view."""
         values = values[self.problem.example if values.shape[0] > 1 else 0]
         values = values[self.problem.heads] if values.shape[0] > 1 else values
         return values[:, self.problem.queries] if self.is_per_query else values
 
+    @cached_property
     def labels(self) -> Tensor:
-        """Return the labels of the run's pairs, [blocks or 1, queries, keys]."""
-        run, device = self.run, self.term.values.device
-        num_blocks = 1 if is_alike(self.term.label, run) else run.num_blocks
-        blocks = torch.arange(num_blocks, device=device)[:, None]
-        queries = run.first_query + blocks * run.block_tokens + torch.arange(run.block_tokens, device=device)
-        if run.gathered is None:
-            keys = run.first_key + blocks * run.key_step + torch.arange(run.key_tokens, device=device)
-        else:
-            keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
-            keys = keys.flatten(1)
-        query_positions = position_at(self.problem.part.queries, queries) + self.problem.query_offset
-        key_positions = position_at(self.problem.part.keys, keys)
-        return self.term.label.of(query_positions[:, :, None], key_positions[:, None, :])
+        """The labels of the run's pairs, [blocks or 1, queries, keys]."""
+        label, (queries, keys) = self.term.label, self.positions
+        if is_alike(label, self.run):
+            queries, keys = queries[:1], keys[:1]
+        return label.of(queries[:, :, None], keys[:, None, :])
+
+
+def term_lookups(terms: Sequence[Term], problem: Problem, run: Run, device: torch.device) -> list[TermLookup]:
+    """Return the parts of all terms that a run reads."""
+    if not terms:
+        return []
+    blocks = torch.arange(run.num_blocks, device=device)[:, None]
+    queries = run.first_query + blocks * run.block_tokens + torch.arange(run.block_tokens, device=device)
+    if run.gathered is None:
+        keys = run.first_key + blocks * run.key_step + torch.arange(run.key_tokens, device=device)
+    else:
+        keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
+        keys = keys.flatten(1)
+    query_positions = position_at(problem.part.queries, queries) + problem.query_offset
+    positions = query_positions, position_at(problem.part.keys, keys)
+    return [TermLookup(term, problem, run, positions) for term in terms]
 
 
 def is_alike(label: Label, run: Run) -> bool:

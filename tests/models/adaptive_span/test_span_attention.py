@@ -7,7 +7,7 @@ import torch
 from models.adaptive_span.dense_spans import dense_weights, key_index
 from torch import Tensor
 
-from hf_efficient_attn.layout.terms import Ramp
+from hf_efficient_attn.layout.terms import SoftSpan
 from hf_efficient_attn.models.span_attention import SpanWindow, attend_spans, groups_of, head_groups, terms_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
@@ -172,9 +172,8 @@ def test_learned_terms_are_looked_up_around_the_ramp_alone() -> None:
     query, spans = torch.zeros(1, 2, 64, 4), torch.tensor([5000.0, 8192.0])[None, :, None]
     groups = groups_of(spans, None, window, query, layer_idx=0)
     (term,) = terms_of(query[:, :1], spans[:, :1], window, groups[0], None, 1.0)
-    assert isinstance(term.label, Ramp)
-    assert term.values.shape[-1] == term.label.num_labels <= 32 + 2 * 32
-    assert not term.values[..., 0].any()
+    assert term.label == SoftSpan(window.ramp, window.shift, num_inner=4993)
+    assert torch.equal(term.values, spans[:, :1, :, None])
     assert terms_of(query[:, 1:], spans[:, 1:], window, groups[1], None, 1.0) == ()
 
 
