@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "metrics"
+# answers of articles and signs alone; the last two pairs agree
+WORDLESS = (("The", "a"), ("?!", "the"), ("the", "fox"), ("", "An"), ("the", "the "), ("", ""))
 INPUTS = {
     "sacrebleu_score": [
         {"predictions": ["the cat sat on the mat"], "references": [["the cat sat on the mat"]]},
@@ -29,6 +31,7 @@ INPUTS = {
         {"predictions": ["the Fox!"], "references": [["fox", "a red fox"]]},
         {"predictions": ["a red fox", ""], "references": [["the quick red fox"], ["fox"]]},
         {"predictions": ["fox fox"], "references": [["fox cub"]]},
+        *({"predictions": [said], "references": [[true]]} for said, true in WORDLESS),
     ],
     "bits_per_character": [{"predictions": [8 * math.log(2), 4 * math.log(2)], "references": ["äbc", "d"]}],
 }
@@ -40,22 +43,23 @@ WRONG = {
 SCRIPT = """
 import json, sys, evaluate
 folder, inputs, wrong = json.loads(sys.stdin.read())
+nothing = {"predictions": [], "references": []}
 def compute(name, one):
     return evaluate.load(f"{folder}/{name}").compute(**one)
 scores = {name: [compute(name, one) for one in several] for name, several in inputs.items()}
-errors = {}
-for name, one in wrong.items():
+def error_of(name, one):
     try:
         compute(name, one)
     except ValueError as error:
-        errors[name] = str(error)
-json.dump([scores, errors], sys.stdout)
+        return str(error)
+errors = {name: error_of(name, one) for name, one in wrong.items()}
+json.dump([scores, errors, {name: error_of(name, nothing) for name in inputs}], sys.stdout)
 """
 
 
 @pytest.fixture(scope="module")
-def computed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict]:
-    """The scores of INPUTS by metric, and the errors of WRONG."""
+def computed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict, dict]:
+    """The scores of INPUTS by metric, the errors of WRONG, and those of empty lists."""
     caches = {"HF_HOME": "home", "HF_MODULES_CACHE": "modules", "HF_METRICS_CACHE": "metrics"}
     folder = tmp_path_factory.mktemp("caches")
     environment = {name: str(folder / cache) for name, cache in caches.items()}
@@ -79,7 +83,7 @@ def test_every_metric_is_tested() -> None:
     )
 
 
-def test_sacrebleu_score(computed: tuple[dict, dict]) -> None:
+def test_sacrebleu_score(computed: tuple[dict, dict, dict]) -> None:
     same, other, clipped = computed[0]["sacrebleu_score"]
     assert same["bleu"] == pytest.approx(100)
     assert same["chrf"] == pytest.approx(100)
@@ -92,7 +96,7 @@ def test_sacrebleu_score(computed: tuple[dict, dict]) -> None:
     assert "nc:6" in clipped["chrf_signature"]
 
 
-def test_rouge_scores(computed: tuple[dict, dict]) -> None:
+def test_rouge_scores(computed: tuple[dict, dict, dict]) -> None:
     scores, stemmed, unstemmed = computed[0]["rouge_scores"]
     # 3 of 3 and 3 of 5 words, 1 of 2 and 1 of 4 pairs; the second summary is right, but holds no pair
     assert scores["rouge1"] == scores["rougeL"] == pytest.approx((2 * 3 / (3 + 5) + 1) / 2)
@@ -101,7 +105,7 @@ def test_rouge_scores(computed: tuple[dict, dict]) -> None:
     assert unstemmed["rouge1"] == 0
 
 
-def test_classification_scores(computed: tuple[dict, dict]) -> None:
+def test_classification_scores(computed: tuple[dict, dict, dict]) -> None:
     scores, constant = computed[0]["classification_scores"]
     assert scores["accuracy"] == 3 / 4
     assert scores["f1_macro"] == pytest.approx((2 / 3 + 4 / 5) / 2)
@@ -109,22 +113,33 @@ def test_classification_scores(computed: tuple[dict, dict]) -> None:
     assert constant == {"accuracy": 3 / 4, "f1_macro": pytest.approx(6 / 7 / 2), "matthews": 0}
 
 
-def test_squad_scores(computed: tuple[dict, dict]) -> None:
-    normalized, partial, repeated = computed[0]["squad_scores"]
+def test_squad_scores(computed: tuple[dict, dict, dict]) -> None:
+    normalized, partial, repeated, *wordless = computed[0]["squad_scores"]
     assert normalized == {"exact_match": 100, "f1": 100}
     # "red fox" in "quick red fox": precision 1, recall 2/3; then an empty answer
     assert partial == {"exact_match": 0, "f1": pytest.approx(100 * (2 * 1 * (2 / 3) / (1 + 2 / 3)) / 2)}
     assert repeated["f1"] == pytest.approx(50)
+    assert (
+        [scores["exact_match"] for scores in wordless] == [scores["f1"] for scores in wordless] == [0] * 4 + [100] * 2
+    )
 
 
-def test_bits_per_character(computed: tuple[dict, dict]) -> None:
+def test_bits_per_character(computed: tuple[dict, dict, dict]) -> None:
     (scores,) = computed[0]["bits_per_character"]
     assert scores["bits_per_character"] == pytest.approx(12 / 4)
     assert scores["bits_per_byte"] == pytest.approx(12 / 5)
     assert scores["num_characters"] == 4
 
 
-def test_wrong_inputs_are_refused(computed: tuple[dict, dict]) -> None:
+def test_wrong_inputs_are_refused(computed: tuple[dict, dict, dict]) -> None:
     errors = computed[1]
     assert errors.keys() == WRONG.keys()
     assert all("Allowed: " in error for error in errors.values())
+
+
+def test_empty_lists_are_refused_by_every_metric(computed: tuple[dict, dict, dict]) -> None:
+    errors = computed[2]
+    assert errors.keys() == INPUTS.keys()
+    for name, error in errors.items():
+        assert error is not None, name
+        assert error.startswith("predictions: an empty list. Allowed: at least one "), name

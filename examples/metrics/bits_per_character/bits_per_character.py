@@ -29,6 +29,8 @@ class BitsPerCharacter(evaluate.Metric):
         return evaluate.MetricInfo(description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features)
 
     def _compute(self, predictions: list[float], references: list[str]) -> dict:
+        if not predictions:
+            raise ValueError("predictions: an empty list. Allowed: at least one text.")
         num_characters = sum(map(len, references))
         if num_characters == 0:
             raise ValueError("references: no text holds a character. Allowed: at least one character in all of them.")

@@ -27,6 +27,8 @@ class ClassificationScores(evaluate.Metric):
         return evaluate.MetricInfo(description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features)
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict:
+        if not predictions:
+            raise ValueError("predictions: an empty list. Allowed: at least one class number.")
         return {
             "accuracy": float(accuracy_score(references, predictions)),
             "f1_macro": float(f1_score(references, predictions, average="macro", zero_division=0)),

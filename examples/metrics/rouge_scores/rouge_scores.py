@@ -29,6 +29,8 @@ class RougeScores(evaluate.Metric):
         return evaluate.MetricInfo(description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features)
 
     def _compute(self, predictions: list[str], references: list[str], use_stemmer: bool = True) -> dict:
+        if not predictions:
+            raise ValueError("predictions: an empty list. Allowed: at least one summary.")
         scorer = rouge_scorer.RougeScorer(ROUGE_TYPES, use_stemmer=use_stemmer)
         pairs = zip(references, predictions, strict=True)
         scores = [scorer.score(reference, prediction) for reference, prediction in pairs]

@@ -4,6 +4,9 @@ metric = evaluate.load("examples/metrics/sacrebleu_score")
 metric.compute(predictions=["Guten Tag!"], references=[["Guten Morgen!"]])["chrf"]
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import datasets
 import evaluate
 from sacrebleu.metrics import BLEU, CHRF
@@ -29,6 +32,12 @@ class SacrebleuScore(evaluate.Metric):
         return evaluate.MetricInfo(
             description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=[several, one]
         )
+
+    def add_batch(self, *, predictions: Sequence[str], references: Sequence, **others: Any) -> None:
+        """Add translations; `compute` comes here, too. Of none, `evaluate` could not tell the form of `references`."""
+        if not len(predictions):
+            raise ValueError("predictions: an empty list. Allowed: at least one translation.")
+        super().add_batch(predictions=predictions, references=references, **others)
 
     def _compute(self, predictions: list[str], references: list[list[str]] | list[str]) -> dict:
         lists = [[reference] if isinstance(reference, str) else reference for reference in references]

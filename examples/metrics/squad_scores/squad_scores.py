@@ -1,4 +1,9 @@
-"""Exact match and F1 of answer spans, as SQuAD defines them.
+"""Exact match and F1 of answer spans, as SQuAD 1.1 defines them, but for answers of nothing but articles and signs.
+
+Rajpurkar et al. 2016 (https://arxiv.org/abs/1606.05250), section 6.1: words are compared in lower case, without
+punctuation and articles; the best of several true answers counts. Of "The" or "?!" that leaves nothing, and the usual
+implementations take any two such answers for an exact match, some with an F1 of 0. Here they match, in both scores,
+only if they are the same text, spaces around it aside; so do two empty ones, "no answer" as in SQuAD 2.0.
 
 metric = evaluate.load("examples/metrics/squad_scores")
 metric.compute(predictions=["the Fox"], references=[["fox", "a red fox"]])["exact_match"]
@@ -23,7 +28,7 @@ Returns:
 
 
 class SquadScores(evaluate.Metric):
-    """See the module. Rajpurkar et al. 2016 (https://arxiv.org/abs/1606.05250), section 6.1."""
+    """See the module."""
 
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
@@ -31,6 +36,8 @@ class SquadScores(evaluate.Metric):
         return evaluate.MetricInfo(description=_DESCRIPTION, citation="", inputs_description=_INPUTS, features=features)
 
     def _compute(self, predictions: list[str], references: list[list[str]]) -> dict:
+        if not predictions:
+            raise ValueError("predictions: an empty list. Allowed: at least one answer.")
         without = [number for number, answers in enumerate(references) if not answers]
         if without:
             raise ValueError(f"references: question {without[0]} has no true answer. Allowed: at least one; drop it.")
@@ -41,22 +48,29 @@ class SquadScores(evaluate.Metric):
         }
 
 
-def normalized(answer: str) -> str:
-    """Return an answer in lower case, without punctuation, articles and needless spaces."""
+def words(answer: str) -> list[str]:
+    """Return the words of an answer in lower case, without punctuation and articles."""
     letters = "".join(character for character in answer.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
+    return re.sub(r"\b(a|an|the)\b", " ", letters).split()
 
 
 def exact_match(prediction: str, truth: str) -> float:
-    """Return 1 if the answers are equal once normalized, else 0."""
-    return float(normalized(prediction) == normalized(truth))
+    """Return 1 if the answers have the same words or, having none, the same text; else 0."""
+    said, true = words(prediction), words(truth)
+    if not said and not true:
+        return float(prediction.strip() == truth.strip())
+    return float(said == true)
 
 
 def token_f1(prediction: str, truth: str) -> float:
-    """Return the harmonic mean of the shares of words that each answer has in common with the other."""
-    said, true = normalized(prediction).split(), normalized(truth).split()
-    common = sum((Counter(said) & Counter(true)).values())
-    return 2 * common / (len(said) + len(true)) if common else 0.0
+    """Return the harmonic mean of the shares of words that each answer has in common with the other.
+
+    Where an answer has no words: as `exact_match`.
+    """
+    said, true = words(prediction), words(truth)
+    if not said or not true:
+        return exact_match(prediction, truth)
+    return 2 * sum((Counter(said) & Counter(true)).values()) / (len(said) + len(true))
 
 
 def _mean(values: Iterable[float]) -> float:
