@@ -73,7 +73,8 @@ class DataArguments:
         metadata={"help": "stdlib (on every disk) or python_docs (Debian's package of the documentation, 13 MB)."},
     )
     train_file: str | None = field(
-        default=None, metadata={"help": "A file of any bytes, such as text8 or enwik8: 90 % to train on, 5 % and 5 %."}
+        default=None,
+        metadata={"help": "A file of any bytes, such as text8 or enwik8: 90 percent to train on, 5 and 5 to test."},
     )
     dataset_name: str | None = field(default=None, metadata={"help": "A dataset of the Hub, or a folder."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of that dataset."})
