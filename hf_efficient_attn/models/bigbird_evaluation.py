@@ -14,10 +14,8 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, token_tables
+from hf_efficient_attn.models.document_tables import document_tables, last_positions
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
@@ -36,14 +34,8 @@ def repeat_first_block(
     rest, block_tokens, num_random = split_random(followed.pattern)
     if num_random == 0:
         return followed, query, key
-    columns = TokenColumns()
-    if attention_mask is not None and is_table(attention_mask):
-        columns = read_table(attention_mask, len(query), query.shape[2], key.shape[2])
-    tables = token_tables(TokenMask(columns.key_mask, columns.segment_ids), key.shape[2], key.device)
-    block = tables.positions // block_tokens
-    counted = block.masked_fill(tables.documents == NO_DOCUMENT, 0)
-    documents = tables.documents.clamp(min=0)
-    last = torch.zeros_like(block).scatter_reduce(1, documents, counted, "amax").gather(1, documents)
+    _, tables = document_tables(attention_mask, len(query), query.shape[2], key.shape[2], key.device)
+    block, last = tables.positions // block_tokens, last_positions(tables) // block_tokens
     is_sparse = (block > 0) & (block < last)
     bonus = (block == 0) * (math.log(1 + num_random) / scale)
     wide_query, wide_key = (

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
-from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
+from hf_efficient_attn.attention.token_table import TokenColumns, is_table
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables
+from hf_efficient_attn.models.document_tables import document_tables, last_positions
 from hf_efficient_attn.models.global_tokens import GlobalTokenChoice
 
 
@@ -45,7 +46,7 @@ def find_global_rows(
         max_global_tokens: how many there may be where the number cannot be asked for: while tracing.
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
-    columns, tables = _tables(attention_mask, batch_size, num_queries, num_keys, device)
+    columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
     is_global = _global_keys(choice, tables).expand(batch_size, -1)
     offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
     queries = torch.arange(num_queries, device=device) + offset
@@ -69,17 +70,40 @@ def global_keys(
     device: torch.device,
 ) -> Tensor:
     """Return which keys are global tokens, bool [batch, keys]; for the arguments see `find_global_rows`."""
-    _, tables = _tables(attention_mask, batch_size, num_queries, num_keys, device)
+    _, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
     return _global_keys(choice, tables).expand(batch_size, -1)
 
 
-def _tables(
-    attention_mask: Tensor | None, batch_size: int, num_queries: int, num_keys: int, device: torch.device
-) -> tuple[TokenColumns, TokenTables]:
-    columns = TokenColumns()
-    if attention_mask is not None and is_table(attention_mask):
-        columns = read_table(attention_mask, batch_size, num_queries, num_keys)
-    return columns, token_tables(TokenMask(columns.key_mask, columns.segment_ids), num_keys, device)
+def check_positions(
+    choice: GlobalTokenChoice,
+    attention_mask: Tensor | None,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+) -> None:
+    """Refuse named positions beyond the end of some text; not while compiling. Arguments as in `find_global_rows`.
+
+    Raises:
+        InputError: names the position, the example, and where its text ends.
+    """
+    if not choice.is_named or torch.compiler.is_compiling():
+        return
+    wanted = max(choice.positions)
+    where, end = "a text", num_keys - 1
+    if attention_mask is not None:
+        _, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+        ends = last_positions(tables)
+        is_short = (ends < wanted) & (tables.documents != NO_DOCUMENT)
+        if not is_short.any():
+            return
+        row, token = is_short.nonzero()[0].tolist()
+        where, end = f"a text of example {row}", int(ends[row, token])
+    if end < wanted:
+        raise InputError(
+            f"global_tokens has position {wanted}, but {where} ends at position {end}. Give positions that every text "
+            "has, or choose the tokens by global_attention_mask."
+        )
 
 
 def _global_keys(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:

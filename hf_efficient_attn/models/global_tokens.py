@@ -4,7 +4,7 @@ A config says it by a rule (`global_tokens`), a call by `global_attention_mask`,
 Source: Beltagy et al., "Longformer" (arXiv:2004.05150), sections 3.1 and 5.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +33,20 @@ class GlobalTokenChoice:
         positions: counted within each document, the same for all of them; they become part of the pattern.
         mask: bool [batch, keys], where they differ between examples; None: they do not.
         every: each position that it divides, in the place of `positions` where lengths are symbols.
+        is_named: the config names the positions, so that every document must have them.
     """
 
     positions: tuple[int, ...] = ()
     mask: Tensor | None = None
     every: int | None = None
+    is_named: bool = False
 
 
-def check_rule(rule: Rule) -> None:
-    """Raise ConfigurationError if `global_tokens` is none of the rules."""
+def check_rule(rule: Rule, vocab_size: int, num_positions: int | None) -> None:
+    """Raise ConfigurationError if `global_tokens` is none of the rules, or names what no input can have.
+
+    num_positions: longest input in tokens; None: there is none.
+    """
     if rule is None or rule in WORDS:
         return
     if isinstance(rule, Mapping) and len(rule) == 1:
@@ -50,9 +55,19 @@ def check_rule(rule: Rule) -> None:
         least = 1 if name == "every" else 0
         is_sequence = isinstance(values, list | tuple) and len(values) > 0
         if name in FIELDS and is_sequence and all(type(item) is int and item >= least for item in values):
+            _check_limit(rule, name, values, {"positions": num_positions, "token_ids": vocab_size}.get(name))
             return
     forms = ", ".join(f'{{"{name}": {form}}}' for name, form in FIELDS.items())
     raise ConfigurationError(f"global_tokens={rule!r}; it must be None, one of {', '.join(WORDS)}, or {forms}.")
+
+
+def _check_limit(rule: Rule, name: str, values: Sequence[int], limit: int | None) -> None:
+    if limit is not None and max(values) >= limit:
+        what, field = ("position", "max_position_embeddings") if name == "positions" else ("token", "vocab_size")
+        raise ConfigurationError(
+            f"global_tokens={rule!r} has the {what} {max(values)}, but inputs have {what}s 0 to {limit - 1} "
+            f"({field}={limit})."
+        )
 
 
 def needs_input_ids(rule: Rule) -> bool:
@@ -77,21 +92,14 @@ def choose_by_rule(
         sep_token_id: ends the question.
 
     Raises:
-        InputError: a position beyond the end, a question without separator, or a rule that looks at tokens where they
-            are not known.
+        InputError: a question without separator, or a rule that looks at tokens where they are not known.
     """
     if rule is None:
         return GlobalTokenChoice()
     if rule == "first":
         return GlobalTokenChoice((0,))
     if isinstance(rule, Mapping) and "positions" in rule:
-        positions = tuple(sorted(set(rule["positions"])))
-        if not torch.compiler.is_compiling() and positions[-1] >= num_keys:
-            raise InputError(
-                f"global_tokens has position {positions[-1]}, but the sequence ends at {num_keys - 1}. Give positions "
-                "that every input has, or choose the tokens by global_attention_mask."
-            )
-        return GlobalTokenChoice(positions)
+        return GlobalTokenChoice(tuple(sorted(set(rule["positions"]))), is_named=True)
     if isinstance(rule, Mapping) and "every" in rule:
         if torch.compiler.is_compiling():
             return GlobalTokenChoice(every=rule["every"])

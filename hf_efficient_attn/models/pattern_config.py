@@ -5,9 +5,12 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.attention.layer_patterns import checked_spec
+from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, checked_spec, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.global_tokens import NOT_RELATIVE, check_rule
+from hf_efficient_attn.patterns.blocks import OfBlocks
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(ACT2FN),
@@ -24,10 +27,37 @@ def write_pattern(config: Any) -> None:
     """Bring `attention_pattern` into JSON types, after checking that the config's layers can have it.
 
     Raises:
-        ConfigurationError: a pattern of unknown form, or one for another number of layers.
+        ConfigurationError: a pattern of unknown form, one for another number of layers, or with global tokens beyond
+            the end of the position table.
     """
     if config.attention_pattern is not None:
         config.attention_pattern = checked_spec(config.attention_pattern, config)
+        check_pattern_positions(config)
+
+
+def check_pattern_positions(config: Any) -> None:
+    """Raise ConfigurationError for global tokens of a pattern where the learned position table has no rows."""
+    if config.position_embedding_type != "learned":
+        return
+    for part, field in ((ENCODER, "max_position_embeddings"), (DECODER, "max_target_position_embeddings")):
+        num_positions = getattr(config, field, config.max_position_embeddings)
+        for pattern in set(config_patterns(config.attention_pattern, config, part) or ()) - {None}:
+            _check_global_positions(pattern, num_positions, f"0 to {num_positions - 1} ({field}={num_positions})")
+
+
+def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str, block_tokens: int = 1) -> None:
+    """Raise ConfigurationError for a global token outside of `num_positions`, which are counted in blocks."""
+    num_blocks = -(-num_positions // block_tokens)
+    for position in pattern.positions if isinstance(pattern, GlobalTokens) else ():
+        if not -num_blocks <= position < num_blocks:
+            unit = f" in blocks of {block_tokens}" if block_tokens > 1 else ""
+            raise ConfigurationError(
+                f"attention_pattern has the global position {position}{unit}, but inputs have positions {allowed}: no "
+                "token is there. Leave it out, or make the table longer."
+            )
+    inner = block_tokens * pattern.block_tokens if isinstance(pattern, OfBlocks) else block_tokens
+    for part in pattern.parts:
+        _check_global_positions(part, num_positions, allowed, inner)
 
 
 def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]], sizes: tuple[str, ...]) -> None:
@@ -78,7 +108,8 @@ def check_short_inputs(config: Any) -> None:
 def check_attention(config: Any) -> None:
     """Raise ConfigurationError for global tokens, positions and lengths that exclude each other."""
     check_short_inputs(config)
-    check_rule(config.global_tokens)
+    has_table = config.position_embedding_type == "learned"
+    check_rule(config.global_tokens, config.vocab_size, config.max_position_embeddings if has_table else None)
     kind = config.position_embedding_type
     if kind == "relative" and (config.global_tokens is not None or config.global_projections):
         raise ConfigurationError(f"{NOT_RELATIVE} Set global_tokens=None and global_projections=False, or use 'rope'.")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.models.global_rows import find_global_rows, global_keys
+from hf_efficient_attn.models.global_rows import check_positions, find_global_rows, global_keys
 from hf_efficient_attn.models.global_tokens import (
     AUTO_RULES,
     NOT_RELATIVE,
@@ -72,24 +72,16 @@ def global_arguments(config: Any, task: str | None, call: CallInputs) -> dict[st
         InputError: a mask or rule that does not fit these inputs.
     """
     choice = _choice(config, task, call)
+    place = (call.table, call.batch_size, call.tokens, call.num_keys)
+    check_positions(choice, *place, call.device)
     if choice.every is not None:
-        keys = global_keys(choice, call.table, call.batch_size, call.tokens, call.num_keys, call.device)
-        choice = GlobalTokenChoice(mask=keys)
+        choice = GlobalTokenChoice(mask=global_keys(choice, *place, call.device))
     elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
         # a static cache has room for tokens to come
         choice = GlobalTokenChoice(mask=pad(choice.mask, (0, call.num_keys - choice.mask.shape[1])))
     rows = None
     if config.global_projections:
-        rows = find_global_rows(
-            choice,
-            call.table,
-            call.batch_size,
-            call.tokens,
-            call.num_keys,
-            config.is_causal,
-            config.max_global_tokens,
-            call.device,
-        )
+        rows = find_global_rows(choice, *place, config.is_causal, config.max_global_tokens, call.device)
     return {"global_positions": choice.positions, "global_mask": choice.mask, "global_rows": rows}
 
 

@@ -17,7 +17,8 @@ from hf_efficient_attn.patterns.spans import Spans, clip, normalize, size
 class GlobalTokens(Pattern, kind="global_tokens"):
     """The tokens at `positions` read all keys and are read by all queries (Longformer, section 3.1).
 
-    Other tokens read only these, not even themselves: join with a band. Positions beyond the end are left out.
+    Other tokens read only these, not even themselves: join with a band. Positions beyond the end are left out: a
+    pattern is for inputs of any length, and says nothing of tokens that one of them does not have.
 
     positions: any integers; negative ones count from the end. reads_all, read_by_all: either half can be left away.
 

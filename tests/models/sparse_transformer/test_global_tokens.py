@@ -7,6 +7,7 @@ import torch
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn import patterns
 
 Config = hea.SparseTransformerConfig
 SEP = 2
@@ -150,7 +151,7 @@ def test_what_is_refused() -> None:
         weights_of(None, input_ids=IDS, global_attention_mask=first)
     with pytest.raises(hea.InputError, match="The authors' single mask with 2 = global"):
         weights_of(None, input_ids=IDS, global_attention_mask=IDS)
-    with pytest.raises(hea.InputError, match="position 10, but the sequence ends at 9"):
+    with pytest.raises(hea.InputError, match="position 10, but a text ends at position 9"):
         weights_of({"positions": [10]}, input_ids=IDS)
     with pytest.raises(hea.InputError, match=r"Example 1 has no separator \(sep_token_id=2\)"):
         weights_of("question", input_ids=torch.cat([IDS, IDS.clamp(min=3)]))
@@ -159,3 +160,48 @@ def test_what_is_refused() -> None:
     for rule in ("cls", {"every": 0}, {"positions": []}, {"positions": [-1]}, {"first": 1}, {"every": 2, "x": 1}, 3):
         with pytest.raises(Exception, match="global_tokens="):
             Config(**TINY, global_tokens=rule)
+
+
+@pytest.mark.parametrize("padding", [(0, 3), (3, 0), None])
+def test_position_beyond_the_tokens_of_one_row_is_refused(padding: tuple[int, int] | None) -> None:
+    """The longer row has position 11; the other one ends at 9, with padding or packed before another."""
+    ids, position = torch.cat((IDS, IDS + 30), 1), {"positions": [0, 11]}
+    if padding is None:
+        inputs = {"input_ids": ids, "position_ids": torch.arange(10).repeat(2)[None]}
+    else:
+        short = torch.nn.functional.pad(IDS, padding)
+        mask = torch.cat((torch.ones(1, 13), (short != 0).long()))
+        inputs = {"input_ids": torch.cat((ids[:, :13], short)), "attention_mask": mask}
+    with pytest.raises(hea.InputError, match=f"position 11, but a text of example {int(padding is not None)} ends at"):
+        weights_of(position, **inputs)
+
+
+def test_row_that_is_all_padding_has_no_positions_to_miss() -> None:
+    mask = torch.tensor([[1], [0]]).expand(-1, 10)
+    pairs = weights_of({"positions": [7]}, input_ids=IDS.expand(2, -1), attention_mask=mask)
+    assert torch.equal(pairs[0], with_globals(10, [7]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"global_tokens": {"positions": [3, 64]}},
+            r"global_tokens=.* position 64.*0 to 63 \(max_position_embeddings=64",
+        ),
+        ({"global_tokens": {"token_ids": [5, 61]}}, "token 61.*0 to 60"),
+        ({"attention_pattern": patterns.GlobalTokens([99999])}, "attention_pattern .* position 99999.*0 to 63"),
+        ({"attention_pattern": patterns.GlobalTokens([-65]) & patterns.Causal()}, "position -65.*0 to 63"),
+        ({"attention_pattern": patterns.Blocks(patterns.GlobalTokens([0, 8]), 8)}, "position 8 in blocks of 8"),
+    ],
+)
+def test_global_tokens_that_no_input_can_have(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.EfficientAttentionError, match=message):
+        Config(**TINY, **fields)
+    if "token_ids" not in str(fields):
+        Config(**TINY, **fields, position_embedding_type="rope")  # has no longest input
+
+
+def test_last_positions_and_tokens_are_allowed() -> None:
+    Config(**TINY, global_tokens={"positions": [63]}, attention_pattern=patterns.GlobalTokens([-64, 63]))
+    Config(**TINY, global_tokens={"token_ids": [60]}, attention_pattern=patterns.Blocks(patterns.GlobalTokens([7]), 8))
