@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("src", help=f"folder, or name on the Hub, of a model of type {', '.join(sorted(COUNTERPARTS))}")
     parser.add_argument("dst", help="folder to write, which must be new or empty")
     parser.add_argument("--to", metavar="TYPE", help="family or model type to make (default: the family that fits)")
-    parser.add_argument("--head", metavar="AutoModelForX", help="head to load (default: what the checkpoint has)")
+    parser.add_argument(
+        "--head",
+        metavar="AutoModelForX",
+        help="head to load (default: that of the config, or else of the weights)",
+    )
     parser.add_argument("--max-position-embeddings", type=int, metavar="N", help="longest input in tokens")
     parser.add_argument(
         "--max-target-position-embeddings", type=int, metavar="N", help="longest target of an encoder-decoder"

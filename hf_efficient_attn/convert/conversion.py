@@ -43,8 +43,8 @@ def convert(
         dst: folder to write, with the tokenizer and the generation config; whole or not at all. None: none.
         to: "sparse_transformer" or "sparse_seq2seq" (default: the one that fits), or a model type of transformers:
             "longformer", "big_bird", "led", "bigbird_pegasus".
-        head: the Auto class to load the source with; by default that of its config's `architectures`. Weights of a head
-            that the source does not have start anew.
+        head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
+            of the names of its weights. Weights of a head that the source does not have start anew.
         max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
             copied cyclically. By default that of the source; dense sources get at least 4,096.
         max_target_position_embeddings: longest target in tokens, of an encoder-decoder; by default that of the source.
@@ -71,7 +71,7 @@ def convert(
     (2048, {'kind': 'band', 'left': 256, 'right': 256})
     """
     path = check_destination(dst, overwrite, src)
-    config, head = describe_source(src, head)
+    config, head, is_own_head = describe_source(src, head)
     target = resolve_target(config.model_type, to)
     if global_projections is None and target in ("longformer", "led"):
         global_projections = True
@@ -79,7 +79,7 @@ def convert(
         max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
     )
     check_request(config, head, target, request)
-    source = load_source(src, config, head)
+    source = load_source(src, head, is_own_head)
     model = build_ours(source, request)
     source.notes += note_mixed(source.model, source.path, model.dtype)
     config = model.config

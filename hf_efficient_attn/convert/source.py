@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.find_head import find_head
 from hf_efficient_attn.convert.notes import summarize
 from hf_efficient_attn.convert.registry import (
     AUTO_CLASSES,
@@ -17,6 +18,7 @@ from hf_efficient_attn.convert.registry import (
     resolve_head,
 )
 from hf_efficient_attn.convert.rename import covers
+from hf_efficient_attn.convert.weight_names import is_old_buffer
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.models.checkpoints import saved_config
 
@@ -48,8 +50,10 @@ class Source:
         return COUNTERPARTS.get(self.model_type)
 
 
-def describe_source(src: Any, head: str | None) -> tuple[Any, str]:
-    """Return config and head of a source, the head that its config names, or that is asked for; no weight is read.
+def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
+    """Return config and head of a source, and whether the head is its own, not asked for; no weight is read.
+
+    Its own head is that of its config's `architectures`; without any, that of the names of its weights.
 
     Raises:
         ConfigurationError: a model type or head that cannot be converted.
@@ -61,7 +65,7 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str]:
         found = head_of_class(type(src).__name__)
         if wanted not in (None, found):
             raise ConfigurationError(f"A {type(src).__name__} in memory keeps its head; save it to load another head.")
-        return src.config, _known_head(found, src.config.model_type, [type(src).__name__])
+        return src.config, _known_head(found, src.config.model_type, [type(src).__name__]), True
     saved = saved_config(src, {})
     if "model_type" not in saved:
         raise CheckpointError(
@@ -76,10 +80,13 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str]:
         raise
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"The config in {src} describes no {model_type!r} model: {error}. Correct it.") from error
-    return config, _known_head(wanted or _own_head(config), model_type, architectures)
+    own = head_of_class(architectures[0]) if architectures else None
+    if wanted is None and not architectures and model_type in COUNTERPARTS:
+        own = find_head(str(src), config, COUNTERPARTS[model_type])
+    return config, _known_head(wanted or own, model_type, architectures), wanted in (None, own)
 
 
-def load_source(src: Any, config: Any, head: str) -> Source:
+def load_source(src: Any, head: str, is_own_head: bool) -> Source:
     """Return the source that `describe_source` has described, with its weights.
 
     Raises:
@@ -89,13 +96,8 @@ def load_source(src: Any, config: Any, head: str) -> Source:
         return Source(src, head)
     model, info = _load(str(src), head)
     source = Source(model, head, str(src))
-    _check_loaded(source, info, is_own_head=head == _own_head(config))
+    _check_loaded(source, info, is_own_head)
     return source
-
-
-def _own_head(config: Any) -> str | None:
-    """Return the head that a config names, if it names one."""
-    return head_of_class(config.architectures[0]) if config.architectures else None
 
 
 def _known_head(head: str | None, model_type: str, architectures: list[str]) -> str:
@@ -135,7 +137,7 @@ def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> No
     head_names = () if counterpart is None else tuple(counterpart.heads[source.head])
     prefix = f"{source.model.base_model_prefix}."
     missing = [name for name in info["missing_keys"] if covers(head_names, name) or not covers(declared, name)]
-    unexpected = [name for name in info["unexpected_keys"] if not covers(declared, name)]
+    unexpected = [name for name in info["unexpected_keys"] if not (covers(declared, name) or is_old_buffer(name))]
     if not is_own_head:
         new = [name for name in missing if not name.startswith(prefix) or covers(head_names, name)]
         own_names = {name for name, _ in source.model.named_parameters()}

@@ -1,9 +1,23 @@
-"""Windows as transformers counts them, both sides of a query together, out of our patterns."""
+"""Windows as transformers counts them, both sides of a query together, into our patterns and out of them."""
 
 from typing import Any
 
 from hf_efficient_attn.attention.layer_patterns import ENCODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.windows import band_of_window
+
+
+def bands_of_windows(windows: int | list[int], num_layers: int) -> list[Band]:
+    """Return the pattern of each layer; one window is that of all.
+
+    >>> bands_of_windows(8, 2) == bands_of_windows([8, 8], 2) == [Band(4, 4), Band(4, 4)]
+    True
+
+    Raises:
+        ConfigurationError: a window that is odd, or less than 2.
+    """
+    return [band_of_window(window) for window in ([windows] * num_layers if isinstance(windows, int) else windows)]
 
 
 def windows_of_pattern(config: Any, model_type: str) -> list[int]:

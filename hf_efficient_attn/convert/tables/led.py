@@ -8,8 +8,7 @@ from typing import Any
 
 from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bart_layout as bart
-from hf_efficient_attn.convert.windows import windows_of_pattern
-from hf_efficient_attn.patterns.windows import band_of_window
+from hf_efficient_attn.convert.windows import bands_of_windows, windows_of_pattern
 
 SELF_ATTENTION = "encoder.layers.*.self_attn"
 LOCAL = {
@@ -29,10 +28,8 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         ConfigurationError: encoder and decoder of different shapes.
     """
     bart.check_sides(config)
-    windows = config.attention_window
-    windows = [windows] * config.encoder_layers if isinstance(windows, int) else windows
     return {
-        "attention_pattern": [band_of_window(window) for window in windows],
+        "attention_pattern": bands_of_windows(config.attention_window, config.encoder_layers),
         "global_tokens": None if parity else "first",
         "global_projections": True,
         "max_position_embeddings": config.max_encoder_position_embeddings,

@@ -7,8 +7,7 @@ from typing import Any
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert_layout as bert
-from hf_efficient_attn.convert.windows import windows_of_pattern
-from hf_efficient_attn.patterns.windows import band_of_window
+from hf_efficient_attn.convert.windows import bands_of_windows, windows_of_pattern
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
@@ -17,11 +16,9 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     Raises:
         ConfigurationError: no padding token.
     """
-    windows = config.attention_window
-    windows = [windows] * config.num_hidden_layers if isinstance(windows, int) else windows
     offset = bert.rows_before_positions(config)
     return {
-        "attention_pattern": [band_of_window(window) for window in windows],
+        "attention_pattern": bands_of_windows(config.attention_window, config.num_hidden_layers),
         "global_tokens": "auto",
         "global_projections": True,
         "position_offset": offset,
@@ -65,5 +62,6 @@ LONGFORMER = Counterpart(
         "global_tokens": "longformer has global tokens by the head alone; pass global_attention_mask for others",
         "max_global_tokens": "only compiled models need it",
     },
-    ignored_fields=("attention_window", "max_position_embeddings"),
+    # the first two are of the authors' own code, and read by nothing in transformers
+    ignored_fields=("attention_mode", "ignore_attention_mask", "attention_window", "max_position_embeddings"),
 )
