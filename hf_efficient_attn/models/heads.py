@@ -30,6 +30,7 @@ from hf_efficient_attn.models.head_parts import (
     pool,
     real_tokens,
 )
+from hf_efficient_attn.models.input_axes import check_axes
 
 
 class Head:
@@ -284,6 +285,7 @@ class MultipleChoiceHead(ClassificationHead):
         labels: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceHeadOutput:
+        check_axes(input_ids, inputs_embeds, ("batch", "choices", "tokens"))
         choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
         input_ids, attention_mask, position_ids, inputs_embeds = (
             x if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)

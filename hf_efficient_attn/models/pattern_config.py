@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "sinusoid_layout": ("interleaved", "halves"),
     "random_blocks_in_eval": ("fixed", "transformers"),
 }
+COUNTS = ("position_offset", "type_vocab_size")
 DROPOUTS = ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout")
 
 
@@ -61,14 +62,20 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str, 
 
 
 def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]], sizes: tuple[str, ...]) -> None:
-    """Raise ConfigurationError for a field outside of `choices`, a size below 1, or a probability outside of 0 to 1."""
+    """Raise ConfigurationError for a field that has none of its `choices`, or is out of its range."""
     for name, allowed in {**CHOICES, **choices}.items():
         value = getattr(config, name, allowed[0])
         if value not in allowed:
             raise ConfigurationError(f"{name}={value!r}; it must be one of: {', '.join(map(str, allowed))}.")
-    for name in sizes:
-        if getattr(config, name) < 1:
-            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
+    for name in (*sizes, *COUNTS):
+        least = 0 if name in COUNTS else 1
+        if getattr(config, name, least) < least:
+            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
+    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+        raise ConfigurationError(
+            f"pad_token_id={config.pad_token_id}; it must be None or a token of the vocabulary, 0 to "
+            f"{config.vocab_size - 1} (vocab_size={config.vocab_size})."
+        )
     for name in DROPOUTS:
         if not 0 <= getattr(config, name, 0) <= 1:
             raise ConfigurationError(f"{name}={getattr(config, name)} is a probability: 0 to 1.")

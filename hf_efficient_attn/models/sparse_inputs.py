@@ -17,17 +17,17 @@ from hf_efficient_attn.models.global_tokens import (
     choose_by_mask,
     choose_by_rule,
 )
+from hf_efficient_attn.models.input_axes import check_axes
 
 
 def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
-    """Raise for inputs that are missing or doubled, and for calls from continuous batching.
+    """Raise for inputs that are missing, doubled or of another shape, and for calls from continuous batching.
 
     Raises:
-        InputError: not exactly one of input_ids and inputs_embeds.
+        InputError: see `check_axes`.
         UnsupportedBackendError: a paged cache.
     """
-    if (input_ids is None) == (inputs_embeds is None):
-        raise InputError("Pass exactly one of input_ids and inputs_embeds.")
+    check_axes(input_ids, inputs_embeds)
     if options.get("cache") is not None:
         raise UnsupportedBackendError(
             f"Continuous batching keeps a paged cache, and the attention_pattern of {type(config).__name__} cannot be "

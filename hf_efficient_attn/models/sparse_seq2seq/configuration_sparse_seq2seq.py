@@ -39,9 +39,9 @@ class SparseSeq2SeqConfig(PreTrainedConfig):
             per layer, or a tile; {"encoder": ..., "decoder": ...} gives the decoder's self-attention one, too, in its
             causal form. None: full attention. Every target token reads the whole source.
         global_tokens: which source tokens read, and are read by, everything, where a call has no
-            `global_attention_mask`: "first"; "question", those before the first `sep_token_id`; {"positions": [...]};
-            {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence classification,
-            "question" in question answering, none elsewhere.
+            `global_attention_mask`: "first"; "question", those before the first `sep_token_id`; "choice", those after
+            its second part begins; {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head,
+            "first" in sequence classification, "question" in question answering, none elsewhere.
         global_projections: global tokens read by queries, keys and values of their own, which start as copies.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
             `global_projections`, where they cannot be counted.

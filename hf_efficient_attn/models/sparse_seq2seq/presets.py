@@ -57,7 +57,7 @@ def led(cls: type[Config], size: str = "base", attention_window: int | Sequence[
         "lm_head_bias": True,
         "sep_token_id": 2,
     }
-    return cls(**{**preset, **fields})
+    return cls(**{**preset, **_checked_fields(fields)})
 
 
 def bigbird_pegasus(
@@ -98,7 +98,7 @@ def bigbird_pegasus(
         "eos_token_id": 1,
         "decoder_start_token_id": 2,
     }
-    return cls(**{**preset, **fields})
+    return cls(**{**preset, **_checked_fields(fields)})
 
 
 def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
@@ -133,9 +133,19 @@ def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
     }
-    return cls(**{**preset, **fields})
+    return cls(**{**preset, **_checked_fields(fields)})
 
 
 def _check_size(size: str, sizes: dict[str, Any]) -> None:
     if size not in sizes:
         raise ConfigurationError(f"size={size!r}; it must be one of: {', '.join(sizes)}.")
+
+
+def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields; refuse a count of layers that does not say of which stack."""
+    if "num_hidden_layers" in fields:
+        raise ConfigurationError(
+            f"num_hidden_layers={fields['num_hidden_layers']} does not say which stack it is of. Pass encoder_layers "
+            "and decoder_layers."
+        )
+    return fields

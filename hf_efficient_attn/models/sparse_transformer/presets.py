@@ -67,6 +67,10 @@ def longformer(
     windows = _per_layer("attention_window", attention_window, num_layers)
     steps = _per_layer("attention_dilation", attention_dilation, num_layers)
     num_dilated = num_heads if num_dilated_heads is None else num_dilated_heads
+    if type(num_dilated) is not int or not 0 <= num_dilated <= num_heads:
+        raise ConfigurationError(
+            f"num_dilated_heads={num_dilated_heads!r}; it must be None or 0 to {num_heads}, the number of heads."
+        )
     patterns = []
     for window, step in zip(windows, steps, strict=True):
         is_single = isinstance(step, int)

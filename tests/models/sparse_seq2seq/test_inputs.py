@@ -115,12 +115,31 @@ def test_auto_rule_follows_the_head() -> None:
         "AutoModelForQuestionAnswering": [1, 1, 1, 0, 0, 0, 0, 0, 0],
     }
     for head, mask in masks.items():
-        model = LED.model(head, global_tokens="auto", attention_pattern={"kind": "band", "left": 1, "right": 1})
-        with torch.no_grad():
-            by_rule = model(ids)
-            by_mask = model(ids, global_attention_mask=torch.tensor([mask]))
-        name = "logits" if "logits" in by_rule else "start_logits"
-        torch.testing.assert_close(by_rule[name], by_mask[name], atol=1e-5, rtol=1e-5)
+        compare_rule_with_mask(head, "auto", ids, mask)
+
+
+def test_choice_begins_behind_the_token_that_follows_the_separator() -> None:
+    ids = random_ids(1, 9)
+    ids[0, [3, 4, -1]] = TINY["sep_token_id"]
+    compare_rule_with_mask("AutoModel", "choice", ids, [0, 0, 0, 0, 0, 1, 1, 1, 1])
+
+
+def compare_rule_with_mask(head: str, rule: str, ids: torch.Tensor, mask: list[int]) -> None:
+    model = LED.model(head, global_tokens=rule, attention_pattern={"kind": "band", "left": 1, "right": 1})
+    with torch.no_grad():
+        by_rule = model(ids)
+        by_mask = model(ids, global_attention_mask=torch.tensor([mask]))
+        by_none = model(ids, global_attention_mask=torch.zeros_like(ids))
+    torch.testing.assert_close(by_rule[0], by_mask[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(by_rule[0], by_none[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("side", ["", "decoder_"])
+def test_empty_inputs(side: str) -> None:
+    inputs = {"input_ids": random_ids(2, 9), "decoder_input_ids": random_ids(2, 5)}
+    inputs[f"{side}input_ids"] = inputs[f"{side}input_ids"][:, :0]
+    with pytest.raises(hea.InputError, match=r"no tokens: input_ids has shape \[2, 0\]"):
+        LED.model()(**inputs)
 
 
 def test_generate_hands_global_tokens_to_the_encoder_only() -> None:

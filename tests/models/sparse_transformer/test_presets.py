@@ -90,6 +90,9 @@ def test_bad_arguments_are_named() -> None:
         Config.longformer(attention_window=5)
     with pytest.raises(hea.ConfigurationError, match="attention_window lists 2 values for 12 layers"):
         Config.longformer(attention_window=[4, 8])
+    for count in (9, -1, 2.0):
+        with pytest.raises(hea.ConfigurationError, match=f"num_dilated_heads={count}; .* None or 0 to 8"):
+            Config.longformer(num_attention_heads=8, num_dilated_heads=count)
     with pytest.raises(hea.ConfigurationError, match="phases 1 to 5"):
         Config.longformer_char_lm(phase=6)
     with pytest.raises(Exception, match="attention_pattern lists 1 patterns for 12 layers"):
@@ -100,3 +103,10 @@ def test_bad_arguments_are_named() -> None:
         Config(num_attention_heads=7)
     with pytest.raises(Exception, match="norm_position='middle'; it must be one of: post, pre"):
         Config(norm_position="middle")
+    with pytest.raises(Exception, match="position_offset=-1 must be at least 0"):
+        Config(position_offset=-1)
+    with pytest.raises(Exception, match="type_vocab_size=-1 must be at least 0"):
+        Config(type_vocab_size=-1)
+    for token in (50, -1):
+        with pytest.raises(Exception, match=f"pad_token_id={token}; .* None or a token of the vocabulary, 0 to 49"):
+            Config(vocab_size=50, pad_token_id=token)

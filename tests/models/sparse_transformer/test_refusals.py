@@ -55,6 +55,27 @@ def test_both_kinds_of_input_and_masks_that_end_early() -> None:
         model(ids, attention_mask=torch.ones(1, 3))
 
 
+def test_inputs_of_another_shape() -> None:
+    model = hea.SparseTransformerModel(Config.longformer(**TINY))
+    ids = torch.randint(3, 60, (2, 5))
+    with pytest.raises(hea.InputError, match=r"no tokens: input_ids has shape \[2, 0\]"):
+        model(ids[:, :0])
+    with pytest.raises(hea.InputError, match=r"input_ids has shape \[5\]; it must be \[batch, tokens\]"):
+        model(ids[0])
+    with pytest.raises(hea.InputError, match=r"inputs_embeds has shape \[2, 5\]; it must be \[batch, tokens, hidden"):
+        model(inputs_embeds=ids.float())
+
+
+@pytest.mark.parametrize("shape", [(2, 9), (9,), (1, 2, 3, 4)])
+def test_choices_have_an_axis_of_their_own(shape: tuple[int, ...]) -> None:
+    model = hea.SparseTransformerForMultipleChoice(Config.longformer(**TINY))
+    ids = torch.randint(3, 60, shape)
+    with pytest.raises(hea.InputError, match=r"input_ids has shape .*; it must be \[batch, choices, tokens\]"):
+        model(ids)
+    with pytest.raises(hea.InputError, match="exactly one of input_ids and inputs_embeds"):
+        model()
+
+
 def test_masks_that_say_something_else() -> None:
     model = hea.SparseTransformerModel(Config.sliding(**TINY))
     ids = torch.randint(3, 60, (2, 5))

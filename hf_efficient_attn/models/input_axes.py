@@ -1,0 +1,23 @@
+"""The axes of a model's input, token by token or as embeddings."""
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import InputError
+
+
+def check_axes(
+    input_ids: Tensor | None, inputs_embeds: Tensor | None, axes: tuple[str, ...] = ("batch", "tokens")
+) -> None:
+    """Raise InputError for inputs that are missing or doubled, have other axes, or no tokens at all.
+
+    axes: those of input_ids; embeddings have one more.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise InputError("Pass exactly one of input_ids and inputs_embeds.")
+    name, given = ("input_ids", input_ids) if inputs_embeds is None else ("inputs_embeds", inputs_embeds)
+    wanted = axes if inputs_embeds is None else (*axes, "hidden_size")
+    if given.ndim != len(wanted):
+        raise InputError(f"{name} has shape {list(given.shape)}; it must be [{', '.join(wanted)}].")
+    if not torch.compiler.is_compiling() and given.shape[len(axes) - 1] == 0:
+        raise InputError(f"There are no tokens: {name} has shape {list(given.shape)}. Leave such batches out.")
