@@ -6,8 +6,12 @@ hf-efficient-attn convert FOLDER NEW_FOLDER --to longformer
 """
 
 import argparse
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from transformers import PreTrainedModel
 
@@ -19,7 +23,7 @@ from hf_efficient_attn.convert.registry import COUNTERPARTS, head_of_class
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument("src", help=f"folder, or name on the Hub, of a model of type {', '.join(sorted(COUNTERPARTS))}")
-    parser.add_argument("dst", help="folder to write, which must be new or empty")
+    parser.add_argument("dst", help="folder to write, new or empty unless --overwrite is given")
     parser.add_argument("--to", metavar="TYPE", help="family or model type to make (default: the family that fits)")
     parser.add_argument(
         "--head",
@@ -47,20 +51,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parity", action="store_true", help="exactly what transformers computes, where it differs from the paper"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace DST if it is the folder of a checkpoint")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace weights, configs and tokenizer of the checkpoint in DST; its other files and folders stay",
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     """Convert, and say what became of it; notes go to stderr."""
     options = {name: value for name, value in vars(args).items() if name not in ("src", "dst", "command", "main")}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with _notes_on_stderr(), _cleaning_up_when_terminated():
         model = convert(args.src, args.dst, **options)
-    for warning in caught:
-        print(f"note: {warning.message}", file=sys.stderr)
     print(
         f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, {_positions(model):,} positions."
     )
+
+
+@contextmanager
+def _notes_on_stderr() -> Iterator[None]:
+    """Print notes, also those before an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                print(f"note: {warning.message}", file=sys.stderr)
+
+
+@contextmanager
+def _cleaning_up_when_terminated() -> Iterator[None]:
+    """Let SIGTERM end the command by SystemExit, which leaves no temporary folder behind."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # a second one would interrupt the cleaning
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # as shells report a process that a signal has ended
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _positions(model: PreTrainedModel) -> int:

@@ -7,14 +7,16 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.configs import Request, longest_input
+from hf_efficient_attn.convert.destination import check_destination, note_kept, note_leftovers
 from hf_efficient_attn.convert.dtypes import note_mixed
 from hf_efficient_attn.convert.into_ours import build_ours
 from hf_efficient_attn.convert.into_theirs import build_theirs
+from hf_efficient_attn.convert.load_tokenizer import load_tokenizer
 from hf_efficient_attn.convert.notes import give
 from hf_efficient_attn.convert.preflight import check_request
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
 from hf_efficient_attn.convert.source import describe_source, load_source
-from hf_efficient_attn.convert.write import check_destination, load_tokenizer, write_folder
+from hf_efficient_attn.convert.write import write_folder
 
 
 def convert(
@@ -40,7 +42,8 @@ def convert(
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
-        dst: folder to write, with the tokenizer and the generation config; whole or not at all. None: none.
+        dst: folder to write, with the tokenizer and the generation config; whole or not at all, also when
+            interrupted. None: none.
         to: "sparse_transformer" or "sparse_seq2seq" (default: the one that fits), or a model type of transformers:
             "longformer", "big_bird", "led", "bigbird_pegasus".
         head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
@@ -56,7 +59,9 @@ def convert(
             the source or the target has them.
         parity: compute exactly what transformers computes where it differs from the paper: BigBird's random blocks in
             eval mode and full attention on short inputs; no global tokens in LED unless a call marks them.
-        overwrite: `dst` may be the folder of a checkpoint that exists; it is replaced. The source never is.
+        overwrite: `dst` may be the folder of a checkpoint that exists. Its weights (also shards and pickles), config,
+            generation config and tokenizer are replaced; all else stays, such as .git, README.md or checkpoint-500. The
+            source is never changed.
 
     Raises:
         ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or
@@ -70,6 +75,7 @@ def convert(
     >>> long.config.max_position_embeddings, long.config.attention_pattern
     (2048, {'kind': 'band', 'left': 256, 'right': 256})
     """
+    give(note_leftovers(dst))
     path = check_destination(dst, overwrite, src)
     config, head, is_own_head = describe_source(src, head)
     target = resolve_target(config.model_type, to)
@@ -88,7 +94,7 @@ def convert(
     if model.can_generate() and source.model.can_generate():
         model.generation_config = GenerationConfig.from_dict(source.model.generation_config.to_dict())
     tokenizer = None if path is None else load_tokenizer(source.path, longest_input(config))
-    give(source.notes)
+    give([*source.notes, *note_kept(path)])
     if path is not None:
         write_folder(path, lambda folder: _save(model, tokenizer, folder))
     return model

@@ -1,0 +1,117 @@
+"""The folder to write: whether it may be, what of it is replaced, and what earlier runs left beside it."""
+
+import glob
+import os
+import re
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
+
+# what is written, and hence replaced: weights in the names that transformers looks for, in one file or in shards
+WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+CONFIGS = ("config.json", "generation_config.json")
+TOKENIZERS = (
+    "added_tokens.json",
+    "additional_chat_templates",
+    "chat_template.jinja",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "special_tokens_map.json",
+    "spiece.model",
+    "target.spm",
+    "target_vocab.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+# of a list of files in a note
+LETTERS = 200
+
+
+def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: Any = None) -> Path | None:
+    """Return where to write, before any work is done.
+
+    Raises:
+        ConfigurationError: no folder can be there; there is something that shall not, or must not, be replaced; it and
+            the source `src` lie inside each other.
+    """
+    if dst is None:
+        return None
+    path = Path(dst)
+    _check_source_apart(path, src)
+    place = nearest_existing(path)
+    if not place.is_dir():
+        raise ConfigurationError(f"{path} cannot be made, as {place} is a file. Give another path.")
+    if path.exists() and any(path.iterdir()):
+        _check_replaceable(path, overwrite)
+    return path
+
+
+def is_replaced(name: str) -> bool:
+    """Return whether a file of a folder is part of a checkpoint, and goes when another one takes its place.
+
+    >>> [is_replaced(name) for name in ("model-00001-of-00002.safetensors", "vocab.txt", "README.md", "checkpoint-500")]
+    [True, True, False, False]
+    """
+    return name in CONFIGS or name in TOKENIZERS or WEIGHTS.fullmatch(name) is not None
+
+
+def note_kept(path: Path | None) -> list[str]:
+    """Return a note on what stays in the folder, as it is no part of a checkpoint."""
+    kept = [] if path is None or not path.exists() else sorted(each.name for each in path.iterdir())
+    listed = ", ".join(name for name in kept if not is_replaced(name))
+    return [f"Kept in {path}, as convert does not write them: {shorten(listed, LETTERS)}."] if listed else []
+
+
+def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
+    """Return a note on temporary folders of `write_folder` for the same destination."""
+    if dst is None:
+        return []
+    path = Path(dst).resolve()
+    beside = sorted(nearest_existing(path.parent).glob(f"{glob.escape(temporary_prefix(path))}????????"))
+    if not beside:
+        return []
+    return [
+        f"Left by conversions into {dst} that were killed, or are still running: {', '.join(map(str, beside))}. Delete "
+        "them, after moving back what their folder named old may have of yours."
+    ]
+
+
+def temporary_prefix(path: Path) -> str:
+    """Return how names of temporary folders for a destination begin; eight letters follow."""
+    return f".{path.name}."
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or the first of its parents that exists."""
+    whole = path.absolute()
+    return next(place for place in (whole, *whole.parents) if place.exists())
+
+
+def _check_replaceable(path: Path, overwrite: bool) -> None:
+    if not (path / "config.json").is_file():
+        raise ConfigurationError(
+            f"{path} exists and is not an empty folder; without a config.json it is no checkpoint either, so that "
+            "nothing is written there. Give another path."
+        )
+    if not overwrite:
+        raise ConfigurationError(
+            f"{path} exists and is not an empty folder. Give another path, or let its checkpoint be replaced with "
+            "overwrite (--overwrite)."
+        )
+
+
+def _check_source_apart(path: Path, src: Any) -> None:
+    if not isinstance(src, str | os.PathLike) or not Path(src).exists():
+        return  # in memory, or on the Hub
+    source, target = Path(src).resolve(), path.resolve()
+    if source.is_relative_to(target) or target.is_relative_to(source):
+        raise ConfigurationError(
+            f"The source {src} and the destination {path} are one folder, or one lies inside the other. Give a path "
+            "beside the source, which is never changed."
+        )
