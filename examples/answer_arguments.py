@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from clm_arguments import UsageError
+from arguments import UsageError
 from task_data import TaskDataArguments
 from timed_training import TimedTrainingArguments
 from transformers import PreTrainedTokenizerBase

@@ -28,21 +28,23 @@ from typing import Any
 from answer_arguments import AnswerTrainingArguments, DataArguments, ModelArguments
 from answer_evaluation import answer, score, score_by_position
 from answer_report import draw_scores, model_card, results_text
-from clm_arguments import UsageError
+from arguments import UsageError, parse_arguments
 from corpora import foldoc
 from corpora.splits import Row, Splits
-from questions import Question, tokenize
+from own_data import Column
+from questions import Question, answer_fault, tokenize
 from saved_model import check_saved_model, save_model
 from task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
 from task_tokenizer import train_task_tokenizer
 from timed_training import TimedTrainer
 from token_batches import TokenBatches
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea
 
 KINDS = ("whole", "truncated")
-COLUMNS = ("question", "context", "answers")
+ANSWERS_FORM = 'of the form {"text": [...], "answer_start": [...]}'
+COLUMNS = (Column("question"), Column("context"), Column("answers", values=(dict,), allowed=ANSWERS_FORM))
 FOLDOC_NOTE = (
     "The questions are four templates over real dictionary entries, and the words of the question are marked in the "
     "text: the scores say whether an entry is found in a long text, not whether free questions are understood."
@@ -81,15 +83,14 @@ class Run:
 
 def main() -> None:
     """Parse, train both models, report."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, AnswerTrainingArguments))
-    run = prepare_run(*parser.parse_args_into_dataclasses())
+    run = prepare_run(*parse_arguments((ModelArguments, DataArguments, AnswerTrainingArguments)))
     report(run, {kind: train_and_score(run, kind) for kind in KINDS})
 
 
 def prepare_run(model: ModelArguments, data: DataArguments, training: AnswerTrainingArguments) -> Run:
     """Check every argument, load the questions and train the tokenizer."""
     folder = open_run_folder(training)
-    splits = data.load(functools.partial(load_foldoc, data), COLUMNS)
+    splits = data.load(functools.partial(load_foldoc, data), COLUMNS, answer_fault)
     test_rows = [row for row in splits["test"] if row["answers"]["text"]]
     if not test_rows:
         raise UsageError(f"{data.source}: no test question has an answer.")

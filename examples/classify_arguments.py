@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from clm_arguments import UsageError
+from arguments import UsageError
 from corpora import spam_assassin, state_of_the_union
+from own_data import Column
 from task_data import TaskDataArguments
 from timed_training import TimedTrainingArguments
 from transformers import PreTrainedTokenizerBase
@@ -97,6 +98,14 @@ class DataArguments(TaskDataArguments):
         super().__post_init__()
         if self.corpus not in CORPORA:
             raise UsageError(f"--corpus {self.corpus} is unknown. Allowed: {', '.join(CORPORA)}.")
+
+    def columns(self) -> list[Column]:
+        """Return the columns that are read."""
+        label = {"values": (str, int, float), "allowed": "a word or a number"}
+        return [
+            Column(self.text_column_name, "--text_column_name"),
+            Column(self.label_column_name, "--label_column_name", **label),
+        ]
 
     @property
     def title(self) -> str:

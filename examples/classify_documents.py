@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arguments import parse_arguments
 from classify_arguments import CORPORA, ClassifyTrainingArguments, DataArguments, ModelArguments
 from classify_evaluation import over_seeds, score_bag_of_words, score_model, score_most_frequent
 from classify_report import draw_scores, model_card, results_text
@@ -37,7 +38,7 @@ from task_run import closing_words, open_run_folder, run_example, save_picture, 
 from task_tokenizer import train_task_tokenizer
 from timed_training import TimedTrainer
 from token_batches import TokenBatches
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea
 
@@ -68,8 +69,7 @@ class Run:
 
 def main() -> None:
     """Parse, train both models with every seed, report."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, ClassifyTrainingArguments))
-    run = prepare_run(*parser.parse_args_into_dataclasses())
+    run = prepare_run(*parse_arguments((ModelArguments, DataArguments, ClassifyTrainingArguments)))
     seeds = {kind: [train_and_score(run, kind, seed) for seed in run.model.seed_list()] for kind in KINDS}
     report(run, seeds)
 
@@ -78,7 +78,7 @@ def prepare_run(model: ModelArguments, data: DataArguments, training: ClassifyTr
     """Check every argument, load the documents and train the tokenizer."""
     folder = open_run_folder(training)
     corpus = CORPORA[data.corpus]
-    splits = data.load(corpus.load, [data.text_column_name, data.label_column_name])
+    splits = data.load(corpus.load, data.columns())
     names = None if data.source else corpus.LABELS
     classes = find_classes(splits, data.label_column_name, names)
     texts = (row[data.text_column_name] for row in splits["train"])

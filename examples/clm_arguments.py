@@ -1,7 +1,6 @@
 """The arguments of `train_clm.py`, and their reading into blocks, rates and config fields."""
 
 import ast
-import difflib
 import math
 import platform
 import re
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import HfArgumentParser, TrainingArguments
+from arguments import UsageError, did_you_mean, parse_arguments, parse_json_file
+from transformers import TrainingArguments
 
 from hf_efficient_attn import SimplifiedTransformerConfig
 
@@ -41,10 +41,6 @@ SET_ELSEWHERE = {
     "eos_token_id": "the tokenizer",
 }
 DEFAULT_MAX_STEPS = 600
-
-
-class UsageError(ValueError):
-    """An argument that cannot be used; the message says what is allowed."""
 
 
 @dataclass
@@ -156,14 +152,6 @@ class DataTrainingArguments:
             return f"the standard library of Python {platform.python_version()}"
         return self.dataset_name or Path(self.train_file).name
 
-    def file_loader(self) -> tuple[str, dict[str, Any]]:
-        """Return the builder of `datasets.load_dataset` for the files, and its options."""
-        files = {"train": self.train_file, "validation": self.validation_file}
-        options: dict[str, Any] = {"data_files": {split: file for split, file in files.items() if file}}
-        if self.reads_lines:
-            return "text", {**options, "keep_linebreaks": True}
-        return "json", options
-
     def source_settings(self) -> dict[str, Any]:
         """Return what decides the token blocks, to recognise blocks already made."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "prompt"}
@@ -216,13 +204,13 @@ class ClmTrainingArguments(TrainingArguments):
         super().__post_init__()
 
 
-def parse_arguments(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, ClmTrainingArguments]:
+def parse_clm_arguments(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, ClmTrainingArguments]:
     """Return the three groups, from flags or from the one JSON file named in their place."""
-    parser = HfArgumentParser((ModelArguments, DataTrainingArguments, ClmTrainingArguments))
+    classes = (ModelArguments, DataTrainingArguments, ClmTrainingArguments)
     words = with_resume_value(argv)
     if not (words and words[0].endswith(".json")):
-        return parser.parse_args_into_dataclasses(words)
-    model, data, training = parser.parse_json_file(json_file=words[0])
+        return parse_arguments(classes, words)
+    model, data, training = parse_json_file(classes, words[0])
     if len(words) == 3 and words[1] == "--resume_from_checkpoint":
         training.resume_from_checkpoint = words[2]
     elif len(words) > 1:
@@ -273,6 +261,4 @@ def _number(flag: str, text: str) -> float:
 
 
 def _unknown(what: str, name: str, allowed: Any) -> str:
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {what}: {name!r}. Allowed: {', '.join(allowed)}.{hint}"
+    return f"Unknown {what}: {name!r}. Allowed: {', '.join(allowed)}.{did_you_mean(name, allowed)}"

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clm_arguments import ClmTrainingArguments, DataTrainingArguments, ModelArguments, UsageError
+from arguments import UsageError
+from clm_arguments import ClmTrainingArguments, DataTrainingArguments, ModelArguments
 from huggingface_hub.errors import StrictDataclassError
 from run_folder import check_resume_value, check_run_folder
 from token_blocks import TokenBlocks, prepare_token_blocks

@@ -29,7 +29,7 @@ from typing import Any
 
 import evaluate
 import torch
-from clm_arguments import UsageError
+from arguments import UsageError, parse_arguments
 from corpora import python_docs
 from datasets import Dataset
 from masked_text import (
@@ -42,6 +42,7 @@ from masked_text import (
     training_blocks,
 )
 from mlm_report import closing_text, draw_bits, model_card
+from own_data import Column
 from pretrained_bert import PACKAGE, bert_folder
 from saved_model import check_saved_model, save_model
 from task_data import TaskDataArguments
@@ -51,7 +52,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
-    HfArgumentParser,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainingArguments,
@@ -147,8 +147,7 @@ class Run:
 
 def main() -> None:
     """Train the source, convert it, train on, and report each stage."""
-    parser = HfArgumentParser((ModelArguments, MlmDataArguments, MlmTrainingArguments))
-    run, source = prepare_run(*parser.parse_args_into_dataclasses())
+    run, source = prepare_run(*parse_arguments((ModelArguments, MlmDataArguments, MlmTrainingArguments)))
     short, long = f"{run.shape.short:,} tokens", f"{run.model.max_length:,} tokens"
     arguments, steps = run.model, run.training.max_steps
     if arguments.source_steps:
@@ -181,7 +180,7 @@ def prepare_run(
     if not all((tokenizer.is_fast, tokenizer.mask_token, tokenizer.cls_token, tokenizer.sep_token)):
         raise UsageError("The checkpoint's tokenizer must be a fast one with a mask, a first and a last token.")
     shape = BlockShape(min(tokenizer.model_max_length, source.config.max_position_embeddings), model.max_length)
-    splits = data.load(python_docs.load, [data.text_column_name])
+    splits = data.load(python_docs.load, [Column(data.text_column_name, "--text_column_name")])
     streams = {
         name: join_texts([row[data.text_column_name] for row in splits[name]], tokenizer) for name in ("train", "test")
     }

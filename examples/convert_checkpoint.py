@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from corpora.package_clients import PackageError
+from arguments import UsageError, parse_arguments
 from pretrained_bert import bert_folder
+from task_run import run_example
 from topic_documents import TOPICS, topic_document
-from transformers import AutoModel, AutoTokenizer, HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns.windows import band_of_window
@@ -156,9 +157,13 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Parse and run."""
     try:
-        run(HfArgumentParser(Arguments).parse_args_into_dataclasses()[0])
-    except (PackageError, hea.EfficientAttentionError, ImportError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        run(*parse_arguments([Arguments]))
+    except (ImportError, OSError) as error:  # no matplotlib, no such checkpoint, no place to write
+        raise UsageError(str(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(run_example(main))

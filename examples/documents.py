@@ -6,7 +6,7 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from clm_arguments import UsageError
+from arguments import UsageError
 from corpora.splits import Row, Splits
 from transformers import PreTrainedTokenizerBase
 

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from clm_arguments import UsageError
+from arguments import UsageError
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import cross_entropy

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from corpora.splits import Row
+from own_data import shown
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
@@ -43,6 +44,26 @@ class Question:
     def example(self) -> dict[str, Any]:
         """Return the training example."""
         return {**self.inputs(), "start_positions": self.span[0], "end_positions": self.span[1]}
+
+
+def answer_fault(row: Row) -> str | None:
+    """Return why a row's answers are none of its text; None: they are, or there is none.
+
+    >>> answer_fault({"context": "a red fox", "answers": {"text": ["red"], "answer_start": [1]}})
+    "answer 'red' is not at answer_start 1 of the context, which has ' re' there."
+    """
+    texts, starts = (row["answers"].get(name) for name in ("text", "answer_start"))
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return f"column answers is {shown(row['answers'])}. Allowed: a list text and a list answer_start, as long."
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not text or not isinstance(start, int) or start < 0:
+            return f"an answer is {shown(text)}, at {shown(start)}. Allowed: text, at 0 or more characters."
+        found = row["context"][start : start + len(text)]
+        if found != text:
+            return (
+                f"answer {shown(text)} is not at answer_start {start} of the context, which has {shown(found)} there."
+            )
+    return None
 
 
 def tokenize(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Question]:

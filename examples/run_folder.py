@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clm_arguments import ClmTrainingArguments, UsageError, with_resume_value
+from arguments import UsageError
+from clm_arguments import ClmTrainingArguments, with_resume_value
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 TRAINING_SETTINGS = (

@@ -8,7 +8,7 @@ from typing import Any
 import evaluate
 import numpy as np
 import torch
-from clm_arguments import UsageError
+from arguments import UsageError
 from datasets import Dataset
 from saved_model import check_saved_model, save_model
 from torch.utils.data import SequentialSampler

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clm_arguments import UsageError
+from arguments import UsageError, parse_arguments
 from corpora import man_pages
 from datasets import Dataset
+from own_data import Column
 from rouge_report import COLUMNS, draw_rouge_by_length, length_table, mean_rouge, rouge_by_length, verdict
 from seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs, save_and_check
 from task_data import TaskDataArguments, spread
@@ -39,7 +40,7 @@ from task_run import (
     write_results,
 )
 from task_tokenizer import train_task_tokenizer
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea
 
@@ -117,8 +118,7 @@ class Run:
 
 def main() -> None:
     """Train on whole documents and on their starts, summarize, and report."""
-    parser = HfArgumentParser((ModelArguments, SummaryDataArguments, SummaryTrainingArguments))
-    run = prepare_run(*parser.parse_args_into_dataclasses())
+    run = prepare_run(*parse_arguments((ModelArguments, SummaryDataArguments, SummaryTrainingArguments)))
     lengths = {"whole": run.data.max_source_length, "start": run.data.short_source_length}
     systems = [baseline(run), *(train_and_summarize(run, name, length) for name, length in lengths.items())]
     report(run, systems, list(lengths))
@@ -127,7 +127,8 @@ def main() -> None:
 def prepare_run(model: ModelArguments, data: SummaryDataArguments, training: SummaryTrainingArguments) -> Run:
     """Check every argument, load the documents and train the tokenizer."""
     folder = open_run_folder(training)
-    splits = data.load(man_pages.load, [data.text_column, data.summary_column])
+    columns = [Column(data.text_column, "--text_column"), Column(data.summary_column, "--summary_column")]
+    splits = data.load(man_pages.load, columns)
     pairs = {name: [(row[data.text_column], row[data.summary_column]) for row in rows] for name, rows in splits.items()}
     texts = (text for pair in pairs["train"] for text in pair)
     tokenizer = train_task_tokenizer(texts, model.vocab_size, data.max_source_length)

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clm_arguments import UsageError
-from corpora.splits import Row, Splits
-from datasets import load_dataset
-from datasets.exceptions import DatasetNotFoundError
+from arguments import UsageError
+from corpora.splits import SPLITS, Row, Splits
+from own_data import Column, check_columns, check_rows, load_own
 
 FILES = ("train_file", "validation_file", "test_file")
-BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv"}
+SUFFIXES = (".json", ".jsonl", ".csv")
 HELD_OUT_EVERY = 10
 
 
@@ -45,8 +44,8 @@ class TaskDataArguments:
             value = getattr(self, name)
             if value and not Path(value).is_file():
                 raise UsageError(f"--{name} {value}: no such file.")
-            if value and Path(value).suffix not in BUILDERS:
-                raise UsageError(f"--{name} {value}: must end in {', '.join(BUILDERS)}.")
+            if value and Path(value).suffix not in SUFFIXES:
+                raise UsageError(f"--{name} {value}: must end in {', '.join(SUFFIXES)}.")
         for name in ("max_train_samples", "max_eval_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -57,39 +56,52 @@ class TaskDataArguments:
         """The user's data in words for a report; None: the example's corpus."""
         return self.dataset_name or (Path(self.train_file).name if self.train_file else None)
 
-    def load(self, corpus: Callable[..., Splits], columns: Sequence[str]) -> Splits:
+    def load(
+        self, corpus: Callable[..., Splits], columns: Sequence[Column], fault: Callable[[Row], str | None] | None = None
+    ) -> Splits:
         """Return rows of "train", "validation" and "test": the user's, else those of `corpus.load`.
 
         Args:
             corpus: takes `packages_from` and `accept_other_version`.
             columns: what a row must have.
+            fault: returns what else is wrong with a row; None: nothing.
 
         Raises:
-            UsageError: the data cannot be had, lacks a column, or has no row to train or evaluate on.
+            UsageError: the data cannot be had, lacks a column, has a row that is wrong, or none to train or evaluate
+                on.
             PackageError: the corpus's package cannot be had.
         """
         if self.source is None:
             splits = corpus(packages_from=self.packages_from, accept_other_version=self.accept_other_version)
         else:
-            splits = _completed(self._load_own())
-        _check(splits, columns, self.source)
+            splits = self._load_own()
+        faults = [column.fault for column in columns] + ([fault] if fault else [])
+        for name, rows in splits.items():
+            if rows:
+                check_columns(columns, list(rows[0]), self._title(name))
+                check_rows(rows, faults, self._title(name))
+        if self.source is not None:
+            splits = _completed(splits)
+        for name, rows in splits.items():
+            if not rows:
+                raise UsageError(
+                    f"{self.source or 'The corpus'} has no {name} rows. Give more rows, or a file for them."
+                )
         limits = {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_eval_samples}
         return {name: spread(rows, limits[name]) for name, rows in splits.items()}
 
     def _load_own(self) -> Splits:
-        try:
-            if self.dataset_name:
-                loaded = load_dataset(self.dataset_name, name=self.dataset_config_name)
-            else:
-                given = {name.removesuffix("_file"): getattr(self, name) for name in FILES if getattr(self, name)}
-                loaded = load_dataset(BUILDERS[Path(self.train_file).suffix], data_files=given)
-        except (OSError, ValueError, DatasetNotFoundError) as error:
-            what = f"--dataset_name {self.dataset_name}" if self.dataset_name else f"--train_file {self.train_file}"
-            raise UsageError(
-                f"{what} could not be loaded: {error} Without a network give --train_file, or nothing for the "
-                "example's own corpus."
-            ) from error
-        return {name: rows.to_list() for name, rows in loaded.items()}
+        if self.dataset_name:
+            splits = load_own("--dataset_name", self.dataset_name, name=self.dataset_config_name)
+            return {name: splits[name].to_list() for name in SPLITS if name in splits}
+        files = {name: getattr(self, f"{name}_file") for name in SPLITS}
+        return {name: load_own(f"--{name}_file", file, split="train").to_list() for name, file in files.items() if file}
+
+    def _title(self, split: str) -> str:
+        """Return where the rows of a split are from, before missing splits are taken from others."""
+        if self.train_file:
+            return Path(getattr(self, f"{split}_file")).name
+        return f"{self.dataset_name or 'The corpus'}, split {split}"
 
 
 def _completed(splits: Splits) -> Splits:
@@ -100,18 +112,6 @@ def _completed(splits: Splits) -> Splits:
         held_out = train[::HELD_OUT_EVERY]
         train = [row for index, row in enumerate(train) if index % HELD_OUT_EVERY]
     return {"train": train, "validation": splits.get("validation") or held_out, "test": held_out}
-
-
-def _check(splits: Splits, columns: Sequence[str], source: str | None) -> None:
-    for name, rows in splits.items():
-        if not rows:
-            raise UsageError(f"{source or 'The corpus'} has no {name} rows. Give more rows, or a file for them.")
-        missing = [column for column in columns if column not in rows[0]]
-        if missing:
-            raise UsageError(
-                f"{source or 'The corpus'} has no column {', '.join(missing)} in its {name} rows. Columns: "
-                f"{', '.join(rows[0])}. Needed: {', '.join(columns)}; name them by the --…_column_name options."
-            )
 
 
 def spread(rows: list[Row], max_rows: int | None) -> list[Row]:

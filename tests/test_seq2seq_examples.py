@@ -132,7 +132,18 @@ def test_first_words_are_those_of_the_description(monkeypatch: pytest.MonkeyPatc
 BAD_INPUTS = {
     "missing file": ("translate_help.py", ["--train_file", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
     "missing language": ("translate_help.py", ["--train_file", "pairs.jsonl"], "It has: en, fr"),
-    "missing column": ("summarize_man_pages.py", ["--train_file", "pairs.jsonl"], "document, summary"),
+    "missing column": (
+        "summarize_man_pages.py",
+        ["--train_file", "pairs.jsonl"],
+        "by --text_column, --summary_column.",
+    ),
+    "unknown option": ("translate_help.py", ["--text_column", "x"], "Unknown option --text_column."),
+    "misspelt option": ("summarize_man_pages.py", ["--sumary_column", "x"], "Did you mean '--summary_column'?"),
+    "null text": (
+        "summarize_man_pages.py",
+        [*SUMMARIZE, "--test_file", "null.jsonl"],
+        "null.jsonl, row 1: column name is null",
+    ),
     "no package": ("translate_help.py", ["--packages_from", "nowhere"], "packages_from=nowhere"),
     "no network": ("summarize_man_pages.py", ["--dataset_name", "cnn_dailymail"], "Without a network"),
     "long pairs": (
@@ -156,6 +167,7 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
         folder.mkdir()
         write_rows(folder / "pairs.jsonl", sentences(20))
         write_rows(folder / "pages.jsonl", pages(20))
+        write_rows(folder / "null.jsonl", [{"page": "a page", "name": None}])
         processes[name] = start_example(folder, script, *arguments)
     for name, process in processes.items():
         assert BAD_INPUTS[name][2] in refusal(process), name

@@ -180,6 +180,9 @@ BAD_INPUTS = {
     "no package": ("classify_documents.py", ["--packages_from", "nowhere"], "packages_from"),
     "no network": ("classify_documents.py", ["--dataset_name", "imdb"], "--train_file"),
     "missing column": ("answer_questions.py", ["--train_file", "one.jsonl"], "no column question, context"),
+    "unknown option": ("answer_questions.py", ["--context_column_name", "text"], "Unknown option --context_column"),
+    "misspelt option": ("classify_documents.py", ["--text_columns", "x"], "Did you mean '--text_column_name'?"),
+    "null text": ("classify_documents.py", ["--train_file", "null.jsonl"], "null.jsonl, row 2: column text is null"),
     "wrong field": ("answer_questions.py", ["--train_file", "q.jsonl", "--config_overrides", "hidn=2"], "hidn"),
     "answers cut off": ("answer_questions.py", ["--train_file", "far.jsonl", "--max_length", "32"], "lies within 32"),
 }
@@ -193,6 +196,7 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
         write_rows(folder / "one.jsonl", [{"text": "a document", "label": 1}] * 20)
         write_rows(folder / "q.jsonl", questions(20, seed=0))
         write_rows(folder / "far.jsonl", questions(20, seed=0)[1::2])
+        write_rows(folder / "null.jsonl", [{"text": "a document", "label": 1}, {"text": None, "label": 0}])
         short = ["--truncated_length", "32"] if script.startswith("answer") else []
         processes[name] = start(folder, script, *arguments, *short)
     for name, process in processes.items():
