@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.backends.blocked.kernels import FUSED_DTYPES, Explicit, FusedCPU, finite, wide_dtype
 from hf_efficient_attn.backends.blocked.problems import Problem, problems
-from hf_efficient_attn.backends.blocked.term_lookup import TermLookup, term_lookups
+from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (
     add_key_blocks,
     in_order,
@@ -155,7 +155,7 @@ def backward_part(call: Call, tensors: tuple[Tensor, ...], d_terms: list[Tensor]
             for piece in run.cut(max(1, int(max_buffer(run, is_fused) / (queries[0].shape[0] * width)))):
                 d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
                 if d_scores is not None:
-                    for lookup, gradient in zip(kernels.lookups, folded, strict=True):
+                    for lookup, gradient in zip(kernels.lookups.of(problem, piece), folded, strict=True):
                         lookup.add_gradient(gradient, d_scores)
         put_back(problem.of_queries(rows[-1]), part.queries, queries[-1])
         for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
@@ -178,26 +178,21 @@ def backward_run(
 
 
 class Kernels:
-    """Makes the kernel of one run after the other; the same ones again for the backward pass.
-
-    Attributes:
-        lookups: the terms of the last run.
-    """
+    """Makes the kernel of one run after the other; the same ones again for the backward pass."""
 
     def __init__(self, call: Call, is_fused: bool, device: torch.device) -> None:
         self.call = call
         self.is_fused = is_fused
         self.device = device
         self.count = 0
-        self.lookups: list[TermLookup] = []
+        self.lookups = TermLookups(call.terms)
 
     def next(self, problem: Problem, run: Run) -> FusedCPU | Explicit:
         """Return the kernel of the next run."""
         if self.is_fused:
             return FusedCPU(self.call.scale)
         self.count += 1
-        self.lookups = term_lookups(self.call.terms, problem, run, self.device)
-        terms = [lookup.scores() for lookup in self.lookups]
+        terms = [lookup.scores for lookup in self.lookups.of(problem, run)]
         return Explicit(self.call.scale, terms, self.drop(), self.call.dropout)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:

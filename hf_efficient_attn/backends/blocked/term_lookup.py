@@ -1,7 +1,7 @@
 """The learned terms of one run: looked up by label, and their gradients added up by label."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.blocked.kernels import wide
 from hf_efficient_attn.backends.blocked.problems import Problem
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
-from hf_efficient_attn.layout.block_layout import Run
+from hf_efficient_attn.layout.block_layout import Part, Run
 from hf_efficient_attn.layout.terms import Label, Term, look_up
 
 
@@ -20,16 +20,17 @@ class TermLookup:
 
     Attributes:
         term: values [batch or 1, heads or 1, queries or 1, values of a query].
-        positions: of the run's queries [blocks, queries] and keys [blocks, keys].
+        labels: of the run's pairs, [blocks or 1, queries, keys].
     """
 
     term: Term
     problem: Problem
     run: Run
-    positions: tuple[Tensor, Tensor]
+    labels: Tensor
 
+    @cached_property
     def scores(self) -> Tensor:
-        """Return what the term adds to the scores of the run, which broadcasts to [heads, blocks, queries, keys]."""
+        """What the term adds to the scores of the run; broadcasts to [heads, blocks, queries, keys]."""
         return self.term.label.score(look_up(self.values, self.labels), self.labels)
 
     def add_gradient(self, gradient: Tensor, d_scores: Tensor) -> None:
@@ -58,7 +59,7 @@ class TermLookup:
 
     @cached_property
     def values(self) -> Tensor:
-        """Return the values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
+        """The values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
         values = self.select(wide(self.term.values))
         if self.is_per_query:
             return query_blocks(in_order(values, self.problem.part.queries), self.run)
@@ -75,19 +76,38 @@ class TermLookup:
         values = values[self.problem.heads] if values.shape[0] > 1 else values
         return values[:, self.problem.queries] if self.is_per_query else values
 
-    @cached_property
-    def labels(self) -> Tensor:
-        """The labels of the run's pairs, [blocks or 1, queries, keys]."""
-        label, (queries, keys) = self.term.label, self.positions
-        if is_alike(label, self.run):
-            queries, keys = queries[:1], keys[:1]
-        return label.of(queries[:, :, None], keys[:, None, :])
+
+class TermLookups:
+    """The terms of a call, run by run; what does not change from run to run is computed once."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.terms = terms
+        self.labels: dict[object, Tensor] = {}
+        self.shared: dict[object, TermLookup] = {}
+
+    def of(self, problem: Problem, run: Run) -> list[TermLookup]:
+        """Return the part of each term that a run reads."""
+        return [self.lookup(number, problem, run) for number in range(len(self.terms))]
+
+    def lookup(self, number: int, problem: Problem, run: Run) -> TermLookup:
+        """Return the part of one term, which may be that of an earlier run."""
+        term = self.terms[number]
+        device = term.values.device
+        if not is_alike(term.label, problem.part, run):
+            return TermLookup(term, problem, run, labels_of(term.label, problem, run, device))
+        # all that the labels depend on if those of every block are the same
+        offset = run.first_key - run.first_query
+        place = (number, problem.part, problem.query_offset, offset, run.block_tokens, run.key_tokens)
+        if place not in self.labels:
+            self.labels[place] = labels_of(term.label, problem, replace(run, num_blocks=1), device)
+        lookup = TermLookup(term, problem, run, self.labels[place])
+        if lookup.is_per_query or len(term.values) > 1:
+            return lookup
+        return self.shared.setdefault((problem.heads.start, place), lookup)
 
 
-def term_lookups(terms: Sequence[Term], problem: Problem, run: Run, device: torch.device) -> list[TermLookup]:
-    """Return the parts of all terms that a run reads."""
-    if not terms:
-        return []
+def labels_of(label: Label, problem: Problem, run: Run, device: torch.device) -> Tensor:
+    """Return the labels of a run's pairs, [blocks, queries, keys]."""
     blocks = torch.arange(run.num_blocks, device=device)[:, None]
     queries = run.first_query + blocks * run.block_tokens + torch.arange(run.block_tokens, device=device)
     if run.gathered is None:
@@ -96,13 +116,15 @@ def term_lookups(terms: Sequence[Term], problem: Problem, run: Run, device: torc
         keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
         keys = keys.flatten(1)
     query_positions = position_at(problem.part.queries, queries) + problem.query_offset
-    positions = query_positions, position_at(problem.part.keys, keys)
-    return [TermLookup(term, problem, run, positions) for term in terms]
+    key_positions = position_at(problem.part.keys, keys)
+    return label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
-def is_alike(label: Label, run: Run) -> bool:
+def is_alike(label: Label, part: Part, run: Run) -> bool:
     """Return whether the labels of all blocks of a run are those of its first."""
-    return label.is_invariant and run.gathered is None and run.key_step == run.block_tokens
+    queries, keys = part.queries, part.keys
+    is_regular = isinstance(queries, range) and isinstance(keys, range) and queries.step == keys.step
+    return label.is_invariant and is_regular and run.gathered is None and run.key_step == run.block_tokens
 
 
 def position_at(order: Sequence[int], places: Tensor) -> Tensor:
