@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_efficient_attn.convert.configs import our_config
 from hf_efficient_attn.convert.conversion import convert
+from hf_efficient_attn.convert.parity import list_exceptions
 from hf_efficient_attn.convert.registry import COUNTERPARTS, head_of_class
 
 
@@ -49,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="global tokens read by projections of their own",
     )
     parser.add_argument(
-        "--parity", action="store_true", help="exactly what transformers computes, where it differs from the paper"
+        "--parity",
+        action="store_true",
+        help=f"what transformers computes, where it differs from the paper; but for {list_exceptions()}",
     )
     parser.add_argument(
         "--overwrite",

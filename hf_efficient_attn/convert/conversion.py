@@ -13,6 +13,7 @@ from hf_efficient_attn.convert.into_ours import build_ours
 from hf_efficient_attn.convert.into_theirs import build_theirs
 from hf_efficient_attn.convert.load_tokenizer import load_tokenizer
 from hf_efficient_attn.convert.notes import give
+from hf_efficient_attn.convert.parity import note_exceptions
 from hf_efficient_attn.convert.preflight import check_request
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
 from hf_efficient_attn.convert.source import describe_source, load_source
@@ -35,10 +36,11 @@ def convert(
 ) -> PreTrainedModel:
     """Return a checkpoint as a model of our families, one of ours as a model of transformers, or one of ours longer.
 
-    Sparse models (longformer, led, big_bird, bigbird_pegasus) compute what they did; dense ones (bert, roberta,
-    xlm-roberta, modernbert, bart, pegasus, marian) become sparse and long, and compute what they did on inputs of at
-    most attention_window / 2 + 1 tokens (257 by default), all of which read each other. Weights keep their dtype; those
-    of a source that mixes several get one. That, and what has no counterpart on the other side, is warned of by name.
+    Sparse models (longformer, led, big_bird, bigbird_pegasus) compute what they did, or what their paper says: see
+    `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian) become sparse and long, and
+    compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by default), all of which read each
+    other. Weights keep their dtype; those of a source that mixes several get one. That, and what has no counterpart on
+    the other side, is warned of by name.
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
@@ -57,8 +59,19 @@ def convert(
             tokens are then only those of the pattern and of a call's `global_attention_mask`.
         global_projections: global tokens read by projections of their own, copied from the local ones. By default where
             the source or the target has them.
-        parity: compute exactly what transformers computes where it differs from the paper: BigBird's random blocks in
-            eval mode and full attention on short inputs; no global tokens in LED unless a call marks them.
+        parity: compute what transformers computes where it differs from the paper: in BigBird, other random blocks in
+            eval mode, full attention on short inputs and no answers inside the question; in LED, no global tokens
+            unless a call marks them. Even so, outputs differ for
+
+            - padding before or between tokens, as positions count tokens here, places there: bert, big_bird, led,
+              bigbird_pegasus, bart, pegasus, marian; in modernbert, of rotary positions, padding between tokens;
+            - pad ids that no `attention_mask` hides, as each has a position here, and all have one there: longformer,
+              roberta, xlm-roberta;
+            - inputs shorter than the longest of a batch, as their own last block is global here, one of padding there:
+              big_bird, bigbird_pegasus;
+            - inputs after one short enough for full attention, as all that follow are then read by it there: big_bird,
+              bigbird_pegasus;
+            - question answering without `token_type_ids`, as they are made from the first separator there: big_bird.
         overwrite: `dst` may be the folder of a checkpoint that exists. Its weights (also shards and pickles), config,
             generation config and tokenizer are replaced; all else stays, such as .git, README.md or checkpoint-500. The
             source is never changed.
@@ -89,6 +102,8 @@ def convert(
     model = build_ours(source, request)
     source.notes += note_mixed(source.model, source.path, model.dtype)
     config = model.config
+    if parity and target not in COUNTERPARTS:
+        source.notes += note_exceptions(source.model_type)
     if target in COUNTERPARTS:
         model = build_theirs(COUNTERPARTS[target], model, source)
     if model.can_generate() and source.model.can_generate():

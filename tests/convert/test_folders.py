@@ -69,6 +69,7 @@ def test_generation_config_is_copied(tmp_path: Path) -> None:
     assert loaded.generate(ids, max_new_tokens=5).tolist() == expected.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:Even with parity")
 @pytest.mark.parametrize("model_type", ["longformer", "bigbird_pegasus"])
 def test_there_and_back_through_folders(model_type: str, tmp_path: Path) -> None:
     head = "AutoModelForMaskedLM" if model_type == "longformer" else "AutoModelForSeq2SeqLM"

@@ -50,7 +50,7 @@ PUBLISHED = {
     "vocab_size": 61,
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse")
+pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse", "ignore:Even with parity")
 
 
 def save_without_architectures(model: Any, folder: Path, **options: Any) -> Path:

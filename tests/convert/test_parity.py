@@ -15,7 +15,9 @@ NO_DROPOUT = {
     "bigbird_pegasus": {"dropout": 0.0},
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse|New in", "ignore:.*is not kept")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Left behind, as sparse|New in", "ignore:.*is not kept", "ignore:Even with parity"
+)
 
 
 @pytest.mark.parametrize("tokens", [64, 61, 20])

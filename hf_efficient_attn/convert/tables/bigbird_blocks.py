@@ -8,7 +8,7 @@ from hf_efficient_attn.patterns.big_bird import PREFIX_LENGTHS, bigbird
 
 
 def bigbird_fields(config: Any, parity: bool) -> dict[str, Any]:
-    """Return our fields: the paper's function, or with `parity` exactly that of transformers."""
+    """Return our fields: the paper's function, or with `parity` that of transformers."""
     if config.attention_type == "original_full":
         return {}
     block, count = config.block_size, config.num_random_blocks

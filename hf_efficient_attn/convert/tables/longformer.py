@@ -11,7 +11,7 @@ from hf_efficient_attn.convert.windows import bands_of_windows, windows_of_patte
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself; `parity` changes nothing, as they agree.
+    """Return what no field of theirs says by itself; `parity` changes nothing.
 
     Raises:
         ConfigurationError: no padding token.

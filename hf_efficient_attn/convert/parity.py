@@ -1,0 +1,38 @@
+"""Inputs for which a converted model differs from its source even with `parity`, and why."""
+
+# "there" is transformers
+PADDING_BEFORE = "padding before or between tokens, as positions count tokens here, places there"
+PADDING_BETWEEN = "padding between tokens, as rotary positions count tokens here, places there"
+PAD_IDS = "pad ids that no attention_mask hides, as each has a position here, and all have one there"
+SHORTER = "inputs shorter than the longest of a batch, as their own last block is global here, one of padding there"
+AFTER_SHORT = "inputs after one short enough for full attention, as all that follow are then read by it there"
+TOKEN_TYPES = "question answering without token_type_ids, as they are made from the first separator there"
+
+EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "bart": (PADDING_BEFORE,),
+    "bert": (PADDING_BEFORE,),
+    "big_bird": (PADDING_BEFORE, SHORTER, AFTER_SHORT, TOKEN_TYPES),
+    "bigbird_pegasus": (PADDING_BEFORE, SHORTER, AFTER_SHORT),
+    "led": (PADDING_BEFORE,),
+    "longformer": (PAD_IDS,),
+    "marian": (PADDING_BEFORE,),
+    "modernbert": (PADDING_BETWEEN,),
+    "pegasus": (PADDING_BEFORE,),
+    "roberta": (PAD_IDS,),
+    "xlm-roberta": (PAD_IDS,),
+}
+
+
+def note_exceptions(model_type: str) -> list[str]:
+    """Return a note on the inputs for which a model of ours, made of one of `model_type`, has other outputs."""
+    exceptions = EXCEPTIONS.get(model_type, ())
+    return [f"Even with parity, outputs differ from transformers' for: {'; '.join(exceptions)}."] if exceptions else []
+
+
+def list_exceptions() -> str:
+    """Return all exceptions with the model types that each concerns."""
+    types: dict[str, list[str]] = {}
+    for model_type, exceptions in EXCEPTIONS.items():
+        for exception in exceptions:
+            types.setdefault(exception, []).append(model_type)
+    return "; ".join(f"({', '.join(names)}) {exception}" for exception, names in types.items())

@@ -1,0 +1,104 @@
+"""Inputs for which outputs differ even with `parity`: those that are listed, for the types listed, and no others."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from in_tree_models import FIELDS, in_tree, inputs_of, largest_difference
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.convert import parity
+from hf_efficient_attn.convert.registry import COUNTERPARTS
+
+TOKENS = 61
+
+pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse")
+
+
+def differs(model_type: str, change: Callable[[Any, dict[str, torch.Tensor]], None], head: str = "AutoModel") -> bool:
+    """Return whether outputs differ for inputs that `change` has changed; it may call the model of transformers."""
+    theirs = in_tree(model_type, head)
+    with warnings.catch_warnings(action="ignore"):
+        ours = hea.convert(theirs, parity=True)
+    inputs = inputs_of(model_type, head, TOKENS)
+    assert largest_difference(theirs, ours, inputs) < 1e-5
+    change(theirs, inputs)
+    difference = largest_difference(theirs, ours, inputs)
+    assert difference < 1e-5 or difference > 1e-3
+    return difference > 1e-3
+
+
+def pad(inputs: dict[str, torch.Tensor], first: int, last: int) -> None:
+    inputs["input_ids"][0, first:last] = 1
+    inputs["attention_mask"][0, first:last] = 0
+
+
+def padding_before(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
+    pad(inputs, 0, 17)
+
+
+def padding_between(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
+    pad(inputs, 5, 17)
+
+
+def padding_behind(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
+    pad(inputs, TOKENS - 17, TOKENS)
+
+
+def pad_ids(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
+    inputs["input_ids"][0, -17:] = 1
+
+
+def after_a_short_input(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        theirs(**inputs_of(theirs.config.model_type, "AutoModel", 20))
+
+
+def without_token_types(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
+    inputs.pop("token_type_ids", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "exceptions"),
+    [
+        (padding_before, {parity.PADDING_BEFORE}),
+        (padding_between, {parity.PADDING_BEFORE, parity.PADDING_BETWEEN}),
+        (padding_behind, {parity.SHORTER}),
+        (pad_ids, {parity.PAD_IDS}),
+        (after_a_short_input, {parity.AFTER_SHORT}),
+    ],
+)
+@pytest.mark.parametrize("model_type", FIELDS)
+def test_outputs_differ_where_it_is_said(model_type: str, change: Any, exceptions: set[str]) -> None:
+    assert differs(model_type, change) == bool(exceptions & set(parity.EXCEPTIONS[model_type]))
+
+
+@pytest.mark.parametrize("model_type", [name for name in FIELDS if "QuestionAnswering" in COUNTERPARTS[name].heads])
+def test_token_types(model_type: str) -> None:
+    found = differs(model_type, without_token_types, "AutoModelForQuestionAnswering")
+    assert found == (parity.TOKEN_TYPES in parity.EXCEPTIONS[model_type])
+
+
+@pytest.mark.parametrize("model_type", FIELDS)
+def test_they_are_noted(model_type: str) -> None:
+    theirs = in_tree(model_type)
+    with pytest.warns(UserWarning, match="Even with parity, outputs differ from transformers' for: ") as caught:
+        hea.convert(theirs, parity=True)
+    [note] = [str(each.message) for each in caught if "Even with parity" in str(each.message)]
+    assert all(exception in note for exception in parity.EXCEPTIONS[model_type])
+
+
+def test_every_type_is_listed() -> None:
+    assert parity.EXCEPTIONS.keys() == COUNTERPARTS.keys() == FIELDS.keys()
+    listed = parity.list_exceptions()
+    assert f"(longformer, roberta, xlm-roberta) {parity.PAD_IDS}" in listed
+    assert f"(big_bird) {parity.TOKEN_TYPES}" in listed
+
+
+@pytest.mark.filterwarnings("error", "ignore:New in", "ignore:.*is not kept")
+def test_models_of_transformers_and_ours_need_no_note() -> None:
+    ours = hea.convert(in_tree("longformer", "AutoModelForMaskedLM"))
+    hea.convert(ours, parity=True)
+    hea.convert(ours, to="longformer", parity=True)
