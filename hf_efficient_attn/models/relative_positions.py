@@ -5,6 +5,8 @@ sinusoids R. Source: Dai et al. (arXiv:1901.02860), section 3.3; Beltagy et al. 
 them in the character language model.
 """
 
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,11 +17,23 @@ from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.models.positions import sinusoids
 from hf_efficient_attn.patterns.pattern import Pattern
 
+# lengths for which a model is compiled apart
+COMPILED_KEYS = tuple(4**power for power in range(4, 12))
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """Neighbouring heads, the pattern of each, and the distances query − key that they need."""
+
+    heads: slice
+    pattern: Pattern
+    reach: Distance
+
 
 class RelativePositions(nn.Module):
-    """Return the queries for the keys, and the term of the distances. Shapes: query [B, H, T, D] → the same, a `Term`.
+    """Return the queries for the keys, and for each group of heads the term of its distances.
 
-    Distances further than the pattern reaches (global tokens) are clipped to its reach.
+    Shapes: query [B, H, T, D] → the same, terms of [B, heads of the group, T, distances].
     """
 
     def __init__(self, config: Any) -> None:
@@ -36,12 +50,55 @@ class RelativePositions(nn.Module):
         init.normal_(self.content_bias, std=self.std)
         init.normal_(self.position_bias, std=self.std)
 
-    def forward(self, query: Tensor, reach: Distance, scale: float) -> tuple[Tensor, Term]:
-        distances = torch.arange(reach.first, reach.last + 1, device=query.device)
+    def forward(
+        self, query: Tensor, groups: tuple[HeadGroup, ...], num_keys: int, scale: float
+    ) -> tuple[Tensor, list[Term]]:
+        reaches = [within(group.reach, num_keys) for group in groups]
+        first, last = min(reach.first for reach in reaches), max(reach.last for reach in reaches)
+        distances = torch.arange(first, last + 1, device=query.device)
         table = self.r_proj(sinusoids(distances, self.hidden_size).to(query.dtype))
-        table = table.unflatten(-1, self.content_bias.shape[::2]).transpose(0, 1)
-        values = (query + self.position_bias) @ table.transpose(1, 2) * scale
-        return query + self.content_bias, Term(values, reach)
+        table = table.unflatten(-1, self.content_bias.shape[::2]).permute(1, 2, 0)
+        # before the product, which is much larger
+        scaled = (query + self.position_bias) * scale
+        terms = []
+        for group, reach in zip(groups, reaches, strict=True):
+            columns = slice(reach.first - first, reach.last + 1 - first)
+            terms.append(Term(scaled[:, group.heads] @ table[group.heads, :, columns], reach))
+        return query + self.content_bias, terms
+
+
+def within(reach: Distance, num_keys: int) -> Distance:
+    """Return a reach without the distances that are longer than any between `num_keys` keys.
+
+    A compiled model, whose lengths may be symbols, is compiled for a few numbers of keys; an exported one for all.
+
+    >>> within(Distance(-9, 9), 4), within(Distance(0, 9), 4)
+    (Distance(first=-3, last=3), Distance(first=0, last=3))
+    """
+    if torch.compiler.is_exporting():
+        return reach
+    if torch.compiler.is_compiling():
+        num_keys = next((limit for limit in COMPILED_KEYS if num_keys <= limit), COMPILED_KEYS[-1])
+    first = min(reach.last, max(reach.first, 1 - num_keys))
+    return Distance(first, max(first, min(reach.last, num_keys - 1)))
+
+
+def head_groups(pattern: Pattern, max_distance: int, num_heads: int) -> tuple[HeadGroup, ...]:
+    """Return the runs of heads that read alike, and the distances each needs; random heads cannot be told apart.
+
+    >>> from hf_efficient_attn.patterns.bands import Band, Dilated
+    >>> from hf_efficient_attn.patterns.per_head import PerHead
+    >>> [group.heads for group in head_groups(PerHead([Band(8, 0), Dilated(9, 9, 3)]), 64, 4)]
+    [slice(0, 2, None), slice(2, 4, None)]
+    """
+    if pattern.is_random:
+        return (HeadGroup(slice(0, num_heads), pattern, reach_of(pattern, max_distance, num_heads)),)
+    groups, start = [], 0
+    for head, run in groupby(pattern.heads(num_heads)):
+        stop = start + len(list(run))
+        groups.append(HeadGroup(slice(start, stop), head, reach_of(head, max_distance, 1)))
+        start = stop
+    return tuple(groups)
 
 
 def reach_of(pattern: Pattern, max_distance: int, num_heads: int) -> Distance:

@@ -3,6 +3,7 @@
 Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.terms import Distance
 from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
 from hf_efficient_attn.models.global_rows import GlobalRows
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.relative_positions import RelativePositions, reach_of
+from hf_efficient_attn.models.relative_positions import RelativePositions, head_groups
+from hf_efficient_attn.models.remembered import remembered
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -86,26 +87,18 @@ class SparseAttention(nn.Module):
                 "Generate with the default cache, which holds everything."
             )
         followed = self._followed(global_positions, key.shape[2])
-        terms = ()
+        options = {
+            "attention_mask": attention_mask,
+            "scale": self.scaling,
+            "dropout": self.config.attention_dropout if self.training else 0.0,
+            "global_mask": global_mask,
+            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            "backend": backend_of(self.config),
+        }
         if self.relative is not None:
-            query, term = self.relative(query, self._reach(followed.pattern), self.scaling)
-            terms = (term,)
-        is_replaced = self.config.random_blocks_in_eval == "transformers" and not self.training
-        if is_replaced and not followed.is_causal and not followed.reads_all:
-            followed, query, key = repeat_first_block(followed, query, key, self.scaling, attention_mask)
-        out, weights = attend_layer(
-            query,
-            key,
-            value,
-            followed,
-            attention_mask,
-            self.scaling,
-            self.config.attention_dropout if self.training else 0.0,
-            global_mask=global_mask,
-            terms=terms,
-            need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
-            backend=backend_of(self.config),
-        )
+            out, weights = self._attend_relative(query, key, value, followed, options)
+        else:
+            out, weights = self._attend(query, key, value, followed, options)
         out = self.o_proj(out.flatten(2))
         if global_rows is not None:
             read, read_weights = self.global_attention(hidden_states, global_rows, rotation, cached_globals)
@@ -139,28 +132,39 @@ class SparseAttention(nn.Module):
             return LayerPattern(Full(), reads_all=True)
         if not global_positions or followed.reads_all:
             return followed
-        key = (followed.pattern, global_positions)
-        if torch.compiler.is_compiling() or self.__dict__.get("_joined", (None,))[0] != key:
-            self._join(*key)
-        return LayerPattern(self.__dict__["_joined"][1], followed.layer, False, followed.is_causal)
-
-    # a compiler cannot trace the algebra of patterns, and takes its result for granted
-    @torch.compiler.assume_constant_result
-    def _join(self, pattern: Pattern, positions: tuple[int, ...]) -> bool:
         # rows of global tokens with projections of their own are computed apart
-        joined = pattern | GlobalTokens(positions, reads_all=self.global_attention is None)
-        self.__dict__["_joined"] = ((pattern, positions), joined.causal() if self.is_causal else joined)
-        return True
+        joined = remembered(
+            self, join_globals, followed.pattern, global_positions, self.global_attention is None, self.is_causal
+        )
+        return replace(followed, pattern=joined, is_own=False)
 
-    def _reach(self, pattern: Pattern) -> Distance:
-        if torch.compiler.is_compiling() or self.__dict__.get("_reached", (None,))[0] != pattern:
-            self._find_reach(pattern)
-        return self.__dict__["_reached"][1]
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        is_replaced = self.config.random_blocks_in_eval == "transformers" and not self.training
+        if is_replaced and not followed.is_causal and not followed.reads_all:
+            followed, query, key = repeat_first_block(followed, query, key, self.scaling, options["attention_mask"])
+        return attend_layer(query, key, value, followed, **options)
 
-    @torch.compiler.assume_constant_result
-    def _find_reach(self, pattern: Pattern) -> bool:
-        self.__dict__["_reached"] = (pattern, reach_of(pattern, self.config.max_position_embeddings, self.num_heads))
-        return True
+    def _attend_relative(
+        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with relative positions, in heads that read alike at once: each needs other distances."""
+        groups = remembered(self, head_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
+        query, terms = self.relative(query, groups, key.shape[2], self.scaling)
+        key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
+        parts = []
+        for group, term in zip(groups, terms, strict=True):
+            states = (each[:, group.heads] for each in (query, key, value))
+            parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
+        outs, weights = zip(*parts, strict=True)
+        return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
+
+
+def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:
+    """Return the pattern with global tokens, or its causal form. reads_all: whether they read everything by it, too."""
+    joined = pattern | GlobalTokens(positions, reads_all=reads_all)
+    return joined.causal() if is_causal else joined
 
 
 def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Tensor:

@@ -1,12 +1,16 @@
 """Transformer-XL's relative positions against their formula, in float64 with gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.layout.terms import Distance
 from hf_efficient_attn.models.positions import sinusoids
-from hf_efficient_attn.patterns import Band, Dilated, PerHead
+from hf_efficient_attn.models.relative_positions import within
+from hf_efficient_attn.patterns import Band, Dilated, Pattern, PerHead
 
 
 def test_equals_the_formula() -> None:
@@ -49,6 +53,37 @@ def test_no_global_tokens_by_the_config_or_by_a_call() -> None:
     ids = torch.randint(3, 60, (1, 9))
     with pytest.raises(hea.InputError, match=f"{sentence}. Leave global_attention_mask out"):
         model(ids, global_attention_mask=torch.ones_like(ids))
+
+
+def distances_made(pattern: Pattern, tokens: int, **fields: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of all scores of distances that one layer makes, [B, H, T, distances]."""
+    config = hea.SparseTransformerConfig.longformer_char_lm(
+        **{**TINY, "num_hidden_layers": 1, "attention_pattern": pattern, **fields}
+    )
+    attention = hea.SparseTransformerModel(config).eval().layers[0].self_attn
+    shapes = []
+    attention.relative.register_forward_hook(lambda *call: shapes.extend(term.values.shape for term in call[-1][1]))
+    attention(torch.randn(2, tokens, TINY["hidden_size"]))
+    return [tuple(shape) for shape in shapes]
+
+
+def test_no_more_distances_than_there_are_keys() -> None:
+    assert distances_made(Band(60, 0), 5) == [(2, 4, 5, 5)]
+    assert distances_made(Band(60, 60), 5, is_causal=False) == [(2, 4, 5, 9)]
+    assert distances_made(Band(3, 0), 20) == [(2, 4, 20, 4)]
+    assert distances_made(Band(3, 0), 1) == [(2, 4, 1, 1)]
+
+
+def test_no_head_makes_the_distances_of_another() -> None:
+    assert distances_made(PerHead([Band(3, 0)] * 3 + [Dilated(12, 0, 4)]), 20) == [(2, 3, 20, 4), (2, 1, 20, 13)]
+
+
+@pytest.mark.parametrize(
+    ("reach", "num_keys", "expected"),
+    [((-9, 9), 4, (-3, 3)), ((5, 9), 4, (5, 5)), ((-9, -5), 4, (-5, -5)), ((0, 9), 100, (0, 9)), ((0, 9), 1, (0, 0))],
+)
+def test_reach_within_the_keys(reach: tuple[int, int], num_keys: int, expected: tuple[int, int]) -> None:
+    assert within(Distance(*reach), num_keys) == Distance(*expected)
 
 
 def test_start_values_are_random() -> None:
