@@ -1,14 +1,23 @@
 """The tokenizer of a source, for inputs as long as the converted model reads."""
 
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils import cached_file
 
 from hf_efficient_attn.errors import CheckpointError
 
-# one of these is in every folder that has a tokenizer
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+# every checkpoint that has a tokenizer has one of these; without any, transformers makes up an empty tokenizer
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "source.spm",
+    "tokenizer_config.json",
+)
 
 
 def load_tokenizer(src: str | None, num_positions: int | None) -> Any:
@@ -29,7 +38,11 @@ def load_tokenizer(src: str | None, num_positions: int | None) -> Any:
 
 
 def _has_tokenizer(src: str) -> bool:
-    folder = Path(src)
-    if not folder.is_dir():
-        return True  # on the Hub
-    return any(any(folder.glob(name)) for name in TOKENIZER_FILES)
+    return any(_has_file(src, name) for name in TOKENIZER_FILES)
+
+
+def _has_file(src: str, name: str) -> bool:
+    try:
+        return cached_file(src, name) is not None
+    except OSError:
+        return False

@@ -1,12 +1,15 @@
 """Checkpoints whose config names no architectures: the head is found by the names of the weights, or asked for."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from hub_server import running_hub
 from in_tree_models import FIELDS, heads_of, in_tree, inputs_of, largest_difference
 from safetensors.torch import load_file, save_file
 
@@ -108,6 +111,19 @@ def test_the_published_longformer(tmp_path: Path, is_old_pickle: bool) -> None:
     assert largest_difference(theirs, ours, inputs_of("longformer", "AutoModelForMaskedLM", padded=9)) < 1e-5
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert largest_difference(ours, loaded, inputs_of("longformer", "AutoModelForMaskedLM")) == 0
+
+
+def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None:
+    """Without a tokenizer there, none is made up."""
+    with running_hub(tmp_path / "hub") as hub:
+        folder = hub.files("allenai/longformer-base-4096")
+        folder.parent.mkdir(parents=True)
+        published(folder, is_old_pickle=True)
+        words = [sys.executable, "-m", "hf_efficient_attn", "convert", "allenai/longformer-base-4096", "dst"]
+        done = subprocess.run(words, cwd=tmp_path, env=hub.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("dst: SparseTransformerForMaskedLM")
+    assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors"}
 
 
 @pytest.mark.filterwarnings("ignore:Left behind", "ignore:New in")
