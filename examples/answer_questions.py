@@ -8,7 +8,8 @@ fits in 512. A text is several entries of the Free On-line Dictionary of Computi
 once), the question asks for one of them ("What is ...?"), the answer is its first sentence. The text is real, the
 questions are four templates, and a search for the headword would answer them all: what is learnt is to find an entry
 anywhere in a long text and where its first sentence ends. Tokens read a window; those of the question read, and are
-read by, everything. Words of the text that stand in the question are marked for the model (see questions.py).
+read by, everything. Words of the text that stand in the question are marked
+for the model (see question_answering/questions.py).
 
 `outputs/answer_questions` then holds `whole` and `truncated` (folders that `AutoModelForQuestionAnswering` loads),
 results.json, results.md and scores.png. Takes about six minutes on two cores. More:
@@ -25,19 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from answer_arguments import AnswerTrainingArguments, DataArguments, ModelArguments
-from answer_evaluation import answer, score, score_by_position
-from answer_report import draw_scores, model_card, results_text
-from arguments import UsageError, parse_arguments
 from corpora import foldoc
 from corpora.splits import Row, Splits
-from own_data import Column
-from questions import Question, answer_fault, tokenize
-from saved_model import check_saved_model, save_model
-from task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
-from task_tokenizer import train_task_tokenizer
-from timed_training import TimedTrainer
-from token_batches import TokenBatches
+from question_answering.answer_arguments import AnswerTrainingArguments, DataArguments, ModelArguments
+from question_answering.answer_evaluation import answer, score, score_by_position
+from question_answering.answer_report import draw_scores, model_card, results_text
+from question_answering.questions import Question, answer_fault, tokenize
+from shared.arguments import UsageError, parse_arguments
+from shared.own_data import Column
+from shared.saved_model import check_saved_model, save_model
+from shared.task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
+from shared.task_tokenizer import train_task_tokenizer
+from shared.timed_training import TimedTrainer
+from shared.token_batches import TokenBatches
 from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea

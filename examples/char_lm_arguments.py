@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from clm_arguments import UsageError
+from shared.arguments import UsageError
 from transformers import TrainingArguments
 
 import hf_efficient_attn as hea

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from causal_lm.stdlib_corpus import stdlib_documents
+from causal_lm.token_blocks import DEFAULT_STDLIB_BYTES
 from char_lm_arguments import DataArguments
-from clm_arguments import UsageError
 from corpora import python_docs
 from datasets import load_dataset
-from stdlib_corpus import stdlib_documents
-from token_blocks import DEFAULT_STDLIB_BYTES
+from shared.arguments import UsageError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from char_lm_arguments import CharTrainingArguments
-from task_run import results_table
+from shared.task_run import results_table
 
 from hf_efficient_attn.pictures import new_figure
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from char_lm_arguments import OPTIMIZERS, CharTrainingArguments
-from clm_arguments import UsageError
+from shared.arguments import UsageError
+from shared.training_callbacks import BitsPerByteTrainer
 from torch.optim.lr_scheduler import LRScheduler
-from training_callbacks import BitsPerByteTrainer
 from transformers import (
     PreTrainedModel,
     TrainerCallback,

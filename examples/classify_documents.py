@@ -28,16 +28,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import parse_arguments
-from classify_arguments import CORPORA, ClassifyTrainingArguments, DataArguments, ModelArguments
-from classify_evaluation import over_seeds, score_bag_of_words, score_model, score_most_frequent
-from classify_report import draw_scores, model_card, results_text
-from documents import Crops, Documents, find_classes, tokenize
-from saved_model import check_saved_model, save_model
-from task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
-from task_tokenizer import train_task_tokenizer
-from timed_training import TimedTrainer
-from token_batches import TokenBatches
+from classification.classify_arguments import CORPORA, ClassifyTrainingArguments, DataArguments, ModelArguments
+from classification.classify_evaluation import over_seeds, score_bag_of_words, score_model, score_most_frequent
+from classification.classify_report import draw_scores, model_card, results_text
+from classification.documents import Crops, Documents, find_classes, tokenize
+from shared.arguments import parse_arguments
+from shared.saved_model import check_saved_model, save_model
+from shared.task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
+from shared.task_tokenizer import train_task_tokenizer
+from shared.timed_training import TimedTrainer
+from shared.token_batches import TokenBatches
 from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea

@@ -29,10 +29,10 @@ from typing import Any
 
 import evaluate
 import torch
-from arguments import UsageError, parse_arguments
+from conversion.pretrained_bert import PACKAGE, bert_folder
 from corpora import python_docs
 from datasets import Dataset
-from masked_text import (
+from masked_lm.masked_text import (
     BlockShape,
     HeldOutText,
     MaskedTokensTrainer,
@@ -41,13 +41,13 @@ from masked_text import (
     mask_held_out,
     training_blocks,
 )
-from mlm_report import closing_text, draw_bits, model_card
-from own_data import Column
-from pretrained_bert import PACKAGE, bert_folder
-from saved_model import check_saved_model, save_model
-from task_data import TaskDataArguments
-from task_run import closing_words, open_run_folder, run_example, write_results
-from training_callbacks import StepClock
+from masked_lm.mlm_report import closing_text, draw_bits, model_card
+from shared.arguments import UsageError, parse_arguments
+from shared.own_data import Column
+from shared.saved_model import check_saved_model, save_model
+from shared.task_data import TaskDataArguments
+from shared.task_run import closing_words, open_run_folder, run_example, write_results
+from shared.training_callbacks import StepClock
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from arguments import UsageError, parse_arguments
-from pretrained_bert import bert_folder
-from task_run import run_example
-from topic_documents import TOPICS, topic_document
+from conversion.pretrained_bert import bert_folder
+from conversion.topic_documents import TOPICS, topic_document
+from shared.arguments import UsageError, parse_arguments
+from shared.task_run import run_example
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_efficient_attn as hea

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import UsageError, parse_arguments
 from corpora import man_pages
 from datasets import Dataset
-from own_data import Column
-from rouge_report import COLUMNS, draw_rouge_by_length, length_table, mean_rouge, rouge_by_length, verdict
-from seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs, save_and_check
-from task_data import TaskDataArguments, spread
-from task_run import (
+from seq2seq.rouge_report import COLUMNS, draw_rouge_by_length, length_table, mean_rouge, rouge_by_length, verdict
+from seq2seq.seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs, save_and_check
+from shared.arguments import UsageError, parse_arguments
+from shared.own_data import Column
+from shared.task_data import TaskDataArguments, spread
+from shared.task_run import (
     closing_words,
     open_run_folder,
     results_table,
@@ -39,7 +39,7 @@ from task_run import (
     with_overrides,
     write_results,
 )
-from task_tokenizer import train_task_tokenizer
+from shared.task_tokenizer import train_task_tokenizer
 from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea

@@ -28,8 +28,8 @@ from char_lm_data import byte_tokenizer, load_bytes
 from char_lm_memory import peak_of_a_step
 from char_lm_report import draw_curves, model_card, results_text
 from char_lm_training import train_kind
-from saved_model import check_saved_model, save_model
-from task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
+from shared.saved_model import check_saved_model, save_model
+from shared.task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
 from transformers import HfArgumentParser
 
 import hf_efficient_attn as hea

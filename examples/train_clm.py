@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import UsageError
-from clm_arguments import parse_clm_arguments
-from clm_report import closing_summary, model_card, results_table, write_results
-from clm_run import Run, prepare_run
-from finished_model import check_reload, describe_setup, hub_name, push
-from loss_curves import draw_loss_curves
-from run_folder import checkpoint_to_resume, command_line, is_finished, public_words, resume_words
+from causal_lm.clm_arguments import parse_clm_arguments
+from causal_lm.clm_report import closing_summary, model_card, results_table, write_results
+from causal_lm.clm_run import Run, prepare_run
+from causal_lm.finished_model import check_reload, describe_setup, hub_name, push
+from causal_lm.loss_curves import draw_loss_curves
+from causal_lm.run_folder import checkpoint_to_resume, command_line, is_finished, public_words, resume_words
 from safetensors.torch import load_model
-from training_callbacks import BitsPerByteTrainer, StopOnInterrupt
+from shared.arguments import UsageError
+from shared.training_callbacks import BitsPerByteTrainer, StopOnInterrupt
 from transformers import PreTrainedModel, Trainer, TrainerState, set_seed
 from transformers.utils import logging
 

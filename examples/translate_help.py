@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arguments import UsageError, parse_arguments
-from averaged_checkpoints import average_checkpoints
 from corpora import libreoffice_help
 from corpora.splits import Row
-from own_data import Column
-from seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs, load_metric, save_and_check
-from task_data import TaskDataArguments, spread
-from task_run import (
+from seq2seq.averaged_checkpoints import average_checkpoints
+from seq2seq.seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs, load_metric, save_and_check
+from shared.arguments import UsageError, parse_arguments
+from shared.own_data import Column
+from shared.task_data import TaskDataArguments, spread
+from shared.task_run import (
     closing_words,
     open_run_folder,
     results_table,
@@ -39,7 +39,7 @@ from task_run import (
     with_overrides,
     write_results,
 )
-from task_tokenizer import train_task_tokenizer
+from shared.task_tokenizer import train_task_tokenizer
 from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea

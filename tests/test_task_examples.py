@@ -115,8 +115,8 @@ def test_classification_leaves_what_it_promises(classified: tuple[Path, str]) ->
 
 def test_long_documents_are_scored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    from classify_evaluation import scores_of
-    from documents import Documents
+    from classification.classify_evaluation import scores_of
+    from classification.documents import Documents
 
     documents = Documents([[5] * 30, [5] * 31, [5] * 40], labels=[0, 1, 1], long_from=32)
     scores = scores_of([1, 1, 0], documents)

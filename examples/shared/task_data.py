@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arguments import UsageError
 from corpora.splits import SPLITS, Row, Splits
-from own_data import Column, check_columns, check_rows, load_own
+
+from shared.arguments import UsageError
+from shared.own_data import Column, check_columns, check_rows, load_own
 
 FILES = ("train_file", "validation_file", "test_file")
 SUFFIXES = (".json", ".jsonl", ".csv")

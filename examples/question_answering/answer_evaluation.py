@@ -7,11 +7,12 @@ from typing import Any
 
 import evaluate
 import torch
-from questions import Question, best_answer
-from token_batches import pad_batch, token_batches
+from shared.token_batches import pad_batch, token_batches
 from transformers import PreTrainedModel
 
-METRIC = Path(__file__).parent / "metrics" / "squad_scores"
+from question_answering.questions import Question, best_answer
+
+METRIC = Path(__file__).parents[1] / "metrics" / "squad_scores"
 FIRST_BORDER = 512
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import UsageError
+from causal_lm.run_folder import command_line, public_words
 from corpora.packages import PackageError
 from huggingface_hub.errors import StrictDataclassError
-from run_folder import command_line, public_words
 from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import logging
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.bench.report import describe_machine, machine_line, markdown_table
+from shared.arguments import UsageError
 
 Columns = Mapping[str, tuple[str, str]]
 

@@ -9,7 +9,7 @@ import sysconfig
 import zlib
 from pathlib import Path
 
-from arguments import UsageError
+from shared.arguments import UsageError
 
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 HELD_OUT_EVERY = 20

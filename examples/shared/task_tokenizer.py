@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from token_blocks import TOKENIZER_TRAINING_BYTES
+from causal_lm.token_blocks import TOKENIZER_TRAINING_BYTES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 

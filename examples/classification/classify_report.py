@@ -4,10 +4,10 @@ import math
 import re
 from typing import Any
 
-from classify_arguments import ClassifyTrainingArguments, ModelArguments
-from classify_evaluation import SCORES
-from task_run import results_table, smoothed
+from shared.task_run import results_table, smoothed
 
+from classification.classify_arguments import ClassifyTrainingArguments, ModelArguments
+from classification.classify_evaluation import SCORES
 from hf_efficient_attn.pictures import new_figure
 
 COLUMNS = {

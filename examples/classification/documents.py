@@ -6,8 +6,8 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from arguments import UsageError
 from corpora.splits import Row, Splits
+from shared.arguments import UsageError
 from transformers import PreTrainedTokenizerBase
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from seq2seq_task import load_metric
-from task_run import results_table, save_picture
+from shared.task_run import results_table, save_picture
 
 from hf_efficient_attn.pictures import new_figure
+from seq2seq.seq2seq_task import load_metric
 
 COLUMNS = {
     "system": ("summary", "{}"),

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from arguments import UsageError
-from token_batches import TokenBatches
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from training_callbacks import StepClock
 from transformers import (
     PreTrainedModel,
     Trainer,
@@ -25,6 +22,9 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 import hf_efficient_attn as hea
+from shared.arguments import UsageError
+from shared.token_batches import TokenBatches
+from shared.training_callbacks import StepClock
 
 NO_LIMIT_OF_STEPS = 10_000_000
 

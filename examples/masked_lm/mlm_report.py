@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from masked_text import BlockShape
-from task_run import results_table, save_picture
+from shared.task_run import results_table, save_picture
 
 from hf_efficient_attn.pictures import new_figure
+from masked_lm.masked_text import BlockShape
 
 COLUMNS = {
     "model": ("model", "{}"),

@@ -10,13 +10,14 @@ from typing import Any
 import evaluate
 import numpy as np
 import torch
-from documents import Documents, pieces_of
+from shared.token_batches import pad_batch, token_batches
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from token_batches import pad_batch, token_batches
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-METRIC = Path(__file__).parent / "metrics" / "classification_scores"
+from classification.documents import Documents, pieces_of
+
+METRIC = Path(__file__).parents[1] / "metrics" / "classification_scores"
 SCORES = ("accuracy", "accuracy_long", "f1_macro", "matthews")
 Scores = dict[str, float]
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from answer_arguments import AnswerTrainingArguments
-from task_run import results_table, smoothed
+from shared.task_run import results_table, smoothed
 
 from hf_efficient_attn.pictures import new_figure
+from question_answering.answer_arguments import AnswerTrainingArguments
 
 COLUMNS = {
     "reads": ("model that reads", "{}"),

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from arguments import UsageError
 from corpora import spam_assassin, state_of_the_union
-from own_data import Column
-from task_data import TaskDataArguments
-from timed_training import TimedTrainingArguments
+from shared.arguments import UsageError
+from shared.own_data import Column
+from shared.task_data import TaskDataArguments
+from shared.timed_training import TimedTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
 import hf_efficient_attn as hea

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from corpora.splits import Row
-from own_data import shown
+from shared.own_data import shown
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 

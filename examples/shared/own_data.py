@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import UsageError
 from corpora.splits import Row
 from datasets import load_dataset
 from datasets.exceptions import DatasetsError
+
+from shared.arguments import UsageError
 
 # suffix → builder of `datasets.load_dataset` and its options
 BUILDERS = {

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arguments import UsageError
-from clm_arguments import ClmTrainingArguments, with_resume_value
+from shared.arguments import UsageError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from causal_lm.clm_arguments import ClmTrainingArguments, with_resume_value
 
 TRAINING_SETTINGS = (
     "max_steps",

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from arguments import UsageError
-from task_data import TaskDataArguments
-from timed_training import TimedTrainingArguments
+from shared.arguments import UsageError
+from shared.task_data import TaskDataArguments
+from shared.timed_training import TimedTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
 import hf_efficient_attn as hea

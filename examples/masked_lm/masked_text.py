@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any
 
 import torch
-from arguments import UsageError
 from datasets import Dataset
+from shared.arguments import UsageError
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import UsageError, did_you_mean, parse_arguments, parse_json_file
+from shared.arguments import UsageError, did_you_mean, parse_arguments, parse_json_file
 from transformers import TrainingArguments
 
 from hf_efficient_attn import SimplifiedTransformerConfig

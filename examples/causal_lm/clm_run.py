@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import UsageError
-from clm_arguments import ClmTrainingArguments, DataTrainingArguments, ModelArguments
 from huggingface_hub.errors import StrictDataclassError
-from run_folder import check_resume_value, check_run_folder
-from token_blocks import TokenBlocks, prepare_token_blocks
+from shared.arguments import UsageError
 
 import hf_efficient_attn as hea
+from causal_lm.clm_arguments import ClmTrainingArguments, DataTrainingArguments, ModelArguments
+from causal_lm.run_folder import check_resume_value, check_run_folder
+from causal_lm.token_blocks import TokenBlocks, prepare_token_blocks
 
 
 @dataclass(frozen=True)

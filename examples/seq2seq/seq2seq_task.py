@@ -8,11 +8,11 @@ from typing import Any
 import evaluate
 import numpy as np
 import torch
-from arguments import UsageError
 from datasets import Dataset
-from saved_model import check_saved_model, save_model
+from shared.arguments import UsageError
+from shared.saved_model import check_saved_model, save_model
+from shared.training_callbacks import StepClock
 from torch.utils.data import SequentialSampler
-from training_callbacks import StepClock
 from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedModel,
@@ -23,7 +23,7 @@ from transformers import (
 
 import hf_efficient_attn as hea
 
-METRICS = Path(__file__).with_name("metrics")
+METRICS = Path(__file__).parents[1] / "metrics"
 USAGE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 model = AutoModelForSeq2SeqLM.from_pretrained("{{folder}}")

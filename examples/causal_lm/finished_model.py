@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clm_report import LOCAL_MODEL
-from clm_run import Run
 from huggingface_hub import HfApi
-from run_folder import command_line, public_words
 from safetensors.torch import save_file
-from training_callbacks import BitsPerByteTrainer
+from shared.training_callbacks import BitsPerByteTrainer
 from transformers import PreTrainedModel
+
+from causal_lm.clm_report import LOCAL_MODEL
+from causal_lm.clm_run import Run
+from causal_lm.run_folder import command_line, public_words
 
 DISTRIBUTED_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

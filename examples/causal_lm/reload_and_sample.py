@@ -1,6 +1,6 @@
 """Load a saved model as its users will, in a process of its own, and print what came out as JSON.
 
-    python examples/reload_and_sample.py FOLDER REFERENCE.safetensors PROMPT
+    python examples/causal_lm/reload_and_sample.py FOLDER REFERENCE.safetensors PROMPT
 
 REFERENCE holds `input_ids` and the `logits` the training process computed for them.
 """

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from arguments import UsageError
-from clm_arguments import DataTrainingArguments
 from datasets import Dataset
-from own_data import Column, check_columns, check_rows, load_own
-from stdlib_corpus import stdlib_documents
+from shared.arguments import UsageError
+from shared.own_data import Column, check_columns, check_rows, load_own
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from causal_lm.clm_arguments import DataTrainingArguments
+from causal_lm.stdlib_corpus import stdlib_documents
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_STDLIB_BYTES = 8_000_000

@@ -1,6 +1,6 @@
 """Load a saved model as its users will, in a process of its own, and print how it compares, as JSON.
 
-    python examples/reload_and_measure.py FOLDER REFERENCE.safetensors AUTO_CLASS
+    python examples/shared/reload_and_measure.py FOLDER REFERENCE.safetensors AUTO_CLASS
 
 REFERENCE holds a training batch and, as `output.NAME`, the outputs the training process computed for it. Printed are
 their largest difference, and the peak memory of a training step on that batch in bytes, beyond the weights.

@@ -1,0 +1,1 @@
+"""The parts of `classify_documents.py`."""

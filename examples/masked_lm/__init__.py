@@ -1,0 +1,1 @@
+"""The parts of `continue_mlm.py`."""
