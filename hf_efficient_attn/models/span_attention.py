@@ -176,6 +176,19 @@ def attend_spans(
     return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
 
 
+def within_reach(memory: Tensor, spans: Tensor | None, window: SpanWindow) -> Tensor:
+    """Return the last of the states before the queries, [B, C, hidden_size], that any head reads.
+
+    Dynamic spans are known only when they are computed, and until then the limit is remembered.
+    """
+    if spans is None or torch.compiler.is_compiling():
+        return memory
+    longest = float(spans.detach().amax())
+    # spans that are no numbers are refused where they are used
+    reach = window.num_keys(longest) - 1 + window.shift if isfinite(longest) else window.limit
+    return memory[:, max(0, memory.shape[1] - reach) :]
+
+
 def index_of(heads: tuple[int, ...]) -> slice | list[int]:
     """Return what picks these heads out of a dimension: of neighbours a slice, which copies nothing.
 

@@ -33,7 +33,7 @@ from hf_efficient_attn.models.heads import CausalLMHead, MaskedLMHead, SequenceC
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
-from hf_efficient_attn.models.span_attention import attend_spans
+from hf_efficient_attn.models.span_attention import attend_spans, within_reach
 from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
 from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
 from hf_efficient_attn.models.span_config import checked_window
@@ -81,7 +81,12 @@ class SpanAttention(nn.Module):
             position_embeddings: cosines and sines of the positions of at least all keys, of which the last count.
             real_tokens: bool [B, T]; the mean of dynamic spans is over these.
         """
-        read = hidden_states if memory is None else torch.cat((memory.to(hidden_states), hidden_states), 1)
+        spans, window = self.spans(hidden_states), checked_window(self.config, self.spans)
+        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        read = hidden_states
+        if memory is not None:
+            memory = memory if need_weights else within_reach(memory, spans, window)
+            read = torch.cat((memory.to(hidden_states), hidden_states), 1)
         query, key, value = (
             projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection, states in ((self.q_proj, hidden_states), (self.k_proj, read), (self.v_proj, read))
@@ -90,20 +95,19 @@ class SpanAttention(nn.Module):
             query, key = (rotate_last(each, position_embeddings) for each in (query, key))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        spans = self.spans(hidden_states)
         out, weights = attend_spans(
             query,
             key,
             value,
             spans,
-            checked_window(self.config, self.spans),
+            window,
             attention_mask,
             self.scaling,
             self.config.attention_dropout if self.training else 0.0,
             position_table,
             known_spans=self.spans.frozen,
             layer_idx=self.layer_idx,
-            need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            need_weights=need_weights,
             backend=backend_of(self.config),
         )
         self.spans.note(spans, real_tokens)

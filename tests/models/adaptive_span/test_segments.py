@@ -1,6 +1,7 @@
 """Texts read in segments, each with what the layers remember of the one before."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -64,6 +65,20 @@ def test_only_what_spans_can_read_is_kept() -> None:
         lengths = [states.shape[1] for states in model.model.memory.read(number(index + 1), False, 2)]
         seen = 30 * (index + 1)
         assert lengths == [min(seen, 12 + 4 + 64), min(seen, 200)]
+
+
+def test_only_what_dynamic_spans_read_is_projected() -> None:
+    """All of the limit is kept for them, but no token of this segment may read as far."""
+    model, lengths = tiny(span="dynamic", span_limit=200), []
+    for layer in model.model.layers:
+        layer.self_attn.spans.bias.data.fill_(-3.0)
+        layer.self_attn.spans.weight.data.zero_()
+        layer.self_attn.k_proj.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    longest = 200 / (1 + math.exp(3.0))
+    with torch.no_grad():
+        by_segments(model, random_ids(2, 90), 30)
+    # the first token of a segment reads ceil(z) + R keys before itself
+    assert lengths == [30, 30, *[30 + math.ceil(longest) + 4] * 4]
 
 
 def test_grown_spans_read_what_is_there() -> None:
