@@ -14,9 +14,10 @@ def remembered(module: nn.Module, build: Callable[..., Any], *arguments: Hashabl
     """
     # nor may it look at what is kept before it has been made for these arguments
     name = f"_{build.__name__}"
-    if torch.compiler.is_compiling() or module.__dict__.get(name, (None,))[0] != arguments:
+    if torch.compiler.is_compiling() or getattr(module, name, (None,))[0] != arguments:
         _remember(module, name, build, *arguments)
-    return module.__dict__[name][1]
+    # not from __dict__, of which the compiler may hold a copy that is older
+    return getattr(module, name)[1]
 
 
 @torch.compiler.assume_constant_result
