@@ -1,4 +1,4 @@
-"""Defects of transformers' own Longformer, LED and BigBird, each a promise that ours keep and they break.
+"""Defects of transformers' Longformer, LED, BigBird and BigBirdPegasus, each a promise that ours keep and they break.
 
 Every promise runs on both: ours must pass, the in-tree class must fail. Should transformers mend one, its test says so.
 """
@@ -26,6 +26,17 @@ SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "sep_token_id": 2,
+}
+SIDES = {
+    **{name: size for name, size in SHAPE.items() if name not in ("num_hidden_layers", "num_attention_heads")},
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "decoder_start_token_id": 2,
+}
+PEER_SIDES = {
+    **{name: size for name, size in SIDES.items() if name not in ("hidden_size", "intermediate_size")},
+    **{"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "dropout": 0.0},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
 }
 PEER_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 OUR_DROPOUT = {"embedding_dropout": 0.0, "hidden_dropout": 0.0, "attention_dropout": 0.0}
@@ -60,19 +71,42 @@ def causal_bigbird(is_ours: bool) -> Any:
     return transformers.BigBirdForCausalLM(config).eval()
 
 
+def led(is_ours: bool) -> Any:
+    torch.manual_seed(0)
+    if is_ours:
+        config = hea.SparseSeq2SeqConfig.led(**SIDES, **OUR_DROPOUT, num_attention_heads=2, attention_window=8)
+        return hea.SparseSeq2SeqForConditionalGeneration(config)
+    config = transformers.LEDConfig(**PEER_SIDES, attention_window=8, max_encoder_position_embeddings=256)
+    return transformers.LEDForConditionalGeneration(config)
+
+
+def bigbird_pegasus(is_ours: bool) -> Any:
+    torch.manual_seed(0)
+    if is_ours:
+        shape = {**SIDES, **OUR_DROPOUT, **OUR_BLOCKS, "num_attention_heads": 2}
+        return hea.SparseSeq2SeqForConditionalGeneration(hea.SparseSeq2SeqConfig.bigbird_pegasus(**shape))
+    config = transformers.BigBirdPegasusConfig(**PEER_SIDES, **BLOCKS)
+    return transformers.BigBirdPegasusForConditionalGeneration(config)
+
+
 def ids_of(tokens: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(3, 61, (1, tokens), generator=torch.Generator().manual_seed(seed))
 
 
+def batch_of(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    target = {"decoder_input_ids": ids[:, :5]} if model.config.is_encoder_decoder else {}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **target}
+
+
 @torch.no_grad()
 def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    return model(ids, attention_mask=torch.ones_like(ids)).logits
+    return model(**batch_of(model, ids)).logits
 
 
 def trains_every_parameter(build: Callable[..., Any], is_ours: bool) -> None:
     model = build(is_ours).train()
-    ids = ids_of(80)
-    model(ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+    inputs = batch_of(model, ids_of(80))
+    model(**inputs, labels=inputs.get("decoder_input_ids", inputs["input_ids"])).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -80,18 +114,25 @@ def compiles_in_one_graph(build: Callable[..., Any], is_ours: bool) -> None:
     torch._dynamo.reset()
     ids = ids_of(80)
     compiled = torch.compile(build(is_ours).train(), fullgraph=True, backend="eager")
-    assert logits_of(compiled, ids).shape == (1, 80, 61)
+    assert logits_of(compiled, ids).shape[::2] == (1, 61)
 
 
 def exports(build: Callable[..., Any], is_ours: bool) -> None:
-    ids = ids_of(80)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    torch.export.export(build(is_ours).eval(), (), inputs, strict=False)
+    model = build(is_ours).eval()
+    torch.export.export(model, (), batch_of(model, ids_of(80)), strict=False)
 
 
-def runs_on_sdpa(build: Callable[..., Any], is_ours: bool) -> None:
+def runs_on_sdpa(build: Callable[..., Any], is_ours: bool, kernel: str = "sdpa") -> None:
     model = build(is_ours)
-    type(model)._from_config(model.config, attn_implementation="sdpa")
+    type(model)._from_config(model.config, attn_implementation=kernel)
+
+
+def runs_on_flex(build: Callable[..., Any], is_ours: bool) -> None:
+    runs_on_sdpa(build, is_ours, "flex_attention")
+
+
+def has_a_plan_for_tensor_parallelism(build: Callable[..., Any], is_ours: bool) -> None:
+    assert any("layers" in name for name in build(is_ours).tp_plan)
 
 
 def names_the_block_for_sharding(build: Callable[..., Any], is_ours: bool) -> None:
@@ -129,7 +170,7 @@ def leaves_the_global_generator_alone(build: Callable[..., Any], is_ours: bool) 
     np.random.seed(7)
     expected = np.random.rand()
     np.random.seed(7)
-    model(ids_of(120))
+    logits_of(model, ids_of(120))
     assert np.random.rand() == expected
 
 
@@ -169,6 +210,21 @@ PROMISES: list[tuple[Callable[..., None], Callable[..., Any]]] = [
     (leaves_the_global_generator_alone, bigbird),
     (draws_by_the_users_seed, bigbird),
     (stays_sparse_while_generating, causal_bigbird),
+    (trains_every_parameter, led),
+    (compiles_in_one_graph, led),
+    (runs_on_sdpa, led),
+    (names_the_block_for_sharding, led),
+    (compiles_in_one_graph, bigbird_pegasus),
+    (runs_on_sdpa, bigbird_pegasus),
+    (runs_on_flex, led),
+    (runs_on_flex, longformer),
+    (has_a_plan_for_tensor_parallelism, led),
+    (has_a_plan_for_tensor_parallelism, longformer),
+    (has_a_plan_for_tensor_parallelism, bigbird),
+    (has_a_plan_for_tensor_parallelism, bigbird_pegasus),
+    (stays_sparse_after_a_short_batch, bigbird_pegasus),
+    (reads_the_same_in_training_and_evaluation, bigbird_pegasus),
+    (leaves_the_global_generator_alone, bigbird_pegasus),
 ]
 IDS = [f"{build.__name__}-{promise.__name__}" for promise, build in PROMISES]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -184,6 +240,7 @@ ERRORS: dict[Callable[..., None], type[Exception]] = {
     compiles_in_one_graph: torch._dynamo.exc.TorchDynamoException,
     exports: GuardOnDataDependentSymNode,
     runs_on_sdpa: ValueError,
+    runs_on_flex: ValueError,
 }
 
 
