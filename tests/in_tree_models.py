@@ -119,12 +119,22 @@ def inputs_of(model_type: str, head: str, tokens: int = 61, padded: int = 0) -> 
 
 
 def largest_difference(model: Any, other: Any, inputs: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference of first outputs, over real tokens and logits that are not masked out."""
+    """Return the largest difference of all output tensors, over real tokens and logits that are not masked out.
+
+    A pooler's output, which ours do not have, is left out.
+    """
     with torch.no_grad():
-        first, second = model(**inputs)[0], other(**inputs)[0]
-    assert first.shape == second.shape
-    counts = first.abs() < 1e5
-    mask = inputs["attention_mask"]
-    if first.shape[:2] == mask.shape[:2] and mask.ndim == 2:
-        counts &= mask.bool().view(*mask.shape, *[1] * (first.ndim - 2))
-    return float((first - second)[counts].abs().max())
+        outputs = [
+            {name: each for name, each in one(**inputs).items() if torch.is_tensor(each) and name != "pooler_output"}
+            for one in (model, other)
+        ]
+    assert outputs[0].keys() == outputs[1].keys()
+    mask, largest = inputs["attention_mask"], 0.0
+    for name, first in outputs[0].items():
+        second = outputs[1][name]
+        assert first.shape == second.shape, name
+        counts = first.abs() < 1e5
+        if first.shape[:2] == mask.shape[:2] and mask.ndim == 2:
+            counts &= mask.bool().view(*mask.shape, *[1] * (first.ndim - 2))
+        largest = max(largest, float((first - second)[counts].abs().max()))
+    return largest
