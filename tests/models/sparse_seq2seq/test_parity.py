@@ -16,6 +16,7 @@ from models.sparse_seq2seq.in_tree_weights import (
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.analysis.longformer_attentions import longformer_attentions
 from hf_efficient_attn.models.positions import sinusoids
 
 OURS = {
@@ -217,6 +218,27 @@ def test_bigbird_pegasus_in_training_reads_the_same_random_blocks() -> None:
     with torch.no_grad():
         expected, actual = theirs(**inputs).logits, model(**inputs).logits
     assert_same(actual, expected, inputs["decoder_attention_mask"], 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+def test_attentions_of_led() -> None:
+    theirs = randomize_all(transformers.LEDForConditionalGeneration(led_config(attn_implementation="eager"))).eval()
+    model = led_ours(hea.SparseSeq2SeqForConditionalGeneration)
+    copy_in_tree(theirs, model, LED)
+    inputs = batch(21)
+    chosen = global_masks(inputs)[0]
+    with torch.no_grad():
+        options = {"global_attention_mask": chosen, "output_attentions": True}
+        actual, expected = (each(**inputs, **options) for each in (model, theirs))
+    for name in ("decoder_attentions", "cross_attentions"):
+        for ours, other in zip(actual[name], expected[name], strict=True):
+            assert_same(ours.transpose(1, 2), other.transpose(1, 2), inputs["decoder_attention_mask"], 1e-6)
+    for layer, window in enumerate((4, 8)):
+        local, of_globals = longformer_attentions(actual.encoder_attentions[layer], window, chosen)
+        other = expected.encoder_attentions[layer]
+        assert_same(local.transpose(1, 2), other.transpose(1, 2), inputs["attention_mask"], 1e-6)
+        other = expected.encoder_global_attentions[layer][:, :, :21]
+        torch.testing.assert_close(of_globals, other, atol=1e-6, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:output_attentions=True")
