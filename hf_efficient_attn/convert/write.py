@@ -43,8 +43,8 @@ def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
     except BaseException:
-        # what has not come back is kept: an exception here passes over the removal
-        _undo(moves)
+        # an exception here passes over the removal, so that what has not come back is kept
+        _undo(moves, path, old)
         shutil.rmtree(place, ignore_errors=True)
         raise
     shutil.rmtree(place, ignore_errors=True)
@@ -68,8 +68,13 @@ def _config_last(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name == "config.json", name))
 
 
-def _undo(moves: Moves) -> None:
+def _undo(moves: Moves, path: Path, old: Path) -> None:
     """Move back what has moved, which is no longer where it came from."""
-    for source, target in reversed(moves):
-        if not os.path.lexists(source) and os.path.lexists(target):
-            target.rename(source)
+    try:
+        for source, target in reversed(moves):
+            if not os.path.lexists(source) and os.path.lexists(target):
+                target.rename(source)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} could neither be written nor put back: {error}. What is missing of it is in {old}; move it back."
+        ) from error

@@ -152,11 +152,20 @@ def test_an_interruption_while_weights_are_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_come_back_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("interruption", "seen", "message"),
+    [
+        (KeyboardInterrupt, KeyboardInterrupt, None),
+        (OSError, hea.CheckpointError, "nor put back: .* is in .*old; move"),
+    ],
+)
+def test_what_does_not_come_back_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Any, seen: Any, message: str | None
+) -> None:
     """A second interruption, while files move back: the old ones are still there, in the temporary folder."""
     dst = fill(tmp_path / "dst", {"config.json": "old", "model.safetensors": "old"})
-    Interrupted(monkeypatch, KeyboardInterrupt, range(3, 9))
-    with pytest.raises(KeyboardInterrupt):
+    Interrupted(monkeypatch, interruption, range(3, 9))
+    with pytest.raises(seen, match=message):
         write_folder(dst, lambda folder: fill(folder, {"config.json": "new"}))
     [left] = tmp_path.glob(".dst.*")
     assert contents(left / "old") == {"config.json": b"old", "model.safetensors": b"old"}
