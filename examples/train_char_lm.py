@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from char_lm_arguments import CharTrainingArguments, DataArguments, ModelArguments
-from char_lm_data import byte_tokenizer, load_bytes
-from char_lm_memory import peak_of_a_step
-from char_lm_report import draw_curves, model_card, results_text
-from char_lm_training import train_kind
+from char_lm.char_lm_arguments import CharTrainingArguments, DataArguments, ModelArguments
+from char_lm.char_lm_data import byte_tokenizer, load_bytes
+from char_lm.char_lm_memory import peak_of_a_step
+from char_lm.char_lm_report import draw_curves, model_card, results_text
+from char_lm.char_lm_training import train_kind
+from shared.arguments import parse_arguments
 from shared.saved_model import check_saved_model, save_model
 from shared.task_run import closing_words, open_run_folder, run_example, save_picture, with_overrides, write_results
-from transformers import HfArgumentParser
 
 import hf_efficient_attn as hea
 
@@ -55,8 +55,7 @@ class Run:
 
 def main() -> None:
     """Parse, train every kind, report."""
-    parser = HfArgumentParser((ModelArguments, DataArguments, CharTrainingArguments))
-    run = prepare_run(*parser.parse_args_into_dataclasses())
+    run = prepare_run(*parse_arguments((ModelArguments, DataArguments, CharTrainingArguments)))
     report(run, {kind: train_and_save(run, kind) for kind in run.model.spans})
 
 

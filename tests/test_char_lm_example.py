@@ -135,8 +135,8 @@ def test_other_optimizer_network_and_kinds(tmp_path: Path) -> None:
 
 def test_optimizers_of_the_kinds(examples: None) -> None:
     """Adagrad at the paper's rates; AdamW with a rate of its own for spans that learn."""
-    from char_lm_arguments import CharTrainingArguments, ModelArguments
-    from char_lm_training import build_optimizer
+    from char_lm.char_lm_arguments import CharTrainingArguments, ModelArguments
+    from char_lm.char_lm_training import build_optimizer
 
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     for name, rates in (("adagrad", [0.07, 0.07, 0.07]), ("adamw", [2e-3, 2e-3, 5e-3])):
@@ -153,7 +153,7 @@ def test_optimizers_of_the_kinds(examples: None) -> None:
 
 
 def test_equal_time_lies_on_the_curve(examples: None) -> None:
-    from char_lm_report import add_equal_time
+    from char_lm.char_lm_report import add_equal_time
 
     curves = {"quick": [(1.0, 6.0), (2.0, 5.0)], "slow": [(1.0, 6.0), (3.0, 4.0), (9.0, 1.0)], "late": [(5.0, 3.0)]}
     kinds = {
@@ -168,8 +168,8 @@ def test_equal_time_lies_on_the_curve(examples: None) -> None:
 
 
 def test_default_text_is_the_standard_library(examples: None) -> None:
-    from char_lm_arguments import DataArguments
-    from char_lm_data import load_bytes
+    from char_lm.char_lm_arguments import DataArguments
+    from char_lm.char_lm_data import load_bytes
 
     data = DataArguments(max_train_bytes=100_000, max_eval_bytes=3000, max_test_bytes=5000)
     texts = load_bytes(data)
@@ -190,7 +190,9 @@ BAD_INPUTS = {
     "little text": (["--train_file", "small"], "tokens do not fill one segment"),
     "wrong field": (["--config_overrides", "hidn=2"], "hidn"),
     "shuffled": (["--train_sampling_strategy", "random"], "must be sequential"),
-    "no column": (["--dataset_name", "rows", "--text_column_name", "body"], "column body, could not be loaded"),
+    "no column": (["--dataset_name", "rows", "--text_column_name", "body"], "has no column body. Columns: text"),
+    "null text": (["--dataset_name", "nulls"], "split train, row 2: column text is null"),
+    "unknown option": (["--span_limmit", "64"], "Did you mean '--span_limit'?"),
     "no steps": (["--max_steps", "0"], "at least 1"),
 }
 
@@ -203,6 +205,8 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
         (folder / "small").write_bytes(b"few bytes")
         (folder / "rows").mkdir()
         write_rows(folder / "rows" / "train.jsonl", [{"text": "a document"}] * 20)
+        (folder / "nulls").mkdir()
+        write_rows(folder / "nulls" / "train.jsonl", [{"text": "a document"}, {"text": None}])
         processes[name] = start_example(folder, "train_char_lm.py", *arguments)
     for name, process in processes.items():
         assert BAD_INPUTS[name][1] in refusal(process), name

@@ -1,6 +1,6 @@
 """Peak memory of a training step while the memory of past segments is full, in a process of its own.
 
-    python examples/char_lm_memory.py FOLDER SEGMENTS.safetensors OPTIMIZER
+    PYTHONPATH=examples python -m char_lm.char_lm_memory FOLDER SEGMENTS.safetensors OPTIMIZER
 
 FOLDER is a saved model, SEGMENTS holds `input_ids` [number of segments, rows, M] that follow each other. Printed are
 the bytes beyond the weights and what is remembered.
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from char_lm_arguments import OPTIMIZERS
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
+from char_lm.char_lm_arguments import OPTIMIZERS
 from hf_efficient_attn.bench.memory import CALLS, ENVIRONMENT, cuda_peak, resident_peak
 
 
@@ -36,8 +36,9 @@ def peak_of_a_step(folder: Path, train: hea.TextSegments, optimizer: str, span_l
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "segments.safetensors"
         save_file({"input_ids": torch.stack(segments)}, file)
-        words = [sys.executable, __file__, str(folder), str(file), optimizer]
-        child = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
+        words = [sys.executable, "-m", "char_lm.char_lm_memory", str(folder), str(file), optimizer]
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+        child = subprocess.run(words, capture_output=True, text=True, env=environment)
     if child.returncode:
         raise RuntimeError(f"Measuring the memory of {folder} failed:\n{child.stderr}")
     return int(child.stdout.splitlines()[-1])

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from char_lm_arguments import CharTrainingArguments
 from shared.task_run import results_table
 
+from char_lm.char_lm_arguments import CharTrainingArguments
 from hf_efficient_attn.pictures import new_figure
 
 COLUMNS = {

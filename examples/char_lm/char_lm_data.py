@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 from causal_lm.stdlib_corpus import stdlib_documents
 from causal_lm.token_blocks import DEFAULT_STDLIB_BYTES
-from char_lm_arguments import DataArguments
 from corpora import python_docs
-from datasets import load_dataset
 from shared.arguments import UsageError
+from shared.own_data import Column, check_columns, check_rows, load_own
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from char_lm.char_lm_arguments import DataArguments
 
 Texts = dict[str, torch.Tensor]
 # of text8 and enwik8: the last 5 % to test on, the 5 % before them to look at during training
@@ -29,7 +30,7 @@ def load_bytes(data: DataArguments) -> Texts:
     if data.train_file:
         texts = _split(Path(data.train_file).read_bytes())
     elif data.dataset_name:
-        texts = _from_hub(data)
+        texts = _of_dataset(data)
     elif data.corpus == "python_docs":
         rows = python_docs.load(packages_from=data.packages_from, accept_other_version=data.accept_other_version)
         texts = {name: _joined(row["text"] for row in split) for name, split in rows.items()}
@@ -40,15 +41,15 @@ def load_bytes(data: DataArguments) -> Texts:
     return {name: _tensor(text[: limits[name]]) for name, text in texts.items()}
 
 
-def _from_hub(data: DataArguments) -> dict[str, bytes]:
-    try:
-        splits = load_dataset(data.dataset_name, name=data.dataset_config_name)
-        texts = {name: _joined(rows[data.text_column_name]) for name, rows in splits.items()}
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"--dataset_name {data.dataset_name}, column {data.text_column_name}, could not be loaded: {error} Without "
-            "a network give --train_file, or nothing for the standard library."
-        ) from error
+def _of_dataset(data: DataArguments) -> dict[str, bytes]:
+    column, where = Column(data.text_column_name, "--text_column_name"), f"--dataset_name {data.dataset_name}"
+    texts = {}
+    for name, rows in load_own("--dataset_name", data.dataset_name, name=data.dataset_config_name).items():
+        check_columns([column], rows.column_names, f"{where}, split {name}")
+        check_rows(rows, [column.fault], f"{where}, split {name}")
+        texts[name] = _joined(rows[column.name])
+    if "train" not in texts:
+        raise UsageError(f"{where} has the splits {', '.join(texts)}. Needed: train.")
     return texts if {"validation", "test"} <= texts.keys() else _split(texts["train"])
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from char_lm_arguments import OPTIMIZERS, CharTrainingArguments
 from shared.arguments import UsageError
 from shared.training_callbacks import BitsPerByteTrainer
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,6 +19,7 @@ from transformers import (
 )
 
 import hf_efficient_attn as hea
+from char_lm.char_lm_arguments import OPTIMIZERS, CharTrainingArguments
 from hf_efficient_attn.models.span_costs import span_flops
 from hf_efficient_attn.training.clipped_adagrad import constant_after_warmup
 from hf_efficient_attn.training.span_callback import span_log
