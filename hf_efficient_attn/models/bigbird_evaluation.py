@@ -5,24 +5,22 @@ for checkpoints that were used with transformers and shall give the same logits:
 """
 
 import math
-from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
 
 import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.document_tables import document_tables, last_positions
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
 def repeat_first_block(
-    followed: LayerPattern, query: Tensor, key: Tensor, scale: float, attention_mask: Tensor | None
-) -> tuple[LayerPattern, Tensor, Tensor]:
-    """Return the pattern without its random blocks, and queries and keys that count block 0 once for each of them.
+    block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys that count block 0 once for each of the random blocks of a row, which are left out.
 
     A key that stands r more times in a softmax has log(1 + r) added to its score: here by one more dimension, 1 in the
     queries outside of the first and the last block, the bonus in the keys of block 0.
@@ -31,9 +29,6 @@ def repeat_first_block(
     attention_mask: a token table, or None; blocks count from the first real token of a document to its last, as the
         pattern does, where transformers counts padding as well.
     """
-    rest, block_tokens, num_random = split_random(followed.pattern)
-    if num_random == 0:
-        return followed, query, key
     _, tables = document_tables(attention_mask, len(query), query.shape[2], key.shape[2], key.device)
     block, last = tables.positions // block_tokens, last_positions(tables) // block_tokens
     is_sparse = (block > 0) & (block < last)
@@ -42,7 +37,7 @@ def repeat_first_block(
         torch.cat((states, column.to(states.dtype)[:, None, :, None].expand(*states.shape[:3], 1)), -1)
         for states, column in ((query, is_sparse[:, -query.shape[2] :]), (key, bonus))
     )
-    return replace(followed, pattern=rest), wide_query, wide_key
+    return wide_query, wide_key
 
 
 def check_packing(full_attention_up_to: int | None, documents: Tensor | None, tokens: int) -> None:
@@ -56,8 +51,8 @@ def check_packing(full_attention_up_to: int | None, documents: Tensor | None, to
     if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
         return
     message = (
-        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents "
-        f"into a row of {tokens} tokens: short ones would not be read as they are alone. Pass one document a row, or "
+        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents into "
+        "a longer row: short ones would not be read as they are alone. Pass one document a row, or "
         "set config.full_attention_up_to to None."
     )
     if not is_tracing(documents):
@@ -66,7 +61,6 @@ def check_packing(full_attention_up_to: int | None, documents: Tensor | None, to
     torch._assert_async((documents == 0).all(), message)
 
 
-@lru_cache(maxsize=256)
 def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
     """Return the part of a union that is not random, the block length in tokens, and the random blocks of a row.
 

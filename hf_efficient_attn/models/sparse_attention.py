@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block
+from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block, split_random
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
 from hf_efficient_attn.models.global_rows import GlobalRows
 from hf_efficient_attn.models.implementations import backend_of
@@ -143,7 +143,10 @@ class SparseAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         is_replaced = self.config.random_blocks_in_eval == "transformers" and not self.training
         if is_replaced and not followed.is_causal and not followed.reads_all:
-            followed, query, key = repeat_first_block(followed, query, key, self.scaling, options["attention_mask"])
+            rest, *blocks = remembered(self, split_random, followed.pattern)
+            if rest != followed.pattern:
+                followed = replace(followed, pattern=rest)
+                query, key = repeat_first_block(*blocks, query, key, self.scaling, options["attention_mask"])
         return attend_layer(query, key, value, followed, **options)
 
     def _attend_relative(

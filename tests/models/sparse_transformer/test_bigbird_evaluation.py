@@ -49,13 +49,25 @@ def test_packed_documents_are_evaluated_as_if_alone(padding: tuple[int, int]) ->
 
 def test_full_attention_of_short_inputs_cannot_be_packed_into_long_ones() -> None:
     model, (documents, inputs) = build(full_attention_up_to=40), packed()
-    with pytest.raises(hea.InputError, match=r"full_attention_up_to=40.*row of 93 tokens.*one document a row"):
+    with pytest.raises(hea.InputError, match=r"full_attention_up_to=40.*longer row.*one document a row"):
         model(**inputs)
     model.config.full_attention_up_to = 93
     with torch.no_grad():
         together = model(**inputs).last_hidden_state
         alone = torch.cat([model(document).last_hidden_state for document in documents], 1)
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_compiles_and_refuses_the_same() -> None:
+    model, (_, inputs) = build(full_attention_up_to=40), packed()
+    ids = inputs["input_ids"]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        found = compiled(input_ids=ids, position_ids=torch.arange(93)[None]).last_hidden_state
+        torch.testing.assert_close(found, model(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
+        with pytest.raises(RuntimeError, match="full_attention_up_to=40.*longer row"):
+            compiled(**inputs)
 
 
 @pytest.mark.parametrize("field", [{"random_blocks_in_eval": "transformers"}, {"full_attention_up_to": 40}])
