@@ -51,9 +51,9 @@ def check_packing(full_attention_up_to: int | None, documents: Tensor | None, to
     if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
         return
     message = (
-        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents into "
-        "a longer row: short ones would not be read as they are alone. Pass one document a row, or "
-        "set config.full_attention_up_to to None."
+        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents "
+        "into a longer row: short ones would not be read as they are alone. Pass one document a row, or set "
+        "config.full_attention_up_to to None."
     )
     if not is_tracing(documents):
         raise InputError(message)
