@@ -86,3 +86,5 @@ def check_terms(terms: Sequence[Term], q: Tensor) -> None:
                 f"A term of {term.label} has values of shape {list(shape)}; they must be [batch or 1, heads or 1, "
                 f"queries or 1, values] = [{q.shape[0]} or 1, {q.shape[1]} or 1, {q.shape[2]} or 1, {num_values}]."
             )
+        if not torch.compiler.is_compiling():
+            term.label.check(term.values)

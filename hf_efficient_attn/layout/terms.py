@@ -1,14 +1,14 @@
 """Terms: the learned part of a score, looked up for every pair of query and key by a label, or computed from it."""
 
 from dataclasses import asdict, dataclass
-from math import inf, log
+from math import floor, inf, log
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh, threshold
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.checks import check_integer
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -46,6 +46,9 @@ class Label:
     def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
         """Return the gradient of the value, pair by pair, from that of what `score` returns; they broadcast."""
         return d_score
+
+    def check(self, values: Tensor) -> None:
+        """Raise InputError for values that contradict what the label says of them."""
 
     @property
     def idle(self) -> Pattern | None:
@@ -136,6 +139,15 @@ class SoftSpan(Label):
         """The nearest keys, which all spans contain."""
         reach = self.num_inner - 1 + self.shift
         return Band(reach, reach) if self.num_inner else None
+
+    def check(self, values: Tensor) -> None:
+        """Raise InputError for a span that ends before the keys that all contain."""
+        shortest = float(values.detach().amin()) if self.num_inner and values.numel() else inf
+        if shortest < self.num_inner - 1:
+            raise InputError(
+                f"SoftSpan says that {self.num_inner} keys are within every span (num_inner), but the shortest is "
+                f"{shortest:g} tokens, which contains {max(0, floor(shortest) + 1)}. Give num_inner at most that, or 0."
+            )
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
         """Return |query - key| - shift."""

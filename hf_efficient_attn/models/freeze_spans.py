@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
-from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, FROZEN, Spans, span_modules
+from hf_efficient_attn.models.span_attention import check_finite
+from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, FROZEN, known_spans
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -19,9 +20,10 @@ def freeze_spans(model: Model) -> Model:
     frozen already stay.
 
     Raises:
-        InputError: the model has no spans that are learned once for all texts.
+        InputError: the model has no spans that are learned once for all texts, offloaded ones, or some that are no
+            numbers.
     """
-    found = checked_spans(model)
+    found = known_spans(model)
     if found[0].kind == FROZEN:
         return model
     if found[0].kind != ADAPTIVE:
@@ -30,12 +32,12 @@ def freeze_spans(model: Model) -> Model:
             f"freeze_spans needs span='adaptive', but this model has span={found[0].kind!r}: {reason}, so there are no "
             "numbers to keep."
         )
-    config: Any = model.config
-    config.frozen_spans = [spans.head_spans().tolist() for spans in found]
-    config.span_penalty = 0.0
-    config.check()
-    for spans, tokens in zip(found, config.frozen_spans, strict=True):
-        spans.freeze(tokens)
+    tokens = [spans.head_spans().tolist() for spans in found]
+    for spans, its_tokens in zip(found, tokens, strict=True):
+        check_finite(its_tokens, spans.layer_idx)
+    change_config(model.config, frozen_spans=tokens, span_penalty=0.0)
+    for spans, its_tokens in zip(found, tokens, strict=True):
+        spans.freeze(its_tokens)
     return model
 
 
@@ -48,16 +50,10 @@ def set_span_limit(model: Model, span_limit: int) -> Model:
 
     Raises:
         ConfigurationError: a limit below 1, or below a frozen span.
-        InputError: the model has no spans.
+        InputError: the model has no spans, or offloaded ones.
     """
-    found = checked_spans(model)
-    config: Any = model.config
-    old, config.span_limit = config.span_limit, span_limit
-    try:
-        config.check()
-    except ConfigurationError:
-        config.span_limit = old
-        raise
+    found = known_spans(model)
+    change_config(model.config, span_limit=span_limit)
     for spans in found:
         spans.set_limit(span_limit)
     for module in model.modules():
@@ -66,19 +62,21 @@ def set_span_limit(model: Model, span_limit: int) -> Model:
     return model
 
 
-def checked_spans(model: nn.Module) -> list[Spans]:
-    """Return the spans of all layers.
+def change_config(config: Any, **fields: Any) -> None:
+    """Set fields of a config; one that is refused leaves all as they were.
 
     Raises:
-        InputError: there are none.
+        ConfigurationError: of `config.check()`.
     """
-    found = span_modules(model)
-    if not found:
-        raise InputError(
-            f"{type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
-            "span."
-        )
-    return found
+    before = {name: getattr(config, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            setattr(config, name, value)
+        config.check()
+    except ConfigurationError:
+        for name, value in before.items():
+            setattr(config, name, value)
+        raise
 
 
 def fit_rows(table: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
+from hf_efficient_attn.attention.token_table import is_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.models.spans import log_soft_mask
@@ -106,10 +107,17 @@ def merge_groups(groups: list[HeadGroup]) -> list[HeadGroup]:
 
     >>> merge_groups([HeadGroup((0,), 1, 64), HeadGroup((2,), 33, 96), HeadGroup((1,), 481, 544)])
     [HeadGroup(heads=(0, 2), num_inner=1, num_keys=96), HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
+    >>> chain = merge_groups([HeadGroup((head,), 1, 256 * 2**head) for head in range(5)])
+    >>> [(group.heads, group.num_keys) for group in chain]
+    [((0, 1), 512), ((2, 3), 2048), ((4,), 4096)]
     """
     merged: list[HeadGroup] = []
+    least = 0
     for group in groups:
-        if merged and group.num_keys <= max(2 * merged[-1].num_keys, CHEAP_KEYS):
+        if not merged or group.num_keys > max(2 * least, CHEAP_KEYS):
+            # what the head with the fewest keys of the next group needs
+            least = group.num_keys
+        else:
             last = merged.pop()
             heads = tuple(sorted((*last.heads, *group.heads)))
             group = HeadGroup(heads, min(last.num_inner, group.num_inner), group.num_keys)
@@ -146,6 +154,10 @@ def attend_spans(
     groups = groups_of(spans, known_spans, window, query, layer_idx)
     # a table may say that other keys follow the queries; a matrix, of a user or of weights, has a column for each key
     is_cut = attention_mask is None and window.is_causal and not need_weights
+    is_per_head = attention_mask is not None and not is_table(attention_mask)
+    if is_per_head:
+        check_matrix("attention_mask", attention_mask, (*query.shape[:3], key.shape[2]))
+        is_per_head = attention_mask.shape[1] > 1
     is_step = is_cut and is_lone_query(query, key, window, backend)
     outputs, weights = [], []
     for group in groups:
@@ -162,7 +174,7 @@ def attend_spans(
             k,
             v,
             LayerPattern(window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal),
-            attention_mask,
+            attention_mask[:, heads] if is_per_head else attention_mask,
             scale,
             dropout,
             terms=terms_of(q, own, window, group, position_table, scale),
@@ -179,9 +191,10 @@ def attend_spans(
 def within_reach(memory: Tensor, spans: Tensor | None, window: SpanWindow) -> Tensor:
     """Return the last of the states before the queries, [B, C, hidden_size], that any head reads.
 
-    Dynamic spans are known only when they are computed, and until then the limit is remembered.
+    Dynamic spans are known only when they are computed, and until then the limit is remembered; of others hardly more
+    than they reach.
     """
-    if spans is None or torch.compiler.is_compiling():
+    if spans is None or spans.shape[2] == 1 or torch.compiler.is_compiling():
         return memory
     longest = float(spans.detach().amax())
     # spans that are no numbers are refused where they are used
@@ -269,7 +282,7 @@ def groups_of(
     else:
         per_head = spans.detach().transpose(0, 1).flatten(1)
         lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
-    check_finite([*lowest, *highest], layer_idx)
+    check_finite(lowest, layer_idx)
     return head_groups(lowest, highest, window, query.shape[2])
 
 

@@ -3,17 +3,33 @@
 from typing import Any
 
 from hf_efficient_attn.errors import CheckpointError
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, span_modules
+
+# what trained spans mean
+MEANING = ("span", "span_ramp", "frozen_spans")
 
 
-def check_saved_limit(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    """Raise CheckpointError if another span limit is asked for than the saved one.
+def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    """Raise CheckpointError if spans are asked for that are not the saved ones.
 
     Args:
         saved: the config of the checkpoint.
         kwargs: of `from_pretrained`.
     """
-    wanted = kwargs.get("span_limit", getattr(kwargs.get("config"), "span_limit", None))
+
+    def asked_for(name: str) -> Any:
+        return kwargs.get(name, getattr(kwargs.get("config"), name, saved.get(name)))
+
+    is_trained = saved.get("span") in (ADAPTIVE, DYNAMIC)
+    changed = [name for name in MEANING if is_trained and name in saved and asked_for(name) != saved[name]]
+    if changed:
+        raise CheckpointError(
+            f"The checkpoint was saved with {', '.join(f'{name}={saved[name]!r}' for name in changed)}, and "
+            f"{', '.join(f'{name}={asked_for(name)!r}' for name in changed)} is asked for: the spans that it has "
+            "learned would be lost, or mean something else. Load it as it was saved; freeze_spans(model) makes "
+            "constants of its spans."
+        )
+    wanted = asked_for("span_limit")
     old = saved.get("span_limit")
     if wanted is None or old is None or wanted == old:
         return

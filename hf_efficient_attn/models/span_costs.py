@@ -5,19 +5,29 @@ from typing import Any
 
 from torch import nn
 
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans import known_spans
 
 
 def average_span(model: nn.Module) -> float:
-    """Return the average span in tokens as the authors report it: per layer ⌈mean span⌉ + ramp, at most the limit."""
-    spans = span_modules(model)
+    """Return the average span in tokens as the authors report it: per layer ⌈mean span⌉ + ramp, at most the limit.
+
+    Raises:
+        InputError: no spans, or offloaded ones.
+    """
+    spans = known_spans(model)
     per_layer = [min(each.limit, ceil(float(each.head_spans().mean())) + each.ramp) for each in spans]
     return sum(per_layer) / len(per_layer)
 
 
 def max_span(model: nn.Module) -> int:
-    """Return the keys that the head with the longest span reads, its ramp included, in tokens."""
-    return max(min(each.limit, ceil(float(each.head_spans().max())) + each.ramp) for each in span_modules(model))
+    """Return the keys that the head with the longest span reads, its ramp included, in tokens.
+
+    Of dynamic spans, the head and token of the last forward pass.
+
+    Raises:
+        InputError: no spans, or offloaded ones.
+    """
+    return max(min(each.limit, ceil(float(each.longest_spans().max())) + each.ramp) for each in known_spans(model))
 
 
 def span_flops(config: Any, span: float) -> float:

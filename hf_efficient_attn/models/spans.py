@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.errors import CheckpointError, InputError
 from hf_efficient_attn.layout.terms import SoftSpan
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
@@ -41,11 +41,12 @@ class Spans(nn.Module):
         self.kind = config.span if config.frozen_spans is None else FROZEN
         self.frozen = None if config.frozen_spans is None else tuple(config.frozen_spans[layer_idx])
         self.initial_ratio, self.initial_bias = float(config.span_init), float(config.dynamic_span_bias)
-        # of the last forward pass, for reports
+        # mean and longest of the last forward pass, for reports
         self.seen: Tensor | None = None
+        self.seen_longest: Tensor | None = None
         if self.kind == ADAPTIVE:
             self.ratio = nn.Parameter(torch.full((self.num_heads,), self.initial_ratio, dtype=torch.float32))
-            self.register_state_dict_pre_hook(lambda module, *_: module.clamp_())
+            self.register_state_dict_pre_hook(clamp_before_saving)
         elif self.kind == DYNAMIC:
             self.weight = nn.Parameter(torch.zeros(self.num_heads, config.hidden_size, dtype=torch.float32))
             self.bias = nn.Parameter(torch.full((self.num_heads,), self.initial_bias, dtype=torch.float32))
@@ -73,16 +74,17 @@ class Spans(nn.Module):
         return self.limit * torch.sigmoid(logits).transpose(1, 2)
 
     def note(self, spans: Tensor | None, real_tokens: Tensor | None) -> None:
-        """Keep the mean span of each head over real tokens, for reports, where tokens choose it; not while compiling.
+        """Keep the mean and the longest span of each head, for reports, where tokens choose them; not while compiling.
 
         Args:
             spans: as `forward` returned them.
-            real_tokens: bool [B, T]; None: all.
+            real_tokens: bool [B, T], of which alone is spoken; None: all.
         """
         if self.kind != DYNAMIC or spans is None or torch.compiler.is_compiling():
             return
         weights = torch.ones_like(spans[:, 0]) if real_tokens is None else real_tokens.to(spans.dtype)
-        self.seen = (spans.detach() * weights[:, None]).sum((0, 2)) / weights.sum().clamp(min=1)
+        counted = spans.detach() * weights[:, None]
+        self.seen, self.seen_longest = counted.sum((0, 2)) / weights.sum().clamp(min=1), counted.amax((0, 2))
 
     def clamp_(self) -> None:
         """Bring learned spans back between 0 and the limit, in place; an optimizer does not know these bounds."""
@@ -112,6 +114,10 @@ class Spans(nn.Module):
             if self.kind == ADAPTIVE:
                 return self.limit * whole(self.ratio).clamp(0.0, 1.0)
             return self.limit * torch.sigmoid(whole(self.bias)) if self.seen is None else self.seen
+
+    def longest_spans(self) -> Tensor:
+        """Return the longest span of each head in tokens, ramp not counted, [H]; dynamic: over the last tokens seen."""
+        return self.head_spans() if self.seen_longest is None else self.seen_longest
 
     def freeze(self, tokens: list[float]) -> None:
         """Replace the parameter by these numbers, in tokens."""
@@ -159,6 +165,32 @@ def span_modules(model: nn.Module) -> list[Spans]:
         for name, module in model.named_modules()
         if getattr(type(module), "is_span", False) and "original_module" not in name.split(".")
     ]  # type: ignore[return-value]
+
+
+def clamp_before_saving(module: nn.Module, *_: Any) -> None:
+    """Clamp spans of which the weights are asked for; at the top of this file, so that a model can be pickled."""
+    module.clamp_()  # type: ignore[operator]
+
+
+def known_spans(model: nn.Module) -> list[Spans]:
+    """Return the spans of all layers, which can be read.
+
+    Raises:
+        InputError: the model has none, or their parameters are offloaded.
+    """
+    found = span_modules(model)
+    if not found:
+        raise InputError(
+            f"{type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
+            "span."
+        )
+    away = [spans.layer_idx for spans in found if spans.is_away]
+    if away:
+        raise InputError(
+            f"The spans of the layers {away} are offloaded, and can be neither read nor changed. Load the model "
+            "without offloading (device_map='cpu'), or call this before it."
+        )
+    return found
 
 
 def clamp_spans(model: nn.Module) -> None:

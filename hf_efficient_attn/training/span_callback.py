@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_utils import unwrap_model
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -94,7 +95,10 @@ def check_rows(loader: Any, args: TrainingArguments) -> None:
             f"({args.train_batch_size} x {num_processes} processes): a batch would not go on where the one before it "
             f"stopped. Build it with num_rows={read_at_once}, or change per_device_train_batch_size."
         )
-    if args.train_sampling_strategy != "sequential":
+    batches = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    if isinstance(getattr(batches, "sampler", None), RandomSampler):
         raise InputError(
             f"train_sampling_strategy={args.train_sampling_strategy!r} shuffles segments, each of which goes on from "
             "the one before. Set train_sampling_strategy='sequential'."

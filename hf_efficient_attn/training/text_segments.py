@@ -95,9 +95,10 @@ class SegmentCollator:
             segments = [item["segment_index"] for item in items]
             if len(set(segments)) > 1:
                 raise InputError(
-                    f"The rows of a batch are at the segments {sorted(set(segments))}, but must all be at one. Read "
-                    "the items in order (train_sampling_strategy='sequential'), with num_rows = batch size per device "
-                    "x number of processes."
+                    f"The rows of a batch are at the segments {sorted(set(segments))}, but must all be at one: "
+                    "num_rows of TextSegments must be the batch size of a process (per_device_train_batch_size, in "
+                    "evaluation per_device_eval_batch_size) x number of processes, and the items be read in order "
+                    "(train_sampling_strategy='sequential')."
                 )
             batch["segment_index"] = torch.tensor(segments)
         return batch

@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.blocked.kernels import wide
 from hf_efficient_attn.backends.blocked.problems import Problem
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
-from hf_efficient_attn.layout.block_layout import Part, Run
+from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.terms import Label, Term, look_up
 
 
@@ -93,11 +93,11 @@ class TermLookups:
         """Return the part of one term, which may be that of an earlier run."""
         term = self.terms[number]
         device = term.values.device
-        if not is_alike(term.label, problem.part, run):
+        distance = first_distance(problem, run) if term.label.is_invariant else None
+        if distance is None:
             return TermLookup(term, problem, run, labels_of(term.label, problem, run, device))
         # all that the labels depend on if those of every block are the same
-        offset = run.first_key - run.first_query
-        place = (number, problem.part, problem.query_offset, offset, run.block_tokens, run.key_tokens)
+        place = (number, *distance, run.block_tokens, run.key_tokens)
         if place not in self.labels:
             self.labels[place] = labels_of(term.label, problem, replace(run, num_blocks=1), device)
         lookup = TermLookup(term, problem, run, self.labels[place])
@@ -120,11 +120,18 @@ def labels_of(label: Label, problem: Problem, run: Run, device: torch.device) ->
     return label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
-def is_alike(label: Label, part: Part, run: Run) -> bool:
-    """Return whether the labels of all blocks of a run are those of its first."""
-    queries, keys = part.queries, part.keys
-    is_regular = isinstance(queries, range) and isinstance(keys, range) and queries.step == keys.step
-    return label.is_invariant and is_regular and run.gathered is None and run.key_step == run.block_tokens
+def first_distance(problem: Problem, run: Run) -> tuple[int, int] | None:
+    """Return how far the first query of a block lies behind its first key, and the step from token to token.
+
+    None, if not all blocks of the run are alike in this.
+    """
+    queries, keys = problem.part.queries, problem.part.keys
+    if not isinstance(queries, range) or not isinstance(keys, range) or queries.step != keys.step:
+        return None
+    if run.gathered is not None or run.key_step != run.block_tokens:
+        return None
+    query = queries.start + run.first_query * queries.step + problem.query_offset
+    return query - keys.start - run.first_key * keys.step, queries.step
 
 
 def position_at(order: Sequence[int], places: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from hf_efficient_attn.models.masks import check_mask, find_documents, token_tab
 from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
 from hf_efficient_attn.models.span_attention import attend_spans, within_reach
 from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
-from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
+from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
 from hf_efficient_attn.models.span_config import checked_window
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
 from hf_efficient_attn.models.spans import Spans, clamp_spans, span_modules
@@ -176,7 +176,7 @@ class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
             CheckpointError: the checkpoint of another family, a span limit other than the saved one, or spans outside
                 of it.
         """
-        check_saved_limit(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
+        check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
         return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 

@@ -28,13 +28,14 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
         wanted = config_class(**{**_own_fields(config_class, saved), **_own_fields(config_class, kwargs)})
     wanted.check()
     before, after = config_class(**_own_fields(config_class, saved)).structure, wanted.structure
-    changed = [f"{name}={before[name]!r} to {after[name]!r}" for name in before if before[name] != after[name]]
+    changed = [name for name in before if before[name] != after[name]]
     if before["block"] != after["block"]:
         changed = changed[:1]  # the rest follows from it
     if changed:
         raise CheckpointError(
-            f"{path} cannot be loaded with {', '.join(changed)} changed: the weights would not fit, and what is "
-            "missing would be random. Load it as it was saved, or train from scratch."
+            f"{path} was saved with {', '.join(f'{name}={before[name]!r}' for name in changed)}, and "
+            f"{', '.join(f'{name}={after[name]!r}' for name in changed)} is asked for: the weights would not fit, and "
+            "what is missing would be random. Load it as it was saved, or train from scratch."
         )
 
 

@@ -39,7 +39,7 @@ from hf_efficient_attn.models.heads import (
 from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
 from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.span_cache import SpanGeneration
-from hf_efficient_attn.models.span_checkpoints import check_saved_limit, checked_spans_of
+from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, real_tokens, span_penalty
 from hf_efficient_attn.models.spans import clamp_spans
 
@@ -196,7 +196,7 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As `PreTrainedModel.from_pretrained`; refuses the weights of another block, span or family."""
-        check_saved_limit(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
+        check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
         check_checkpoint(cls, pretrained_model_name_or_path, kwargs)
         return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
