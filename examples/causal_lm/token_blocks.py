@@ -18,6 +18,7 @@ import numpy as np
 from datasets import Dataset
 from shared.arguments import UsageError
 from shared.own_data import Column, check_columns, check_rows, load_own
+from shared.tokenizer_text import first_bytes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -26,7 +27,6 @@ from causal_lm.stdlib_corpus import stdlib_documents
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_STDLIB_BYTES = 8_000_000
-TOKENIZER_TRAINING_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> P
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first_bytes(texts, TOKENIZER_TRAINING_BYTES), trainer)
+    tokenizer.train_from_iterator(first_bytes(texts), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -168,15 +168,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> P
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
-
-
-def _first_bytes(texts: Iterable[str], max_bytes: int) -> Iterable[str]:
-    num_bytes = 0
-    for text in texts:
-        yield text
-        num_bytes += len(text.encode())
-        if num_bytes > max_bytes:
-            return
 
 
 def _cut(

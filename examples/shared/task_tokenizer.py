@@ -1,10 +1,11 @@
 """A tokenizer for a corpus, where none can be downloaded: byte-level BPE, trained on the corpus itself."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from causal_lm.token_blocks import TOKENIZER_TRAINING_BYTES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from shared.tokenizer_text import first_bytes
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SPECIAL_TOKENS |= {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
@@ -31,7 +32,7 @@ def train_task_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first_bytes(texts, TOKENIZER_TRAINING_BYTES), trainer)
+    tokenizer.train_from_iterator(first_bytes(texts), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start}$A </s>",
         pair=f"{start}$A </s> $B </s>",
@@ -44,12 +45,3 @@ def train_task_tokenizer(
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
-
-
-def _first_bytes(texts: Iterable[str], max_bytes: int) -> Iterator[str]:
-    num_bytes = 0
-    for text in texts:
-        yield text
-        num_bytes += len(text.encode())
-        if num_bytes > max_bytes:
-            return

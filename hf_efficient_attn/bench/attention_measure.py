@@ -161,8 +161,7 @@ def write_timings(rows: list[Row], timings: dict[str, Timing]) -> None:
         index, measure = key.split()
         row = rows[int(index)]
         units = len(decode_lengths(row["tokens"])) if measure == "decode" else row["calls"][measure]
-        samples = [1000 * seconds / units for seconds in timing.seconds]
-        row[measure] = {"milliseconds": timing.duration(units), "samples": samples}
+        row[measure] = timing.record(units)
 
 
 def describe(row: Row, shape: Shape, is_ours: bool) -> None:

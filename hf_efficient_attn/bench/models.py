@@ -168,7 +168,7 @@ def measure_length(shape: Shape, settings: dict[str, Any]) -> tuple[list[Row], d
         for measure in MEASURES:
             timing = timings.get(f"{row['model']} {row['by']} {measure}")
             if timing is not None:
-                row[measure] = {"milliseconds": timing.duration(1), "samples": [1000 * each for each in timing.seconds]}
+                row[measure] = timing.record(1)
     return rows, differences
 
 

@@ -44,7 +44,7 @@ from hf_efficient_attn.bench.spans_cases import (
 )
 from hf_efficient_attn.bench.spans_report import results_figure, results_markdown
 from hf_efficient_attn.bench.spans_targets import TRAINING, Row, add_ratios, decode_measure
-from hf_efficient_attn.bench.timing import Case, Timing, time_once, time_within
+from hf_efficient_attn.bench.timing import Case, time_once, time_within
 from hf_efficient_attn.models.span_costs import average_span, span_flops
 from hf_efficient_attn.pictures import new_figure
 
@@ -170,15 +170,8 @@ def measure_shape(shape: Shape, settings: dict[str, Any]) -> list[Row]:
     for row in rows:
         units = {TRAINING: row["training_tokens"] * shape.batch_size / 1000}
         units |= {decode_measure(num_texts): settings["decode_tokens"] for num_texts in settings["decode_batch_sizes"]}
-        row["times"] = {
-            measure: as_times(timings[f"{row['model']} {measure}"], count) for measure, count in units.items()
-        }
+        row["times"] = {measure: timings[f"{row['model']} {measure}"].record(count) for measure, count in units.items()}
     return rows
-
-
-def as_times(timing: Timing, count: float) -> Row:
-    """Return the quartiles and all samples in milliseconds, of runs that handle `count` units each."""
-    return {"milliseconds": timing.duration(count), "samples": [1000 * each / count for each in timing.seconds]}
 
 
 def filled_cache(name: str, model: PreTrainedModel, shape: Shape, num_texts: int) -> Cache:

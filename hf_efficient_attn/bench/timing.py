@@ -45,6 +45,10 @@ class Timing:
         """Return milliseconds per unit, where one repeat handles `units`; see `summarize`."""
         return summarize([1000 * seconds / units for seconds in self.seconds])
 
+    def record(self, units: float) -> dict[str, Any]:
+        """Return "milliseconds" per unit, as `duration`, and "samples", the same of every repeat, in JSON types."""
+        return {"milliseconds": self.duration(units), "samples": [1000 * each / units for each in self.seconds]}
+
     def speed_against(self, other: "Timing") -> dict[str, float]:
         """Return how many times faster this case is than `other`, compared round by round; see `summarize`.
 

@@ -8,8 +8,6 @@ from transformers.activations import ACT2FN
 from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, checked_spec, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.global_tokens import NOT_RELATIVE, check_rule
-from hf_efficient_attn.patterns.blocks import OfBlocks
-from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -21,6 +19,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "random_blocks_in_eval": ("fixed", "transformers"),
 }
 COUNTS = ("position_offset", "type_vocab_size")
+# kinds of patterns whose parts count blocks
+COUNT_BLOCKS = ("blocks", "block_local")
 DROPOUTS = ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout")
 
 
@@ -49,14 +49,14 @@ def check_pattern_positions(config: Any) -> None:
 def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str, block_tokens: int = 1) -> None:
     """Raise ConfigurationError for a global token outside of `num_positions`, which are counted in blocks."""
     num_blocks = -(-num_positions // block_tokens)
-    for position in pattern.positions if isinstance(pattern, GlobalTokens) else ():
+    for position in getattr(pattern, "positions", ()) if pattern.kind == "global_tokens" else ():
         if not -num_blocks <= position < num_blocks:
             unit = f" in blocks of {block_tokens}" if block_tokens > 1 else ""
             raise ConfigurationError(
                 f"attention_pattern has the global position {position}{unit}, but inputs have positions {allowed}: no "
                 "token is there. Leave it out, or make the table longer."
             )
-    inner = block_tokens * pattern.block_tokens if isinstance(pattern, OfBlocks) else block_tokens
+    inner = block_tokens * getattr(pattern, "block_tokens", 1) if pattern.kind in COUNT_BLOCKS else block_tokens
     for part in pattern.parts:
         _check_global_positions(part, num_positions, allowed, inner)
 
