@@ -41,8 +41,8 @@ def efficient_attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
     dropout: float = 0.0,
+    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [batch, queries, heads, head_dim] and, with `output_attentions`, the weights; else None.

@@ -1,5 +1,6 @@
 """Masks that transformers or a user gives to models on "efficient": packing, matrices, windows; what is refused."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -191,3 +192,17 @@ def test_inference_mode_and_changed_masks() -> None:
         with torch.inference_mode():
             torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected)
         mask[1, :9] = 0
+
+
+def test_arguments_stand_in_the_order_of_transformers_own_functions() -> None:
+    """Models may give them by position; those of "efficient" that have a place have the place they have there."""
+    functions = tr.AttentionInterface()
+    for ours, theirs in (("efficient", "sdpa"), ("efficient", "flash_attention_2")):
+        own, other = (list(inspect.signature(functions[name]).parameters.values()) for name in (ours, theirs))
+        places = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        assert [(each.name, each.default) for each in places] == [
+            (each.name, each.default) for each in other[: len(places)]
+        ]
+    masks = tr.AttentionMaskInterface()
+    own, other = (list(inspect.signature(masks[name]).parameters)[:-1] for name in ("efficient", "sdpa"))
+    assert own[:8] == other[:8]
