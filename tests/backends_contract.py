@@ -1,5 +1,6 @@
 """The contract of a backend, as data: calls, what is correct for them, and how far a backend may be from it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -48,6 +49,20 @@ TREE_TOKENS, TREE_POSITIONS = 64, 127
 LENGTHS = (1, 2, 63, 64, 65, 127, 1000, 1024)
 MASKS = ("none", "left", "right", "holes", "documents", "globals")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# what lies where: views of drawn tensors [batch, heads, tokens, width] that no kernel may take for contiguous ones
+MEMORY: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda drawn: drawn,
+    "tokens before heads": lambda drawn: drawn.transpose(1, 2).contiguous().transpose(1, 2),
+    "tokens last": lambda drawn: drawn.transpose(2, 3).contiguous().transpose(2, 3),
+    "every second number": lambda drawn: drawn.repeat_interleave(2, 3)[..., ::2],
+    "one number": lambda drawn: drawn[:1, :1, :1, :1].expand(drawn.shape),
+    "a number a token": lambda drawn: drawn[..., :1].expand(drawn.shape),
+    "one token": lambda drawn: drawn[:, :, :1].expand(drawn.shape),
+    "one head": lambda drawn: drawn[:1, :1].expand(drawn.shape),
+    "overlapping tokens": lambda drawn: drawn.flatten()[: drawn.shape[2] + drawn.shape[3]].as_strided(
+        drawn.shape, (0, 0, 1, 1)
+    ),
+}
 # query heads, key heads
 HEADS = ((2, 2), (4, 2), (6, 1))
 
@@ -75,6 +90,9 @@ class Case:
         num_queries: None: as many as keys; else the last ones, as in cached decoding.
         label: of a learned term; None: there is no term.
         has_own_values: every query of every example has values of its own; else they are those of a head.
+        memory: of q, k, v and the gradient of the output, names of `MEMORY`.
+        learned: which of q, k, v and the values of the term require gradients.
+        score_factor: multiplies q; from about 50 on, e to the power of a score is infinite.
     """
 
     pattern: str = "band"
@@ -87,6 +105,9 @@ class Case:
     has_own_values: bool = False
     value_dim: int = HEAD_DIM
     needs_grad: bool = True
+    memory: tuple[str, str, str, str] = ("plain",) * 4
+    learned: tuple[int, ...] = (0, 1, 2, 3)
+    score_factor: float = 1.0
 
     def __str__(self) -> str:
         parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
@@ -95,6 +116,9 @@ class Case:
             self.label and self.label.kind,
             self.has_own_values and "own values",
             self.value_dim != HEAD_DIM and "other values",
+            ", ".join(name for name in self.memory if name != "plain"),
+            self.learned != Case.learned and f"learned {self.learned}",
+            self.score_factor != 1 and f"scores x {self.score_factor:g}",
         )
         return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
 
@@ -125,9 +149,10 @@ class Tensors:
     grad_out: Tensor
     values: list[Tensor] = field(default_factory=list)
 
-    @property
-    def leaves(self) -> list[Tensor]:
-        return [self.q, self.k, self.v, *self.values]
+    def leaves(self, case: Case) -> dict[int, Tensor]:
+        """Return what gradients are asked of, by its number among q, k, v and the values of the term."""
+        listed = enumerate((self.q, self.k, self.v, *self.values))
+        return {number: leaf for number, leaf in listed if case.needs_grad and number in case.learned}
 
 
 def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
@@ -135,8 +160,9 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
     generator = torch.Generator().manual_seed(SEED)
     num_queries, (num_heads, num_key_heads) = case.layout.num_queries, case.heads
 
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.dtype).to(device, dtype)
+    def draw(*shape: int, factor: float = 1.0) -> Tensor:
+        drawn = factor * torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return drawn.to(case.dtype).to(device, dtype)
 
     def draw_values(label: Label) -> Tensor:
         sizes = (BATCH_SIZE, num_heads, num_queries) if case.has_own_values else (1, num_heads, 1)
@@ -144,13 +170,14 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
         # spans, none of them shorter than the label says
         return values if label.idle is None else (15 * values.abs()).clamp(min=SHORTEST_SPAN)
 
-    return Tensors(
-        draw(BATCH_SIZE, num_heads, num_queries, HEAD_DIM),
+    drawn = (
+        draw(BATCH_SIZE, num_heads, num_queries, HEAD_DIM, factor=case.score_factor),
         draw(BATCH_SIZE, num_key_heads, case.num_keys, HEAD_DIM),
         draw(BATCH_SIZE, num_key_heads, case.num_keys, case.value_dim),
         draw(BATCH_SIZE, num_heads, num_queries, case.value_dim),
-        [draw_values(case.label)] if case.label else [],
     )
+    views = [MEMORY[name](tensor) for name, tensor in zip(case.memory, drawn, strict=True)]
+    return Tensors(*views, [draw_values(case.label)] if case.label else [])
 
 
 # out, lse, and the gradients of the leaves
@@ -160,8 +187,8 @@ Results = dict[str, Tensor]
 def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "cpu") -> Results:
     """Return everything a backend computes for a case, in float64 on CPU."""
     tensors = tensors_of(case, dtype, device)
-    for leaf in tensors.leaves:
-        leaf.requires_grad_(case.needs_grad)
+    for leaf in tensors.leaves(case).values():
+        leaf.requires_grad_()
     tokens = token_mask(case.mask, case.num_keys)
     moved = TokenMask(*(None if mask is None else mask.to(device) for mask in vars(tokens).values()))
     terms = tuple(Term(values, case.label) for values in tensors.values if case.label)
@@ -172,21 +199,22 @@ def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "
     assert lse.shape == out.shape[:3]
     found = {"out": out, "lse": lse}
     if case.needs_grad:
-        found |= gradients_of(out, tensors)
+        found |= gradients_of(out, tensors, case)
     return {name: tensor.detach().cpu().double() for name, tensor in found.items()}
 
 
-def gradients_of(out: Tensor, tensors: Tensors) -> Results:
+def gradients_of(out: Tensor, tensors: Tensors, case: Case) -> Results:
     """Return the gradients of the leaves."""
-    gradients = torch.autograd.grad(out, tensors.leaves, tensors.grad_out)
-    return {f"gradient of leaf {number}": gradient for number, gradient in enumerate(gradients)}
+    leaves = tensors.leaves(case)
+    gradients = torch.autograd.grad(out, tuple(leaves.values()), tensors.grad_out)
+    return {f"gradient of leaf {number}": gradient for number, gradient in zip(leaves, gradients, strict=True)}
 
 
 def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     """Return the results of matmul, softmax, matmul in `dtype`: the rounding that any kernel may show."""
     tensors = tensors_of(case, dtype)
-    for leaf in tensors.leaves:
-        leaf.requires_grad_(case.needs_grad)
+    for leaf in tensors.leaves(case).values():
+        leaf.requires_grad_()
     tokens, cpu = token_mask(case.mask, case.num_keys), torch.device("cpu")
     keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
     scores = tensors.q @ keys.transpose(-1, -2) * SCALE
@@ -200,7 +228,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     out = weights @ values
     found = {"out": out, "lse": scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)}
     if case.needs_grad:
-        found |= gradients_of(out, tensors)
+        found |= gradients_of(out, tensors, case)
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
@@ -212,7 +240,9 @@ def check(case: Case, backend: ModuleType, device: str = "cpu") -> None:
     assert found.keys() == expected.keys()
     tensors = tensors_of(case, torch.float64)
     # numbers of this size cancel in the gradient of a score, in float32 at least
-    inner = SCALE * (tensors.grad_out.abs().amax((0, 1, 2)) @ tensors.v.abs().amax((0, 1, 2))).item()
+    inner = (
+        case.score_factor * SCALE * (tensors.grad_out.abs().amax((0, 1, 2)) @ tensors.v.abs().amax((0, 1, 2))).item()
+    )
     for name, correct in expected.items():
         finite = correct.isfinite()
         assert torch.equal(found[name].isneginf(), correct.isneginf()), f"{name}: rows without keys"
@@ -232,6 +262,34 @@ def pairwise_cases() -> list[Case]:
             dtype = DTYPES[(number + 2 * turn + turn // 3) % len(DTYPES)]
             cases.append(Case(pattern, num_keys, mask, dtype, HEADS[(number // 2 + turn) % len(HEADS)]))
     return cases
+
+
+def memory_cases() -> list[Case]:
+    """Return every memory order of each of q, k, v and the gradient of the output, and gradients of some of them."""
+    masks, patterns = ("none", "holes", "none", "documents"), ("full", "band", "dilated", "random", "causal")
+    cases = []
+    for number, name in enumerate(MEMORY):
+        for place in range(4):
+            memory = tuple(name if index == place else "plain" for index in range(4))
+            pattern, dtype = patterns[(number + place) % len(patterns)], DTYPES[(number + 2 * place) % len(DTYPES)]
+            cases.append(Case(pattern, 90, masks[place], dtype, memory=memory))
+        cases.append(
+            Case("band", 90, "holes", num_queries=1 + number, memory=(name, name, "plain", name), label=Distance(-3, 6))
+        )
+    cases += [Case("globals", 90, mask, learned=learned) for mask in masks[:2] for learned in ((0,), (1,), (2,))]
+    cases += [Case("globals", 90, label=Distance(-3, 6), learned=learned) for learned in ((3,), (0, 3), (1,))]
+    return cases
+
+
+def huge_score_cases() -> list[Case]:
+    """Return scores beyond what can be exponentiated, of masked tokens too."""
+    patterns = ("full", "band", "dilated", "random", "earlier keys", "keyless blocks")
+    return [
+        *(Case(pattern, 90, "holes", DTYPES[i % 3], score_factor=100) for i, pattern in enumerate(patterns)),
+        *(Case(pattern, 90, "holes", score_factor=100, label=SOFT_SPAN) for pattern in ("band", "earlier keys")),
+        Case("band", 90, "documents", score_factor=1000, value_dim=24),
+        Case("causal", 90, "left", torch.float16, score_factor=100, num_queries=40),
+    ]
 
 
 def special_cases() -> list[Case]:

@@ -92,7 +92,9 @@ def attend(
     is_cpu = q.device.type == "cpu"
     if is_cpu:
         # flex refuses tensors that could have gradients even where none are recorded
-        q, k, v = q.detach(), k.detach(), v.detach()
+        q, k, v = (
+            tensor.detach() if any(_memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
+        )
     tables, documents = None, None
     if not is_idle(tokens):
         tables = _captured_tables(token_tables(tokens, layout.num_keys, q.device))
@@ -109,12 +111,18 @@ def attend(
         tuple(size == 1 for size in (*mask.kv_indices.shape, len(q), q.shape[2], k.shape[2])),
         (q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, scale),
         (torch.is_grad_enabled(), need_lse),
+        tuple((_memory_order(tensor), tuple(stride == 0 for stride in tensor.stride())) for tensor in (q, k, v)),
     )
     out, aux = _compiled(kind)(q, k, v, score_mod, mask, scale, AuxRequest(lse=need_lse and not is_cpu))
     if not need_lse:
         return out, None
     lse = row_lse(q, k, layout, tokens, terms, scale) if aux.lse is None else aux.lse.detach()
     return out, lse
+
+
+def _memory_order(tensor: Tensor) -> tuple[bool, bool]:
+    """Return whether the tensor lies as [batch, heads, tokens, width], and whether as [batch, tokens, heads, width]."""
+    return tensor.is_contiguous(), tensor.transpose(1, 2).is_contiguous()
 
 
 def _captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:

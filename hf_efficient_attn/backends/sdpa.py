@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.layout.dense import additive_mask, is_idle, row_lse, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
@@ -70,11 +71,11 @@ def _fused(
     if mask is not None or need_lse:
         heads_per_key_head = q.shape[1] // k.shape[1]
         k, v = (each.repeat_interleave(heads_per_key_head, 1) if heads_per_key_head > 1 else each for each in (k, v))
+    if q.device.type == "cpu":
+        q, k, v = plain_rows(q, k, v)
     gives_lse = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
     if need_lse and gives_lse and not (mask is not None and mask.requires_grad):
-        # the kernel behind scaled_dot_product_attention on CPU
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return kernel(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+        return fused_attention(q, k, v, mask, scale, is_causal)
     out = scaled_dot_product_attention(
         q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )

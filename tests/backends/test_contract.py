@@ -8,16 +8,22 @@ from types import ModuleType
 
 import pytest
 import torch
-from backends_contract import Case, check, pairwise_cases, special_cases
+from backends_contract import MEMORY, Case, check, huge_score_cases, memory_cases, pairwise_cases, special_cases
 
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
+CASES = pairwise_cases() + special_cases() + memory_cases() + huge_score_cases()
 # a kernel is compiled for every one of these, which takes seconds
 FLEX_CASES = [
     Case("globals", 1000, heads=(6, 1), needs_grad=False),
+    # the kernel of the first case, on copies
+    *(
+        Case("globals", 1000, heads=(6, 1), memory=(name, name, name, "plain"), needs_grad=False)
+        for name in sorted(set(MEMORY) - {"plain", "tokens before heads"})
+    ),
     Case("far keys", 65, "documents", torch.float16, needs_grad=False),
     Case("causal random", 200, "left", torch.bfloat16, (4, 1), num_queries=70, needs_grad=False),
     Case("per head", 130, "globals", label=Distance(-3, 6), needs_grad=False),
@@ -34,7 +40,7 @@ def unwritten_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("case", pairwise_cases() + special_cases(), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_contract(backend: ModuleType, case: Case) -> None:
     reason = backend.why_not(case.request())
@@ -53,7 +59,7 @@ def test_contract_of_flex(case: Case) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("case", pairwise_cases() + special_cases(), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("backend", [*BACKENDS.values(), flex], ids=[*BACKENDS, "flex"])
 def test_contract_on_cuda(backend: ModuleType, case: Case) -> None:
     torch.use_deterministic_algorithms(False)

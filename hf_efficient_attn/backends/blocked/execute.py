@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.kernels import FUSED_DTYPES, Explicit, FusedCPU, finite, wide_dtype
+from hf_efficient_attn.backends.blocked.kernels import FUSED_DTYPES, Explicit, FusedCPU, lse_of_weights, wide_dtype
 from hf_efficient_attn.backends.blocked.problems import Problem, problems
 from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (
@@ -17,6 +17,7 @@ from hf_efficient_attn.backends.blocked.views import (
     put_back,
     query_blocks,
 )
+from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
@@ -26,6 +27,8 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 FORWARD_BLOCK_TOKENS = 32
 BACKWARD_BLOCK_TOKENS = 96
 EXPLICIT_BLOCK_TOKENS = 64
+# q, k, v, grad and out come first among the tensors of a backward pass
+NUM_READ = 5
 # elements of the largest buffer of one kernel call: small enough for the allocator to use it again
 MAX_BUFFER = 1 << 21
 # elements of gathered keys per thread in one call of the fused operator: what a core's cache still holds
@@ -93,6 +96,7 @@ def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 def forward_part(call: Call, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
     """Join what a call reads to the output and the log-sum-exp so far."""
     is_fused = call.is_fused(q, v)
+    q, k, v = plain_rows(q, k, v) if is_fused else (q, k, v)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
     kernels = Kernels(call, is_fused, q.device)
     for problem in call.problems(q, k, FORWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
@@ -137,7 +141,7 @@ def backward(
     masked = call.masked_queries()
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
     for part in call.parts():
-        backward_part(part, (q, k, v, grad, out, finite(lse), *grads), d_terms)
+        backward_part(part, (q, k, v, grad, out, lse_of_weights(lse), *grads), d_terms)
     dq, dk, dv = (total.to(dtype) for total in grads)
     return dq, dk, dv, [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
 
@@ -150,6 +154,7 @@ def backward_part(call: Call, tensors: tuple[Tensor, ...], d_terms: list[Tensor]
     """
     is_fused = call.is_fused(tensors[0], tensors[2])
     batch_size, terms = len(tensors[0]), call.terms
+    tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if is_fused else tensors
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
     kernels = Kernels(call, is_fused, q.device)
     folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]

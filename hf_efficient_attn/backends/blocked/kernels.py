@@ -15,6 +15,8 @@ from math import exp
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.backends.fused_cpu import fused_attention, fused_attention_backward
+
 # e to this power is no denormal number, and far below the rounding of 1 in float64
 LOWEST_SCORE = -80.0
 FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -31,19 +33,13 @@ class FusedCPU:
 
         A row whose bias is all -inf has output 0 and log-sum-exp 0.
         """
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, attn_mask=mask_of(bias, q.dtype), scale=self.scale
-        )
-        return out, lse
+        return fused_attention(q, k, v, mask_of(bias, q.dtype), self.scale)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k and v; `out` and `lse` are those of the whole rows, `lse` finite."""
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, lse, 0.0, False, attn_mask=mask_of(bias, q.dtype), scale=self.scale
-        )
-        return dq, dk, dv
+        """Return the gradients of q, k and v; `out` and `lse` are those of the whole rows, see `lse_of_weights`."""
+        return fused_attention_backward(grad, q, k, v, out, lse, mask_of(bias, q.dtype), self.scale)
 
 
 def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -91,7 +87,7 @@ class Explicit:
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k, v and the scores; `out` and `lse` are those of the whole rows, `lse` finite."""
+        """Return the gradients of q, k, v and the scores; `out` and `lse` as for `FusedCPU`."""
         weights = exp_(self.scores(q, k, bias).sub_(lse[..., None]))
         grad = wide(grad)
         delta = (grad * wide(out)).sum(-1, keepdim=True)
@@ -130,3 +126,11 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def finite(lse: Tensor) -> Tensor:
     """Return the log-sum-exp with 0 for the rows that have no key, so that their weights come out as 0 and not NaN."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
+
+
+def lse_of_weights(lse: Tensor) -> Tensor:
+    """Return the log-sum-exp from which exp(score - lse) is the weight of every pair: +inf where all weights are 0.
+
+    Such rows are not only those without keys, whose scores are -inf: those of masked tokens have scores of any size.
+    """
+    return lse.masked_fill(lse == float("-inf"), float("inf"))

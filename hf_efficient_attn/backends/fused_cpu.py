@@ -1,0 +1,49 @@
+"""The fused operator behind torch's SDPA on CPUs, which torch keeps to itself: what it assumes, said in one place.
+
+It checks nothing. Within a row it steps from number to number whatever the stride of the last dimension says, and so
+reads foreign memory; in half precision its backward pass fails where rows overlap. `plain_rows` makes inputs that are
+right; views of these that leave the last dimension alone, such as blocks of keys that overlap, are right too.
+"""
+
+import torch
+from torch import Tensor
+
+
+def plain_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors [batch, heads, tokens, width] as the operator may read them; copies only of those it may not.
+
+    Examples, heads and tokens may lie in any order in memory, and be repeated by a stride of 0.
+    """
+    return tuple(tensor if has_plain_rows(tensor) else tensor.contiguous() for tensor in tensors)
+
+
+def has_plain_rows(tensor: Tensor) -> bool:
+    """Return whether the last dimension is contiguous, and no two rows overlap in part."""
+    tokens, width = tensor.shape[-2:]
+    token_stride, stride = tensor.stride()[-2:]
+    return (stride == 1 or width == 1) and (token_stride >= width or token_stride == 0 or tokens == 1)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, is_causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the output [b, h, q, d], differentiable, and the log-sum-exp [b, h, q] of each row; all rows plain.
+
+    Args:
+        mask: added to the scores, broadcasts to [b, h, q, k]; float64 for float64 inputs, else float32 or the inputs'
+            dtype. A row of -inf has output 0 and log-sum-exp 0.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+
+
+def fused_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v; all rows plain, those of `grad` and `out` too.
+
+    Args:
+        lse: +inf for rows whose weights are 0, masked or not.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return kernel(grad, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
