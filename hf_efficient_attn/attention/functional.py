@@ -87,7 +87,7 @@ def attention(
         needs_grad=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(t.values for t in terms))),
         is_compiling=torch.compiler.is_compiling(),
         dropout=dropout,
-        has_terms=bool(terms),
+        has_terms=len(terms) > 0,
         has_token_mask=not tokens.is_empty,
         has_query_start=query_start is not None,
     )

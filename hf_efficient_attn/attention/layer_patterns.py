@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
@@ -120,7 +121,7 @@ def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
         return None
     # a compiler cannot trace the reading, takes its result for granted, and must not look before
     if torch.compiler.is_compiling() or not _is_known(module, spec, is_causal):
-        read_pattern(module, is_causal)
+        run_untraced(read_pattern, module, is_causal)
     return module.__dict__[KNOWN][2]  # type: ignore[no-any-return]
 
 
@@ -129,9 +130,8 @@ def _is_known(module: nn.Module, spec: Any, is_causal: bool) -> bool:
     return known_spec is spec and known_causal is is_causal
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def read_pattern(module: nn.Module, is_causal: bool) -> bool:
-    """Keep a module's pattern, or its causal form, with it, as reading JSON takes long; return True.
+def read_pattern(module: nn.Module, is_causal: bool) -> None:
+    """Keep a module's pattern, or its causal form, with it, as reading JSON takes long.
 
     Raises:
         ConfigurationError: an `attention_pattern` that the model, or this module, cannot have.
@@ -151,7 +151,6 @@ def read_pattern(module: nn.Module, is_causal: bool) -> bool:
     module.__dict__[KNOWN] = (spec, is_causal, pattern.causal() if is_causal and pattern is not None else pattern)
     # loading has taken it out of the config; saving again shall not lose it
     setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
-    return True
 
 
 def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:

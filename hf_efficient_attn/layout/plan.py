@@ -54,3 +54,9 @@ def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...]]:
     data = json.loads(plan)
     labels = tuple(Label.from_dict(label) for label in data["labels"])
     return Pattern.from_dict(data["pattern"]), data["layer"], labels
+
+
+@lru_cache(maxsize=256)
+def read_pattern_text(text: str) -> Pattern:
+    """Return the pattern that `to_text` wrote."""
+    return Pattern.from_dict(json.loads(text))

@@ -145,7 +145,8 @@ def test_compiles_without_breaks(name: str) -> None:
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for pattern in (PATTERN, Band(1, 1)):
         hea.sparsify(model, pattern)
-        inputs = inputs_of(name, "left", tokens=150)
+        # torch 2.11 cannot trace how transformers makes the cache of an encoder-decoder
+        inputs: dict[str, Any] = {**inputs_of(name, "left", tokens=150), "use_cache": name not in SEQ2SEQS}
         torch.testing.assert_close(outputs_of(compiled, inputs), outputs_of(model, inputs), **TOLERANCE)
 
 
