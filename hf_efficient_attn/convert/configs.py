@@ -49,8 +49,8 @@ def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -
     return AutoConfig.for_model(counterpart.family, **fields)
 
 
-def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, int, list[str]]:
-    """Return their config, its rows before that of position 0, and notes on what it does otherwise by design.
+def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, int, dict[str, str]]:
+    """Return their config, its rows before that of position 0, and a note on each field it differs in by design.
 
     Raises:
         ConfigurationError: something that it cannot say at all.
@@ -65,12 +65,9 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, i
     lost = differences(with_fields(ours, position_offset=again.position_offset), again, head)
     unsayable = [name for name in lost if name not in counterpart.deviations]
     if unsayable:
-        listed = ", ".join(f"{name}={shorten(repr(getattr(ours, name)), LETTERS)}" for name in unsayable)
+        listed = ", ".join(_said(ours, name) for name in unsayable)
         raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
-    notes = [
-        f"{name}={shorten(repr(getattr(ours, name)), LETTERS)} is not kept: {counterpart.deviations[name]}."
-        for name in lost
-    ]
+    notes = {name: f"{_said(ours, name)} is not kept: {counterpart.deviations[name]}." for name in lost}
     return theirs, again.position_offset, notes
 
 
@@ -165,7 +162,15 @@ def _meaning(config: Any) -> dict[str, Any]:
     if config.attention_pattern is not None:
         parts = (config_patterns(config.attention_pattern, config, part) for part in (ENCODER, DECODER))
         fields["attention_pattern"] = tuple(parts)
+    if "lm_transform_activation" in fields:
+        fields["lm_transform_activation"] = config.transform_activation
     return fields
+
+
+def _said(config: Any, name: str) -> str:
+    """Return a field with its value, as short as a message has room for; for None what it stands for."""
+    value = _meaning(config)[name] if getattr(config, name) is None else getattr(config, name)
+    return f"{name}={shorten(repr(value), LETTERS)}"
 
 
 def _concerns(name: str, head: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_efficient_attn.convert.compare import check_parity
 from hf_efficient_attn.convert.configs import Request, longest_input
 from hf_efficient_attn.convert.destination import check_destination, note_kept, note_leftovers
 from hf_efficient_attn.convert.dtypes import note_mixed
@@ -67,11 +68,17 @@ def convert(
               bigbird_pegasus, bart, pegasus, marian; in modernbert, of rotary positions, padding between tokens;
             - pad ids that no `attention_mask` hides, as each has a position here, and all have one there: longformer,
               roberta, xlm-roberta;
+            - sequences that begin with padding, as the first token is classified there, the first real one here:
+              longformer, roberta, xlm-roberta, modernbert;
             - inputs shorter than the longest of a batch, as their own last block is global here, one of padding there:
               big_bird, bigbird_pegasus;
             - inputs after one short enough for full attention, as all that follow are then read by it there: big_bird,
               bigbird_pegasus;
             - question answering without `token_type_ids`, as they are made from the first separator there: big_bird.
+
+            What remains is computed: source and result read the same random tokens in eval mode and float32 (at most
+            1,021; of dense sources as many as they read alike), and where outputs differ, nothing is written. Dropout
+            in training is not compared, nor what another `pattern`, window or `global_projections=False` asks for.
         overwrite: `dst` may be the folder of a checkpoint that exists. Its weights (also shards and pickles), config,
             generation config and tokenizer are replaced; all else stays, such as .git, README.md or checkpoint-500. The
             source is never changed.
@@ -79,8 +86,8 @@ def convert(
     Raises:
         ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or
             cannot be a folder beside the source.
-        CheckpointError: weights missing, left over, damaged, or of other shapes, whose names are listed; `dst` could
-            not be written.
+        CheckpointError: weights missing, left over, damaged, or of other shapes, whose names are listed; with
+            `parity`, outputs that differ; `dst` could not be written.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> short = BertForMaskedLM(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
@@ -102,10 +109,10 @@ def convert(
     model = build_ours(source, request)
     source.notes += note_mixed(source.model, source.path, model.dtype)
     config = model.config
-    if parity and target not in COUNTERPARTS:
-        source.notes += note_exceptions(source.model_type)
     if target in COUNTERPARTS:
         model = build_theirs(COUNTERPARTS[target], model, source)
+    if parity and (source.counterpart is not None or target in COUNTERPARTS):
+        source.notes.append(f"{note_exceptions(source.model_type, target)}{check_parity(source, model, request)}")
     if model.can_generate() and source.model.can_generate():
         model.generation_config = GenerationConfig.from_dict(source.model.generation_config.to_dict())
     tokenizer = None if path is None else load_tokenizer(source.path, longest_input(config))

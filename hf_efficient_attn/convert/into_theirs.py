@@ -21,7 +21,8 @@ def build_theirs(counterpart: Counterpart, ours: PreTrainedModel, source: Source
     """
     head = source.head
     config, offset, notes = their_config(counterpart, ours.config, head)
-    source.notes += notes
+    source.notes += notes.values()
+    source.deviations = tuple(notes)
     weights = shift(dict(ours.state_dict()), ours.config.position_offset, offset)
     renamed, unknown = to_theirs(weights, counterpart.all_names(head))
     if unknown:

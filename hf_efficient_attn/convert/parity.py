@@ -6,6 +6,7 @@ PADDING_BETWEEN = "padding between tokens, as rotary positions count tokens here
 PAD_IDS = "pad ids that no attention_mask hides, as each has a position here, and all have one there"
 SHORTER = "inputs shorter than the longest of a batch, as their own last block is global here, one of padding there"
 AFTER_SHORT = "inputs after one short enough for full attention, as all that follow are then read by it there"
+POOLED_PADDING = "sequences that begin with padding, as the first token is classified there, the first real one here"
 TOKEN_TYPES = "question answering without token_type_ids, as they are made from the first separator there"
 
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
@@ -14,19 +15,21 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "big_bird": (PADDING_BEFORE, SHORTER, AFTER_SHORT, TOKEN_TYPES),
     "bigbird_pegasus": (PADDING_BEFORE, SHORTER, AFTER_SHORT),
     "led": (PADDING_BEFORE,),
-    "longformer": (PAD_IDS,),
+    "longformer": (PAD_IDS, POOLED_PADDING),
     "marian": (PADDING_BEFORE,),
-    "modernbert": (PADDING_BETWEEN,),
+    "modernbert": (PADDING_BETWEEN, POOLED_PADDING),
     "pegasus": (PADDING_BEFORE,),
-    "roberta": (PAD_IDS,),
-    "xlm-roberta": (PAD_IDS,),
+    "roberta": (PAD_IDS, POOLED_PADDING),
+    "xlm-roberta": (PAD_IDS, POOLED_PADDING),
 }
 
 
-def note_exceptions(model_type: str) -> list[str]:
-    """Return a note on the inputs for which a model of ours, made of one of `model_type`, has other outputs."""
-    exceptions = EXCEPTIONS.get(model_type, ())
-    return [f"Even with parity, outputs differ from transformers' for: {'; '.join(exceptions)}."] if exceptions else []
+def note_exceptions(source_type: str, target_type: str) -> str:
+    """Return a sentence on inputs for which a model of one type and what it became differ; none: the empty text."""
+    sides = EXCEPTIONS.get(source_type, ()), EXCEPTIONS.get(target_type, ())
+    # what both models of transformers do, only ours does otherwise
+    exceptions = [each for side in sides for each in side if not all(each in other for other in sides)]
+    return f"Even with parity, outputs differ from the source's for: {'; '.join(exceptions)}. " if exceptions else ""
 
 
 def list_exceptions() -> str:

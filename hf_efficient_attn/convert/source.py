@@ -32,6 +32,7 @@ class Source:
         head: a key of `AUTO_CLASSES`.
         new_names: its parameters that no checkpoint has brought, as the head was asked for.
         notes: what the user should know.
+        deviations: fields of our config in which what it becomes differs by design, each of which has a note.
     """
 
     model: PreTrainedModel
@@ -39,6 +40,7 @@ class Source:
     path: str | None = None
     new_names: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    deviations: tuple[str, ...] = ()
 
     @property
     def model_type(self) -> str:

@@ -13,12 +13,15 @@ from hf_efficient_attn.models.sparse_block import build_norm
 
 
 class PredictionTransform(nn.Module):
-    """A dense map, the config's activation and a norm, as BERT has before its vocabulary. [..., hidden_size] → same."""
+    """A dense map, an activation and a norm, as BERT has before its vocabulary. [..., hidden_size] → same.
+
+    The activation is the config's `transform_activation`, or, without one, that of its MLPs.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=getattr(config, "lm_transform_bias", True))
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = ACT2FN[getattr(config, "transform_activation", config.hidden_act)]
         self.norm = build_norm(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(ACT2FN),
+    "classifier_activation": tuple(ACT2FN),
+    "lm_transform_activation": (None, *ACT2FN),
     "norm_type": ("layernorm", "rmsnorm"),
     "norm_position": ("post", "pre"),
     "position_embedding_type": ("learned", "sinusoidal", "relative", "rope", "none"),

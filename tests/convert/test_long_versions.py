@@ -170,7 +170,6 @@ def test_window_and_pattern_are_refused() -> None:
         ("bart", {"decoder_ffn_dim": 64}, "encoder_ffn_dim=48 and decoder_ffn_dim=64"),
         ("pegasus", {"scale_embedding": False}, "sinusoids of amplitude"),
         ("marian", {"decoder_vocab_size": 70, "share_encoder_decoder_embeddings": False}, "share vocabulary"),
-        ("modernbert", {"hidden_activation": "relu", "head": "AutoModelForMaskedLM"}, "activation of the MLP"),
     ],
 )
 def test_what_cannot_be_said_is_refused(model_type: str, changes: dict, message: str) -> None:

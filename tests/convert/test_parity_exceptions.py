@@ -84,7 +84,7 @@ def test_token_types(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", FIELDS)
 def test_they_are_noted(model_type: str) -> None:
     theirs = in_tree(model_type)
-    with pytest.warns(UserWarning, match="Even with parity, outputs differ from transformers' for: ") as caught:
+    with pytest.warns(UserWarning, match="Even with parity, outputs differ from the source's for: ") as caught:
         hea.convert(theirs, parity=True)
     [note] = [str(each.message) for each in caught if "Even with parity" in str(each.message)]
     assert all(exception in note for exception in parity.EXCEPTIONS[model_type])
@@ -98,7 +98,26 @@ def test_every_type_is_listed() -> None:
 
 
 @pytest.mark.filterwarnings("error", "ignore:New in", "ignore:.*is not kept")
-def test_models_of_transformers_and_ours_need_no_note() -> None:
+def test_ours_need_no_note() -> None:
     ours = hea.convert(in_tree("longformer", "AutoModelForMaskedLM"))
     hea.convert(ours, parity=True)
-    hea.convert(ours, to="longformer", parity=True)
+    hea.convert(ours, to="longformer")
+
+
+@pytest.mark.parametrize(
+    "model_type", [name for name, each in COUNTERPARTS.items() if "TokenClassification" in each.heads]
+)
+def test_pooled_padding(model_type: str) -> None:
+    found = differs(model_type, padding_before, "AutoModelForSequenceClassification")
+    listed = {parity.PADDING_BEFORE, parity.POOLED_PADDING} & set(parity.EXCEPTIONS[model_type])
+    assert found == bool(listed)
+
+
+def test_what_is_not_compared_is_said() -> None:
+    theirs = in_tree("longformer", attention_window=8)
+    for asked, reason in {"pattern": "another pattern", "attention_window": "another window"}.items():
+        value = "band(2, 2)" if asked == "pattern" else 4
+        with pytest.warns(UserWarning, match=f"Outputs were not compared with the source's, as {reason} was asked for"):
+            hea.convert(theirs, parity=True, **{asked: value})
+    with pytest.warns(UserWarning, match=r"Compared .*: last_hidden_state differs by .* on 78 random tokens\."):
+        hea.convert(theirs, parity=True)

@@ -39,6 +39,8 @@ ROBERTA_LM_HEAD = {
     "lm_head.layer_norm": "transform.norm",
     "lm_head.decoder": "lm_head",
 }
+# a constant of their code, whatever the activation of the MLPs
+ROBERTA_LM_ACTIVATION = "gelu"
 ROBERTA_UNUSED = {"lm_head.bias": "lm_head.decoder.bias"}
 ROBERTA_CLASSIFIER = {"classifier.dense": "dense.dense", "classifier.out_proj": "classifier"}
 CLASSIFIER = {"classifier": "classifier"}
@@ -74,9 +76,12 @@ def rows_before_positions(config: Any) -> int:
     return int(config.pad_token_id) + 1
 
 
-def classifier_fields(config: Any, activation: str = "tanh") -> dict[str, Any]:
-    """Return the fields of heads that read the first token through a dense map."""
-    dropout = getattr(config, "classifier_dropout", None)
+def classifier_fields(config: Any, activation: str = "tanh", has_own_dropout: bool = True) -> dict[str, Any]:
+    """Return the fields of heads that read the first token through a dense map.
+
+    has_own_dropout: their code reads `classifier_dropout`, and not always the dropout of hidden states.
+    """
+    dropout = getattr(config, "classifier_dropout", None) if has_own_dropout else None
     return {
         "classifier_head": "dense",
         "classifier_activation": activation,

@@ -39,7 +39,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "question_answering_head": "residual_mlp",
         "question_answering_excludes_question": parity,
         "max_position_embeddings": config.max_position_embeddings,
-        **bert.classifier_fields(config, activation),
+        **bert.classifier_fields(config, activation, head != "MultipleChoice"),
     }
 
 
@@ -80,7 +80,7 @@ BIG_BIRD = Counterpart(
     left_behind=("pooler", "cls.seq_relationship"),
     unused=bert.BERT_UNUSED,
     deviations={
-        "embedding_dropout": bert.DROPOUT,
+        **bert.DEVIATIONS,
         "attention_dropout": "big_bird drops no attention weights in block-sparse attention",
         "attention_pattern": "big_bird draws other random blocks at 2,048 tokens",
         "random_blocks_in_eval": "big_bird evaluates with copies of block 0 in the place of random blocks",

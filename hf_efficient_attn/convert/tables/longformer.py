@@ -23,7 +23,8 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "global_projections": True,
         "position_offset": offset,
         "max_position_embeddings": config.max_position_embeddings - offset,
-        **bert.classifier_fields(config),
+        **bert.classifier_fields(config, has_own_dropout=False),
+        "lm_transform_activation": bert.ROBERTA_LM_ACTIVATION,
     }
 
 

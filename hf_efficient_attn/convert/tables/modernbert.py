@@ -20,17 +20,12 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     """Return what no field of theirs says by itself.
 
     Raises:
-        ConfigurationError: scaled rotary positions, or heads with an activation of their own.
+        ConfigurationError: scaled rotary positions.
     """
     kinds = {name: dict(rope) for name, rope in config.rope_parameters.items() if isinstance(rope, dict)}
     scaled = {name: rope for name, rope in kinds.items() if rope.get("rope_type", "default") != "default"}
     if scaled:
         raise ConfigurationError(f"rope_parameters={scaled}: rotary positions of rope_type 'default' can be converted.")
-    if config.classifier_activation != config.hidden_activation and head != "Model":
-        raise ConfigurationError(
-            f"classifier_activation={config.classifier_activation!r}, hidden_activation={config.hidden_activation!r}: "
-            "heads of sparse_transformer have the activation of the MLP. Convert the backbone alone: head='AutoModel'."
-        )
     side = config.local_attention // 2
     is_sliding = [kind == "sliding_attention" for kind in config.layer_types]
     return {
@@ -85,12 +80,12 @@ MODERNBERT = Counterpart(
         "attention_dropout": "attention_dropout",
         "mlp_dropout": "hidden_dropout",
         "decoder_bias": "lm_head_bias",
+        "classifier_activation": "lm_transform_activation",
         "classifier_bias": "lm_transform_bias",
         "classifier_dropout": "classifier_dropout",
     },
     to_ours=to_ours,
     ignored_fields=(
-        "classifier_activation",
         "classifier_pooling",
         "cls_token_id",
         "deterministic_flash_attn",

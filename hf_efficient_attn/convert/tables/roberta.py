@@ -23,7 +23,8 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "position_offset": offset,
         "max_position_embeddings": config.max_position_embeddings - offset,
         "sep_token_id": separator_of(config),
-        **bert.classifier_fields(config),
+        **bert.classifier_fields(config, has_own_dropout=head != "MultipleChoice"),
+        "lm_transform_activation": bert.ROBERTA_LM_ACTIVATION,
     }
 
 

@@ -70,9 +70,10 @@ class SparseTransformerConfig(PreTrainedConfig):
         gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
         lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
             BERT; and a bias on it.
-        lm_transform_bias: a bias on that linear map, also where other heads have one ("transform").
+        lm_transform_bias, lm_transform_activation: a bias on that linear map, and the activation behind it (None: the
+            MLP's), also where other heads have one ("transform"). RoBERTa and Longformer always have "gelu" there.
         classifier_head, classifier_activation: "linear"; "dense": a map of `hidden_size` and an activation before; or
-            "transform": a map, the MLP's activation and a norm, as ModernBERT.
+            "transform": a map, `lm_transform_activation` and a norm, as ModernBERT.
         classifier_pooling: what stands for a sequence: its "first", "last" or "mean" token; None: "last" if causal,
             else "mean".
         question_answering_head: "linear"; "residual_mlp", as transformers' BigBird; or "transform", as above.
@@ -136,6 +137,7 @@ class SparseTransformerConfig(PreTrainedConfig):
     lm_head_transform: bool = True
     lm_head_bias: bool = True
     lm_transform_bias: bool = True
+    lm_transform_activation: str | None = None
     classifier_head: str = "linear"
     classifier_activation: str = "tanh"
     classifier_dropout: float | int = 0.1
@@ -172,6 +174,11 @@ class SparseTransformerConfig(PreTrainedConfig):
     def key_value_heads(self) -> int:
         """Number of heads with keys and values of their own."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def transform_activation(self) -> str:
+        """The activation of the dense map before the vocabulary."""
+        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
 
     @property
     def sinusoid_amplitude(self) -> float:
