@@ -62,7 +62,7 @@ def efficient_attention_forward(
         UnsupportedBackendError: the model needs what the engine cannot compute.
     """
     refuse_unsupported(module, query, kwargs)
-    followed = layer_pattern(module, kwargs)
+    followed = layer_pattern(module, kwargs, attention_mask)
     check_lengths(module, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return attend_layer(

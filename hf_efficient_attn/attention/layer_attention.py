@@ -11,7 +11,8 @@ from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import TokenColumns, read_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout

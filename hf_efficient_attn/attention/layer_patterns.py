@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hf_efficient_attn.attention.direction import CROSS, direction
+from hf_efficient_attn.attention.table_form import CAUSAL
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
@@ -50,35 +52,28 @@ class LayerPattern:
     reads_all: bool = False
 
 
-def layer_pattern(module: nn.Module, options: Mapping[str, Any]) -> LayerPattern:
+def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> LayerPattern:
     """Return what an attention module computes.
 
     Args:
         options: keyword arguments of the attention call; `is_causal` and `sliding_window` count.
+        attention_mask: what the layer got: a token table, a matrix, or None.
 
     Raises:
         ConfigurationError: an `attention_pattern` that the model cannot have.
-        UnsupportedBackendError: a layer that is sparse by itself in an unknown way.
+        UnsupportedBackendError: a layer that is sparse by itself in an unknown way, or of which nothing says whether
+            it may read ahead.
     """
-    is_causal = options.get("is_causal")
-    is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if is_cross_attention(module, is_causal):
+    reading = direction(module, options, attention_mask)
+    if reading == CROSS:
         return LayerPattern(Full(), reads_all=True)
+    is_causal = reading == CAUSAL
     layer = getattr(module, "layer_idx", None)
     window = own_window(module, layer, options)
     pattern = module_pattern(module, is_causal)
     if pattern is None:
         return own_pattern(is_causal, window)
     return LayerPattern(pattern, layer or 0, is_own=False, is_causal=is_causal)
-
-
-def is_cross_attention(module: nn.Module, is_causal: bool) -> bool:
-    """Return whether the module reads another sequence than its own; told by its class name or its flags."""
-    return (
-        "CrossAttention" in type(module).__name__
-        or bool(getattr(module, "is_cross_attention", False))
-        or (bool(getattr(module, "is_decoder", False)) and not is_causal)
-    )
 
 
 def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:

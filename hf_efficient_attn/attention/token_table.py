@@ -1,12 +1,15 @@
 """What a model's masks say about every key, as one small tensor: the mask function of the "efficient" attention.
 
-A token table is an int32 tensor [batch, 1, rows, keys], which every cache and `generate` carry along like any mask:
+A token table is an int32 tensor [batch, kind, rows, keys], which every cache and `generate` carry along like any mask:
 
 row 0 - 1 where the key is a token, 0 where it is padding or not written yet;
 row 1 - 1 where the key belongs to one of the current queries (only where a cache has room after the queries);
 row 2 - the number of the document it belongs to (only where sequences are packed).
+
+A table without rows says that every key is a token. What kind of mask it is stands in its form (`table_form`).
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +20,11 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from transformers.masking_utils import causal_mask_function
 
 from hf_efficient_attn.attention.cache import Origin
+from hf_efficient_attn.attention.table_form import TABLE_DTYPE, has_rows, is_causal_request, with_kind
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-TABLE_DTYPE = torch.int32
 NOT_EXPRESSIBLE = (
     "This model's mask is not one of causal, bidirectional, sliding, chunked or packed attention with padding: it lets "
     "tokens read tokens that a pattern of positions cannot name (image tokens, prefixes, ...). The efficient attention "
@@ -48,7 +51,7 @@ class TokenColumns:
 _last_read: list[tuple[Tensor, tuple[int, ...], TokenColumns]] = []
 
 
-def efficient_mask(
+def make_table(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -62,21 +65,18 @@ def efficient_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor | None:
-    """Return the token table of a call, or None if no key is masked, packed or still to be written.
-
-    Called by transformers once per forward and kind of mask, with the arguments of its `sdpa_mask`.
+    """Return the token table of a call, without its kind, or None if no key is masked, packed or still to be written.
 
     Raises:
         InputError: a padding mask that is too short.
         UnsupportedBackendError: a mask that is not causal, bidirectional, sliding, chunked or packed attention.
     """
-    # only transformers' bidirectional masks come with this argument
-    can_skip = kwargs.get("allow_is_bidirectional_skip")
-    is_causal = can_skip is None
+    is_causal = is_causal_request(kwargs)
+    can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]
     probe = Probe(mask_function, batch_size, torch.arange(kv_length, device=device) + int(kv_offset), use_vmap)
     documents = None
     # without these, the mask is plain causal or bidirectional
-    if local_size is not None or not (allow_is_causal_skip if is_causal else can_skip):
+    if local_size is not None or not can_skip:
         documents = probe.documents()
         probe.check(documents, is_causal, local_size)
 
@@ -92,6 +92,22 @@ def efficient_mask(
     if is_query is None and documents is None and (is_token is None or _is_true(is_token.all())):
         return None
     return _table(batch_size, kv_length, is_token, is_query, documents, device)
+
+
+@functools.wraps(make_table)
+def efficient_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the token table of a mask that a model of transformers asks for, with its kind.
+
+    Called by transformers once per forward and kind of mask, with the arguments of its `sdpa_mask`.
+
+    Raises:
+        InputError: a padding mask that is too short.
+        UnsupportedBackendError: a mask that is not causal, bidirectional, sliding, chunked or packed attention.
+    """
+    table = make_table(batch_size, q_length, kv_length, *args, **kwargs)
+    if table is None:
+        table = torch.empty(batch_size, 1, 0, kv_length, dtype=TABLE_DTYPE, device=kwargs.get("device", "cpu"))
+    return with_kind(table, is_causal_request(kwargs))
 
 
 def _table(
@@ -111,17 +127,12 @@ def _table(
     return torch.stack(rows, 1)[:, None]
 
 
-def is_table(mask: Tensor) -> bool:
-    """Return whether a mask is a token table."""
-    return mask.dtype == TABLE_DTYPE
-
-
 def read_table(table: Tensor | None, batch_size: int, num_queries: int, num_keys: int) -> TokenColumns:
     """Return what a token table says about the last `num_keys` keys; a pattern cache holds fewer than the table has.
 
     The layers of a forward pass get the same tensors, and so what backends make of them is made once.
     """
-    if table is None:
+    if table is None or not has_rows(table):
         return TokenColumns()
     if torch.compiler.is_compiling():
         return _columns(table, batch_size, num_queries, num_keys)

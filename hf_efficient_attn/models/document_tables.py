@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.token_table import TokenColumns, is_table, read_table
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import TokenColumns, read_table
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
 

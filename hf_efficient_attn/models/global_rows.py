@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.token_table import TokenColumns, is_table
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import TokenColumns
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables
 from hf_efficient_attn.models.document_tables import document_tables, last_positions

@@ -13,7 +13,8 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.token_table import efficient_mask
+from hf_efficient_attn.attention.table_form import has_rows, is_table
+from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.errors import InputError
 
 
@@ -33,7 +34,8 @@ def token_table(
         documents: [B, T], as `find_documents` returns them.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
-        return attention_mask
+        is_empty = is_table(attention_mask) and not has_rows(attention_mask)
+        return None if is_empty else attention_mask
     tokens, past_tokens, num_keys, first_key = embedded.shape[1], 0, embedded.shape[1], 0
     if cache is not None:
         past_tokens = cache.get_seq_length()
@@ -42,7 +44,7 @@ def token_table(
     if documents is not None:
         function = and_masks(function, packed_sequence_mask_function(documents))
     is_plain = documents is None
-    return efficient_mask(
+    return make_table(
         batch_size=len(embedded),
         q_length=tokens,
         kv_length=num_keys,

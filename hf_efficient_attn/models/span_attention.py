@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attenti
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
-from hf_efficient_attn.attention.token_table import is_table
+from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.models.spans import log_soft_mask

@@ -11,6 +11,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import first_keyless, warn_of_keyless, warn_once
+from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
 from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -115,15 +116,28 @@ def test_an_overlay_that_cuts_documents_is_read() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
     overlay = lambda b, h, q, kv: documents[b, q] == documents[b, kv]  # noqa: E731
     table = create_causal_mask(config, torch.zeros(2, 6, 32), None, None, and_mask_function=overlay)
-    assert table.shape == (2, 1, 3, 6)
+    assert table.shape[2:] == (3, 6)
     assert (table[:, 0, 2] - 1).tolist() == documents.tolist()
 
 
-def test_nothing_masked_is_no_table() -> None:
+def test_nothing_masked_is_a_table_without_rows_that_tells_its_kind() -> None:
     config = build("llama").config
     config._attn_implementation = "efficient"
     for mask in (None, torch.ones(1, 6)):
-        assert create_causal_mask(config, torch.zeros(1, 6, 32), mask, None) is None
+        for create, kind in ((create_causal_mask, CAUSAL), (create_bidirectional_mask, BIDIRECTIONAL)):
+            table = create(config, torch.zeros(1, 6, 32), mask, past_key_values=None)
+            assert not has_rows(table)
+            assert table_kind(table) == kind
+
+
+def test_a_table_cannot_be_added_to_scores() -> None:
+    config = build("llama").config
+    config._attn_implementation = "efficient"
+    for tokens in range(1, 5):
+        for mask in (None, padding(token_ids(2, 6), "left")[:, :tokens]):
+            table = create_causal_mask(config, torch.zeros(2, tokens, 32), mask, None)
+            with pytest.raises(RuntimeError, match="must match"):
+                torch.zeros(2, 4, tokens, tokens) + table
 
 
 def test_scores_that_are_capped_or_have_sinks_are_refused() -> None:

@@ -13,7 +13,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.attention.token_table import efficient_mask
+from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.models.blocks import MLP
 from hf_efficient_attn.models.embeddings import EmbeddingSum
 from hf_efficient_attn.models.masks import token_table
@@ -190,7 +190,7 @@ def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
 
 def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> Tensor | None:
     """Return which source tokens may be read, bool [B, 1, 1, S]; None: all."""
-    table = efficient_mask(
+    table = make_table(
         batch_size=len(source),
         q_length=num_queries,
         kv_length=source.shape[1],

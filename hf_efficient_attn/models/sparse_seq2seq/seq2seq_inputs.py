@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.token_table import is_table
+from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.errors import InputError
 
 POSITION_NAMES = ("position_ids", "decoder_position_ids")
@@ -120,5 +120,5 @@ def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, 
 def real_target_tokens(attention_mask: Tensor | None) -> Tensor | None:
     """Return the mask by which target positions are counted, [B, K], out of any form of `decoder_attention_mask`."""
     if attention_mask is not None and is_table(attention_mask) and attention_mask.ndim == 4:
-        return attention_mask[:, 0, 0]
+        return attention_mask[:, 0, 0] if has_rows(attention_mask) else None
     return attention_mask

@@ -1,0 +1,51 @@
+"""Whether an attention layer of transformers reads ahead: told by the mask that its model asked for.
+
+Attributes of modules are no proof: decoders have `is_causal=False`, encoders have none, and what transformers' own
+functions compute is what the mask says. They count only where a model asked for no mask.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, is_table, table_kind
+from hf_efficient_attn.errors import UnsupportedBackendError
+
+# a layer that reads another sequence than its own
+CROSS = "cross"
+
+
+def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> str | None:
+    """Return CAUSAL, BIDIRECTIONAL or CROSS; None: a matrix decides, and nothing else tells.
+
+    Args:
+        options: keyword arguments of the attention call; `is_causal` counts.
+        attention_mask: what the layer got: a token table, a matrix, or None.
+
+    Raises:
+        UnsupportedBackendError: the mask and the module contradict each other, or there is neither.
+    """
+    kind = None if attention_mask is None or not is_table(attention_mask) else table_kind(attention_mask)
+    flag = options.get("is_causal")
+    flag = getattr(module, "is_causal", None) if flag is None else bool(flag)
+    if "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False):
+        if kind == CAUSAL:
+            _refuse(module, "is cross-attention by its name or flags, but its mask is causal")
+        return CROSS
+    is_decoder = bool(getattr(module, "is_decoder", False))
+    if kind == CAUSAL:
+        return CAUSAL
+    if kind == BIDIRECTIONAL or flag is False:
+        # the other sequence of a decoder is never causal
+        return CROSS if is_decoder else BIDIRECTIONAL
+    if flag is None and attention_mask is None:
+        _refuse(module, "gets no mask and has no is_causal, so that nothing says whether it may read ahead")
+    return CAUSAL if flag else None
+
+
+def _refuse(module: nn.Module, what: str) -> None:
+    raise UnsupportedBackendError(
+        f'{type(module).__name__} {what}. attn_implementation="efficient" cannot compute it; load the model with '
+        '"sdpa" or "eager" and without attention_pattern.'
+    )

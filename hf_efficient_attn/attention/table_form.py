@@ -1,0 +1,45 @@
+"""The form of token tables (`token_table`): what can be told of them where values cannot be read.
+
+Compiled and exported models know shapes, not values. So the second size of a table tells causal masks from
+bidirectional ones: its rows stand that many times below each other in the same memory. No usual number of heads, it
+also makes a table unfit for arithmetic with scores, so that modules which add masks themselves fail.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TABLE_DTYPE = torch.int32
+CAUSAL, BIDIRECTIONAL = "causal", "bidirectional"
+KINDS = {11: CAUSAL, 13: BIDIRECTIONAL}
+SIZES = {kind: size for size, kind in KINDS.items()}
+
+
+def is_table(mask: Tensor) -> bool:
+    """Return whether a mask is a token table."""
+    return mask.dtype == TABLE_DTYPE
+
+
+def has_rows(table: Tensor) -> bool:
+    """Return whether a table says anything about the keys."""
+    return table.shape[2] > 0
+
+
+def table_kind(table: Tensor) -> str | None:
+    """Return CAUSAL or BIDIRECTIONAL; None: the table does not say, and who made it knows."""
+    return KINDS.get(table.shape[1])
+
+
+def with_kind(table: Tensor, is_causal: bool) -> Tensor:
+    """Return a table [batch, 1, rows, keys] that tells its kind."""
+    return table.expand(-1, SIZES[CAUSAL if is_causal else BIDIRECTIONAL], -1, -1)
+
+
+def is_causal_request(arguments: Mapping[str, Any]) -> bool:
+    """Return whether transformers asks for a causal mask, by the arguments of the mask function.
+
+    Only its bidirectional ones say whether such a mask may be skipped.
+    """
+    return arguments.get("allow_is_bidirectional_skip") is None
