@@ -52,6 +52,11 @@ class PatternCache(Cache):
                     layers[layer] = PatternLayer(num_first, left, self.padding)
         super().__init__(layers=layers)
 
+    @property
+    def max_cache_len(self) -> int:
+        """Most tokens that a text may have: -1, any number. Asked by PEFT of caches that are no `DynamicCache`."""
+        return -1
+
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Return the number of tokens a mask is for, and where they begin: all of them; layers take the last."""
         if self.is_sliding[layer_idx]:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block, split_random
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
 from hf_efficient_attn.models.global_rows import GlobalRows
@@ -121,6 +121,7 @@ class SparseAttention(nn.Module):
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
         if rotation is not None:
             global_key = rotate(global_key, *rotation)
+        check_cached_heads(cache, self.layer_idx, own + global_key.shape[1])
         key, value = cache.update(torch.cat((key, global_key), 1), torch.cat((value, global_value), 1), self.layer_idx)
         return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
 
@@ -162,6 +163,16 @@ class SparseAttention(nn.Module):
             parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
         outs, weights = zip(*parts, strict=True)
         return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
+
+
+def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by others, who know nothing of keys of global tokens."""
+    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
+    if held is not None and held.numel() and held.shape[1] != num_heads:
+        raise UnsupportedBackendError(
+            f"The cache holds {held.shape[1]} key heads, but global_projections=True needs {num_heads}: global tokens "
+            "have keys of their own. Prefix tuning cannot give them; use prompt tuning or LoRA instead."
+        )
 
 
 def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:

@@ -10,6 +10,7 @@ from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.global_attention import GlobalAttention
+from hf_efficient_attn.models.library_config import count_key_heads
 
 
 class EfficientPreTrainedModel(PreTrainedModel):
@@ -32,6 +33,7 @@ class EfficientPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
+        count_key_heads(config)
         super().__init__(config, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:

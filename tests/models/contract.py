@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 from models_cases import TINY, Case, checkpoint_activations, head_inputs
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.modeling_layers import GradientCheckpointingLayer
+from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.spans import span_modules
@@ -240,12 +240,7 @@ class FamilyContract:
         torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_pipeline_works_from_the_folder(self, case: Case, tmp_path: Path) -> None:
-        words = ["[PAD]", "[BOS]", "[EOS]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(TINY["vocab_size"] - 5))]
-        raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-        raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        special = {"pad_token": "[PAD]", "bos_token": "[BOS]", "eos_token": "[EOS]", "mask_token": "[MASK]"}
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **special)
-        tokenizer.save_pretrained(tmp_path)
+        word_tokenizer(TINY["vocab_size"]).save_pretrained(tmp_path)
         case.model().save_pretrained(tmp_path)
         task = "text-generation" if case.is_causal else "fill-mask"
         pipe = transformers.pipeline(task, model=str(tmp_path), device="cpu")

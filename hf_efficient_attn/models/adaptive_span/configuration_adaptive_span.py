@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.library_config import LibraryConfig
 from hf_efficient_attn.models.pattern_config import check_fields, check_heads
 from hf_efficient_attn.models.span_config import check_spans
 
@@ -21,7 +22,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 
 
 @strict
-class AdaptiveSpanConfig(PreTrainedConfig):
+class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer whose heads learn how far they read.
 
     The presets `text8_small`, `text8_large`, `enwik8_small`, `enwik8_large` and `enwik8_demo` are the authors'

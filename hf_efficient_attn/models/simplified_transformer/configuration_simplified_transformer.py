@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.library_config import LibraryConfig
 
 from .config_checks import check_config, gain_fields, unknown
 from .gains import (
@@ -22,7 +23,7 @@ from .gains import (
 
 
 @strict
-class SimplifiedTransformerConfig(PreTrainedConfig):
+class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
     Every field left at None takes the paper's value for `block`; `gain()`, `is_trainable()` and `style` resolve them.

@@ -36,6 +36,7 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from hf_efficient_attn.models.library_config import count_key_heads
 from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
 from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.span_cache import SpanGeneration
@@ -177,6 +178,7 @@ class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
+        count_key_heads(config)
         super().__init__(config, *args, **kwargs)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}

@@ -6,6 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.library_config import LibraryConfig
 from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
 
 from . import presets
@@ -29,7 +30,7 @@ SIZES = (
 
 
 @strict
-class SparseSeq2SeqConfig(PreTrainedConfig):
+class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe an encoder-decoder whose encoder follows patterns: LED, BigBird-Pegasus, and the Transformer of 2017.
 
     The presets `led`, `bigbird_pegasus` and `vanilla` set the papers' defaults; every field can be changed on top.

@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.library_config import LibraryConfig
 from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -32,7 +33,7 @@ SIZES = (
 
 
 @strict
-class SparseTransformerConfig(PreTrainedConfig):
+class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer of which each layer follows a pattern: Longformer, BigBird, and what else patterns say.
 
     The presets `longformer`, `longformer_char_lm`, `bigbird_itc`, `block_local`, `strided` and `sliding` set the

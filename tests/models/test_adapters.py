@@ -1,0 +1,91 @@
+"""The adapters of PEFT on every family."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from models.contract import first_tensor, random_ids
+from models_cases import CASES, TINY, Case
+
+import hf_efficient_attn as hea
+
+# peft asks models for an attribute that transformers has renamed, and drops the positions that `generate` gives it
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not:UserWarning"
+)
+every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+MAPS = {
+    "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),
+    "ia3": partial(peft.IA3Config, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+}
+VIRTUAL_TOKENS = {
+    "prompt": partial(peft.PromptTuningConfig, num_virtual_tokens=3),
+    "prefix": partial(peft.PrefixTuningConfig, num_virtual_tokens=3),
+}
+
+
+def adapted(case: Case, adapter: Any) -> Any:
+    """Return a language model, or a backbone that reads both sides, with an adapter."""
+    model = case.model(case.main_head if case.is_causal else "AutoModel")
+    return peft.get_peft_model(model, adapter(task_type="CAUSAL_LM" if case.is_causal else "FEATURE_EXTRACTION"))
+
+
+def learn(model: Any, ids: torch.Tensor) -> None:
+    """Check that a step of training moves something, and nothing to infinity."""
+    first_tensor(model(input_ids=ids, attention_mask=torch.ones_like(ids))).square().sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    assert any(gradient.abs().max() > 0 for gradient in gradients)
+
+
+@every_case
+def test_adapted_maps_change_nothing_and_learn(case: Case) -> None:
+    ids = random_ids(2, 9)
+    for adapter in MAPS.values():
+        model = adapted(case, adapter)
+        with torch.no_grad(), model.disable_adapter():
+            expected = first_tensor(model(input_ids=ids))
+        torch.testing.assert_close(first_tensor(model(input_ids=ids)), expected)
+        learn(model, ids)
+
+
+@every_case
+@pytest.mark.parametrize("kind", VIRTUAL_TOKENS)
+def test_virtual_tokens_learn_and_generate(case: Case, kind: str) -> None:
+    model, ids = adapted(case, VIRTUAL_TOKENS[kind]), random_ids(2, 9)
+    if kind == "prefix" and getattr(model.config, "global_projections", False):
+        with pytest.raises(hea.UnsupportedBackendError, match="Prefix tuning cannot"):
+            model(input_ids=ids)
+        return
+    learn(model, ids)
+    if case.is_causal:
+        options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+        text = model.eval().generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        with torch.no_grad():
+            logits = model(input_ids=text[:, :-1]).logits[:, -3:]
+        logits[..., TINY["eos_token_id"]] = -torch.inf
+        assert torch.equal(text[:, -3:], logits.argmax(-1))
+
+
+def test_dora_without_the_zero_query_maps_is_finite() -> None:
+    """DoRA divides by the norm of a map's rows, and the query maps of untrained shaped attention are zero."""
+    model: Any = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**TINY, block="sas_p"))
+    adapter = peft.LoraConfig(target_modules="all-linear", exclude_modules=r".*q_proj", r=2, use_dora=True)
+    learn(peft.get_peft_model(model, adapter), random_ids(2, 9))
+
+
+@pytest.mark.parametrize("config_class", [hea.SimplifiedTransformerConfig, hea.SparseTransformerConfig])
+def test_key_heads_are_counted_in_a_model_and_in_no_config_before(config_class: Any, tmp_path: Path) -> None:
+    config = config_class(**TINY, is_causal=True)
+    assert config.num_key_value_heads is None
+    config.save_pretrained(tmp_path / "uncounted")
+    config.update_from_string("num_attention_heads=8")
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert model.config.num_key_value_heads == 8
+    model.save_pretrained(tmp_path / "counted")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "counted").num_key_value_heads == 8
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "uncounted").num_key_value_heads is None

@@ -1,0 +1,91 @@
+"""TRL's trainers, given a folder: one causal model of each family, and a sparsified one of transformers."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention_models import PATTERN, build
+from datasets import Dataset
+from models_cases import CASES, TINY
+from peft import LoraConfig
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from word_tokenizer import word_tokenizer
+
+import hf_efficient_attn as hea
+
+MODELS = ("simplified-sas_p", "sparse-longformer-causal", "span-modern", "llama")
+TEXTS = [" ".join(f"w{(7 * row + word) % 50}" for word in range(5 + row)) for row in range(4)]
+# peft and TRL use names that transformers has given up
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model and its tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "llama":
+        model = hea.sparsify(build("llama"), PATTERN)
+    else:
+        model = next(case for case in CASES if case.name == request.param).model()
+    model.save_pretrained(folder)
+    word_tokenizer(TINY["vocab_size"]).save_pretrained(folder)
+    return folder
+
+
+def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
+    common = {"max_steps": 1, "per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 1}
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False, "bf16": False}
+    return {"output_dir": str(tmp_path), **common, **quiet, **more}
+
+
+def first_loss(trainer: Any) -> float:
+    """Train one step; return its loss, after checking that something was learned from a finite gradient."""
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert math.isfinite(logged["grad_norm"])
+    assert logged["grad_norm"] > 0
+    changed = [name for name, parameter in trainer.model.named_parameters() if not torch.equal(parameter, before[name])]
+    assert changed
+    return float(logged["loss"])
+
+
+@pytest.mark.parametrize("adapts", [False, True], ids=["full", "lora"])
+def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool) -> None:
+    """Packed as TRL packs: documents in one row, told by their position_ids."""
+    trainer = SFTTrainer(
+        str(folder),
+        args=SFTConfig(**options(tmp_path, max_length=16, packing=True)),
+        train_dataset=Dataset.from_dict({"text": TEXTS}),
+        peft_config=LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM") if adapts else None,
+    )
+    assert math.isfinite(first_loss(trainer))
+
+
+def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path) -> None:
+    """The model and its reference are the same: so must be what they compute."""
+    trainer = DPOTrainer(
+        str(folder),
+        args=DPOConfig(**options(tmp_path)),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS, "chosen": [" w1 w2"] * 4, "rejected": [" w3"] * 4}),
+    )
+    assert first_loss(trainer) == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_rewards_with_a_reference(folder: Path, tmp_path: Path) -> None:
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(sum(ids)) for ids in completion_ids]
+
+    trainer = GRPOTrainer(
+        str(folder),
+        reward_funcs=reward,
+        args=GRPOConfig(**options(tmp_path, num_generations=2, max_completion_length=4, beta=0.1)),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS}),
+    )
+    assert trainer.ref_model is not None
+    assert math.isfinite(first_loss(trainer))
