@@ -7,9 +7,21 @@ EfficientAttentionError (ValueError)
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
 """
 
+from hf_efficient_attn.messages import cut
+
+LONGEST_MESSAGE = 500
+# letters of such a message that are kept at its end, where it says what to do next
+LONGEST_END = 160
+
 
 class EfficientAttentionError(ValueError):
-    """Base of all errors below; a `ValueError`, so that callers need not know this package."""
+    """Base of all errors below; a `ValueError`, so that callers need not know this package.
+
+    A message of more than 500 characters is cut in its middle.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(cut(arg, LONGEST_MESSAGE, LONGEST_END) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigurationError(EfficientAttentionError):

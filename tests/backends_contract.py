@@ -20,6 +20,7 @@ from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.span_tree import SpanTree
+from hf_efficient_attn.patterns.tables import KeyTable
 
 BATCH_SIZE = 2
 HEAD_DIM = 16
@@ -41,6 +42,8 @@ PATTERNS: dict[str, Pattern] = {
     "random": bigbird(block_tokens=16, num_random_blocks=2),
     "causal random": bigbird(block_tokens=16, num_random_blocks=2, causal=True),
     "keyless blocks": BlockLocal(16) & ~GlobalTokens(range(16, 48)),
+    # rows of unequal length, and fewer than the queries of long inputs
+    "key table": KeyTable([{query, query // 2, *range(query * 7 % 5, query % 40)} for query in range(700)]),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
 }
 # its positions are the nodes of a tree, so that few lengths are possible

@@ -13,6 +13,7 @@ import hf_efficient_attn
 PACKAGE = Path(hf_efficient_attn.__file__).parent
 FLOORS = {
     "errors": 0,
+    "messages": 0,
     "pictures": 0,
     "patterns": 1,
     "layout": 2,

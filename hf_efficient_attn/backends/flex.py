@@ -60,6 +60,9 @@ def why_not(request: Request) -> str | None:
         ),
         f"flex computes one pattern a call, and {request.layout.pattern.kind} is drawn anew for the length of every "
         "document: use blocked or sdpa.": request.has_token_mask and request.layout.pattern.depends_on_length,
+        f"flex would compile {request.layout.pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
+            not all(pattern.is_traceable for _, _, pattern in request.layout.head_groups())
+        ),
         f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa.": not _compiler(device)[1],
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -291,6 +294,4 @@ def _structure(pattern: Pattern) -> object:
         fields = (getattr(pattern, field.name) for field in dataclasses.fields(pattern))  # type: ignore[arg-type]
         numbers = tuple(value for value in fields if isinstance(value, int | str | None))
         return pattern.kind, numbers, tuple(_structure(part) for part in pattern.parts)
-    columns: list[tuple[int, ...]] = []
-    pattern.with_tables(lambda column: columns.append(column) or column)  # type: ignore[func-returns-value]
-    return (pattern.kind, *map(len, columns)) if columns else pattern
+    return (pattern.kind, *pattern.table_sizes) if pattern.table_sizes else pattern

@@ -76,7 +76,7 @@ def transformers_flex(problem: Problem, is_mask_timed: bool = True) -> Call:
     pattern = problem.layout.head_groups()[0][2]
     # what a pattern computes once must be there before it is traced
     pattern.allowed(0, 0)
-    pattern = pattern.with_tables(lambda column: torch.tensor(column, device=q.device))
+    pattern = pattern.with_tables(lambda table: torch.tensor(table, device=q.device))
     module = nn.Module().eval()
     is_cpu = q.device.type == "cpu"
 

@@ -63,7 +63,9 @@ class PartCompiler:
     """Compiles one job."""
 
     def __init__(self, job: Job, block_tokens: int, device: torch.device) -> None:
-        self.target, self.piece, self.device = job.target, job.piece, device
+        # rows are looked up again and again
+        self.target = job.target.with_tables(torch.tensor)
+        self.piece, self.device = job.piece, device
         self.local_offset = self.piece.local_query_offset
         self.num_queries, self.num_keys = len(self.piece.queries), len(self.piece.keys)
         self.step = self.piece.step

@@ -9,6 +9,7 @@ import torch
 
 from hf_efficient_attn.layout.terms import Label
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.serialization import written_fields
 
 
 def write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
@@ -44,7 +45,7 @@ def to_text(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, tuple):
         return "[" + ", ".join([to_text(entry) for entry in value]) + "]"
-    fields = [f'"{name}": {to_text(getattr(value, name))}' for name in value.__match_args__]
+    fields = [f'"{field.name}": {to_text(getattr(value, field.name))}' for field in written_fields(value)]
     return "{" + ", ".join([f'"kind": "{value.kind}"', *fields]) + "}"
 
 

@@ -162,11 +162,21 @@ class Pattern:
         return (Piece(queries, range(num_keys), self, query_offset),)
 
     def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> "Pattern":
-        """Return the pattern with each lookup column replaced by `convert(column)`, say a tensor on some device."""
+        """Return the pattern with each of its lookup tables replaced by `convert(table)`, say a tensor."""
         parts = tuple(part.with_tables(convert) for part in self.parts)
-        # lookup columns take no part in comparisons: a changed part still equals the old one
+        # lookup tables take no part in comparisons: a changed part still equals the old one
         is_same = all(new is old for new, old in zip(parts, self.parts, strict=True))
         return self if is_same else self.with_parts(parts)
+
+    @property
+    def table_sizes(self) -> tuple[int, ...]:
+        """Of its own lookup tables, all that a compiled form of `allowed` depends on; empty: it has none."""
+        return ()
+
+    @property
+    def is_traceable(self) -> bool:
+        """Whether a compiler can write out `allowed` in short time."""
+        return all(part.is_traceable for part in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pattern in JSON types; `Pattern.from_dict` is the way back."""

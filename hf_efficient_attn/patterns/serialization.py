@@ -17,7 +17,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [to_json(entry) for entry in value]
     if dataclasses.is_dataclass(value):
-        fields = {field.name: to_json(getattr(value, field.name)) for field in _fields(type(value))}
+        fields = {field.name: to_json(getattr(value, field.name)) for field in written_fields(value)}
         return {"kind": getattr(value, "kind", None), **fields}
     return value
 
@@ -40,7 +40,7 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
     if not isinstance(kind, str) or kind not in kinds:
         problem = "a pattern has no kind" if kind is None else f"no pattern is called {kind!r}"
         raise ConfigurationError(f"{problem}; {allowed_names(kind, kinds)}")
-    fields = {field.name: field for field in _fields(kinds[kind])}
+    fields = {field.name: field for field in written_fields(kinds[kind])}
     unknown = [name for name in data if name not in fields]
     if unknown:
         raise ConfigurationError(f"{kind} has no field {unknown[0]!r}; {allowed_names(unknown[0], fields)}")
@@ -57,5 +57,6 @@ def allowed_names(name: Any, names: Mapping[str, Any]) -> str:
     return f"{allowed} Did you mean {nearest[0]!r}?" if nearest else allowed
 
 
-def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(cls) if field.compare]
+def written_fields(pattern: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a pattern, or of its class, that are written: those that take part in comparisons."""
+    return [field for field in dataclasses.fields(pattern) if field.compare]

@@ -1,23 +1,28 @@
 """Patterns given key by key."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import zip_longest
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import accumulate, chain
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import integers
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import Spans, clip, normalize
+from hf_efficient_attn.patterns.spans import Spans, clip, intersect, union
 
-# fills rows with fewer keys than others; no key has this position
+# fills the end of a table; no key has this position
 NO_KEY = -1
+# longer rows are searched, these are read key by key: a compiler writes out every step of a search many times over
+MAX_SCANNED_KEYS = 32
 
 
-class LookupColumn(tuple[int, ...]):
-    """One key per query; an integer tensor as index gives a tensor, so that one line serves both."""
+class LookupTable(tuple[int, ...]):
+    """Integers; an integer tensor as index gives a tensor, so that one line serves both."""
 
     __slots__ = ()
 
@@ -25,6 +30,17 @@ class LookupColumn(tuple[int, ...]):
         if isinstance(index, int | slice):
             return super().__getitem__(index)
         return index.new_tensor(self)[index]
+
+
+class _Lookup(NamedTuple):
+    """The keys of all rows in one table, row after row, and where each row starts in it; the last row ends there too.
+
+    num_keys: the keys of the longest row.
+    """
+
+    starts: Any
+    keys: Any
+    num_keys: int
 
 
 @dataclass(frozen=True)
@@ -41,37 +57,81 @@ class KeyTable(Pattern, kind="key_table"):
     """
 
     rows: Sequence[Sequence[int]]
-    columns: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         listed = tuple(self.rows) if isinstance(self.rows, Iterable) else ()
         rows = tuple(integers(self.kind, f"rows[{number}]", row) for number, row in enumerate(listed))
         if not rows or any(row and row[0] < 0 for row in rows):
-            raise ConfigurationError(f"{self.kind}: rows is {self.rows!r}; give each query a list of keys, 0 or more.")
+            raise ConfigurationError(
+                f"{self.kind}: rows is {shown(self.rows)}; give each query a list of keys, 0 or more."
+            )
         object.__setattr__(self, "rows", rows)
-        if not self.columns:
-            columns = zip_longest(*rows, fillvalue=NO_KEY)
-            object.__setattr__(self, "columns", tuple(map(LookupColumn, columns)))
 
     def allowed(self, query: Any, key: Any) -> Any:
+        starts, keys, num_keys = self._lookup
         has_row = query < len(self.rows)
-        row = query * has_row
         # queries without a row look up row 0, and read nothing
-        reads = (column[row] == key for column in self.columns)
-        return reduce(or_, reads, key < 0) & has_row
+        row = query * has_row
+        first, stop = starts[row], starts[row + 1]
+        if num_keys <= MAX_SCANNED_KEYS:
+            reads = ((keys[first + place] == key) & (first + place < stop) for place in range(num_keys))
+            return reduce(or_, reads, key < 0) & has_row
+        # rows are sorted: the last key of the row that does not lie after this one
+        last = first
+        for step in reversed(range((num_keys - 1).bit_length())):
+            last = last + (1 << step) * ((last + (1 << step) < stop) & (keys[last + (1 << step)] <= key))
+        return (keys[last] == key) & (first < stop) & has_row
 
     def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        rows = self.rows[first_query : last_query + 1]
-        return clip(normalize((key, key + 1) for row in rows for key in row), num_keys)
+        return clip(union(*self._spans[first_query : last_query + 1]), num_keys)
 
     def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        rows = self.rows[first_query : last_query + 1]
-        common = set.intersection(*map(set, rows)) if len(rows) == last_query - first_query + 1 else ()
-        return clip(normalize((key, key + 1) for key in common), num_keys)
+        rows = self._spans[first_query : last_query + 1]
+        if len(rows) <= last_query - first_query:
+            return ()
+        common: Spans = reduce(intersect, rows)
+        return clip(common, num_keys)
+
+    def num_keys_of(self, query: int, num_keys: int) -> int:
+        return bisect_left(self.rows[query], num_keys) if query < len(self.rows) else 0
 
     @property
     def max_tokens_ahead(self) -> int | None:
         return max((row[-1] - query for query, row in enumerate(self.rows) if row), default=-1)
 
     def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> Pattern:
-        return replace(self, columns=tuple(convert(tuple(column)) for column in self.columns))
+        starts, keys, num_keys = self._lookup
+        converted = copy(self)
+        vars(converted)["_lookup"] = _Lookup(convert(starts), convert(keys), num_keys)
+        return converted
+
+    @property
+    def table_sizes(self) -> tuple[int, ...]:
+        return len(self._lookup.starts), len(self._lookup.keys), self._lookup.num_keys
+
+    @property
+    def is_traceable(self) -> bool:
+        return self._lookup.num_keys <= MAX_SCANNED_KEYS
+
+    @cached_property
+    def _lookup(self) -> _Lookup:
+        num_keys = max(map(len, self.rows))
+        # how far beyond the last row an index may lie
+        rest = [NO_KEY] * (1 + max(num_keys, 1 << num_keys.bit_length()))
+        starts = LookupTable(accumulate(map(len, self.rows), initial=0))
+        return _Lookup(starts, LookupTable(chain(*self.rows, rest)), num_keys)
+
+    @cached_property
+    def _spans(self) -> tuple[Spans, ...]:
+        return tuple(map(_spans_of, self.rows))
+
+
+def _spans_of(row: Sequence[int]) -> Spans:
+    """Return the spans of a sorted row, each key once."""
+    spans, place = [], 0
+    while place < len(row):
+        # within a span a key lies as far from its place as the first
+        stop = bisect_right(range(len(row)), row[place] - place, lo=place, key=lambda index: row[index] - index)
+        spans.append((row[place], row[stop - 1] + 1))
+        place = stop
+    return tuple(spans)

@@ -31,6 +31,8 @@ positional = st.one_of(
     st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), reads_all=st.just(False)),
     st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), read_by_all=st.just(False)),
     st.builds(KeyTable, st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=20)),
+    # rows so long that they are searched
+    st.builds(KeyTable, st.lists(st.integers(0, 60).map(range), min_size=1, max_size=20)),
     st.builds(BlockLocal, small),
 )
 atoms: st.SearchStrategy[Pattern] = st.one_of(

@@ -80,10 +80,20 @@ def test_tables() -> None:
     assert size(table.key_spans(0, 2, 3)) == 3
     assert not table.allowed(7, 0)
     converted = table.with_tables(list)
-    assert [list(column) for column in converted.columns] == [[0, -1, 1], [2, -1, -1]]
     assert converted == table
+    assert converted.allowed(2, 1)
     nested = (Blocks(table, 2) | Band(1, 1)).with_tables(list)
-    assert nested.patterns[0].pattern.columns == converted.columns
+    assert nested.patterns[0].pattern._lookup.keys[:3] == [0, 2, 1]
+    assert KeyTable([[0], []]).table_sizes == KeyTable([[], [5]]).table_sizes != KeyTable([[0, 1], []]).table_sizes
+
+
+def test_a_ragged_table_takes_no_more_than_its_keys() -> None:
+    num_keys = 20_000
+    table = KeyTable([range(num_keys), *([1] for _ in range(num_keys))])
+    assert sum(table.table_sizes) <= 6 * num_keys
+    assert [table.allowed(0, key) for key in (0, 7_777, num_keys - 1, num_keys)] == [True, True, True, False]
+    assert [table.allowed(num_keys, key) for key in (0, 1, 2)] == [False, True, False]
+    assert table.num_pairs(num_keys + 5, num_keys) == 2 * num_keys
 
 
 @pytest.mark.parametrize(

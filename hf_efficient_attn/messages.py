@@ -1,0 +1,34 @@
+"""How the messages of errors show the values of users, which may be of any size."""
+
+from reprlib import Repr
+from typing import Any
+
+
+def shown(value: Any, letters: int = 120) -> str:
+    """Return `repr(value)`, cut to about so many letters; in short time for any value, however deep or large.
+
+    >>> shown("band"), shown([1, None]), len(shown("a" * 10**6)) <= 120
+    ("'band'", '[1, None]', True)
+    >>> shown(10**5000)
+    'an integer of 16610 bits'
+    """
+    return cut(_Shown(letters).repr(value), letters, letters // 4)
+
+
+class _Shown(Repr):
+    def __init__(self, letters: int) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = letters // 10
+        self.maxstring = self.maxother = self.maxlong = letters
+
+    def repr_int(self, number: int, level: int) -> str:
+        # Python refuses to write numbers of thousands of digits
+        return repr(number) if number.bit_length() <= 256 else f"an integer of {number.bit_length()} bits"
+
+
+def cut(text: str, letters: int, letters_at_end: int) -> str:
+    """Return a text without its middle where it is longer."""
+    if len(text) <= letters:
+        return text
+    return f"{text[: letters - letters_at_end - 3]} … {text[len(text) - letters_at_end :]}"
