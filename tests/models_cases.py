@@ -64,6 +64,10 @@ class Case:
         model = self.heads[name](self.config(**changes)).eval()
         return randomize(model, seed)
 
+    def inputs(self, auto_class: str | None = None) -> dict[str, torch.Tensor]:
+        """Return inputs with labels for one head; see `head_inputs`."""
+        return head_inputs(auto_class or self.main_head)
+
 
 def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
     """Move every parameter away from its start value, in place."""

@@ -56,6 +56,10 @@ class Seq2SeqCase:
         torch.manual_seed(seed)
         return randomize(self.heads[auto_class](self.config(**changes)).eval(), seed)
 
+    def inputs(self, auto_class: str = "AutoModelForSeq2SeqLM") -> dict[str, Any]:
+        """Return inputs with labels for one head; see `head_inputs`."""
+        return head_inputs(auto_class)
+
 
 def seq2seq(name: str, preset: str, compiles_flex: bool = False, **fields: Any) -> Seq2SeqCase:
     return Seq2SeqCase(f"seq2seq-{name}", hea.SparseSeq2SeqConfig, preset, tuple(fields.items()), compiles_flex)

@@ -8,6 +8,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 
 
 def dense_attention(
@@ -29,17 +30,23 @@ def dense_attention(
         bias: of the same shape, added to the scores.
         need_weights: False: the second result is None.
     """
+    query, key, value = autocast_states(query, key, value)
     heads_per_key_head = query.shape[1] // key.shape[1]
     if heads_per_key_head > 1:
         key, value = (each.repeat_interleave(heads_per_key_head, 1) for each in (key, value))
     attend: Callable[..., tuple[Tensor, Tensor | None]] = _explicit if need_weights else _fused
+    with autocast_off(query.device.type):
+        return attend(query, key, value, *added_and_keys(allowed, bias, query), scale, dropout)
+
+
+def added_and_keys(allowed: Tensor | None, bias: Tensor | None, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return what is added to the scores, in the dtype of `query`, and which queries have keys; None: nothing, all."""
     if allowed is None:
-        return attend(query, key, value, None if bias is None else bias.to(query.dtype), None, scale, dropout)
+        return None if bias is None else bias.to(query.dtype), None
     has_keys = allowed.any(-1, keepdim=True)
     # a query without keys takes the softmax of its scores as they are; then it is cut
     added = torch.zeros((), dtype=query.dtype, device=query.device) if bias is None else bias.to(query.dtype)
-    added = torch.where(allowed | ~has_keys, added, -torch.inf)
-    return attend(query, key, value, added, has_keys, scale, dropout)
+    return torch.where(allowed | ~has_keys, added, -torch.inf), has_keys
 
 
 def _fused(

@@ -8,6 +8,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.checks import check_kinds, check_numbers, check_shapes, check_terms
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
@@ -38,6 +39,8 @@ def attention(
     other examples of a batch and packing change nothing. A masked token, and a query that may read no key, has output
     0, log-sum-exp -inf and no gradient.
 
+    Under autocast q, k and v are cast to its dtype, as torch's SDPA does it, and the output has that dtype.
+
     Args:
         q: queries, [B, H, Nq, D].
         k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv]; Hkv divides H, and query head h reads key head
@@ -63,6 +66,7 @@ def attention(
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
     check_shapes(q, k, v)
+    q, k, v = autocast_states(q, k, v)
     check_kinds(q, k, v)
     if not torch.compiler.is_compiling():
         check_numbers(pattern, scale, dropout, query_offset, layer)
@@ -94,5 +98,8 @@ def attention(
     chosen = select(request, preferred_backend() if backend == AUTO else backend)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     known_late = {} if query_start is None else {"query_start": query_start}
-    out, lse = chosen.attend(q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late)
+    with autocast_off(q.device.type):
+        out, lse = chosen.attend(
+            q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late
+        )
     return (out, lse) if return_lse else out

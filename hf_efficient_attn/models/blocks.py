@@ -13,7 +13,16 @@ from transformers.models.llama.modeling_llama import repeat_kv
 
 # the same function, in one pass over memory instead of eight
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
-NORMS: dict[str, type[nn.Module]] = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, in the dtype of its weight: under autocast its input may be narrower, of which torch warns."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+NORMS: dict[str, type[nn.Module]] = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}
 
 
 class InitializedLinear(nn.Linear):

@@ -14,6 +14,7 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block, split_random
+from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
 from hf_efficient_attn.models.global_rows import GlobalRows
 from hf_efficient_attn.models.implementations import backend_of
@@ -117,12 +118,13 @@ class SparseAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Return keys and values of all tokens, and those of the global projections, which the cache keeps as heads."""
         if self.global_attention is None:
-            return *cache.update(key, value, self.layer_idx), None
+            return *append_to_cache(cache, key, value, self.layer_idx), None
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
         if rotation is not None:
             global_key = rotate(global_key, *rotation)
         check_cached_heads(cache, self.layer_idx, own + global_key.shape[1])
-        key, value = cache.update(torch.cat((key, global_key), 1), torch.cat((value, global_value), 1), self.layer_idx)
+        states = torch.cat((key, global_key), 1), torch.cat((value, global_value), 1)
+        key, value = append_to_cache(cache, *states, self.layer_idx)
         return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
 
     def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:

@@ -9,6 +9,7 @@ from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.blocked.execute import Call, empty_output
 from hf_efficient_attn.backends.blocked.kernels import wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.plan import read_plan
 from hf_efficient_attn.layout.terms import Term
@@ -67,7 +68,9 @@ def blocked_attention_backward(
     """Return the gradients of q, k, v and of the values of each term."""
     masks = (key_mask, segment_ids, global_mask)
     call = _call(q, k, masks, term_values, seed, query_start, plan, query_offset, scale, dropout)
-    return execute.backward(grad, q, k, v, out, lse, call)
+    # whoever calls backward() within autocast wants no gradient rounded more than the scores were
+    with autocast_off(q.device.type):
+        return execute.backward(grad, q, k, v, out, lse, call)
 
 
 def _call(

@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP
+from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
 from hf_efficient_attn.models.freeze_spans import fit_rows
@@ -94,7 +95,7 @@ class SpanAttention(nn.Module):
         if position_embeddings is not None:
             query, key = (rotate_last(each, position_embeddings) for each in (query, key))
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
         out, weights = attend_spans(
             query,
             key,

@@ -27,6 +27,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, eager_attention_forward
+from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads import (
     CausalLMHead,
@@ -97,8 +98,7 @@ class SimplifiedTransformerAttention(nn.Module):
         past_sum: torch.Tensor | float | None = 0.0
         if past_key_values is not None:
             past_sum = sum_before(past_key_values, self.layer_idx, centering, values)
-            # under autocast the input, which is the value, is wider than the keys
-            key, value = past_key_values.update(key, value.to(key.dtype), self.layer_idx)
+            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
             if past_sum is None:
                 past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
 

@@ -15,6 +15,7 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.models.blocks import MLP
+from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.embeddings import EmbeddingSum
 from hf_efficient_attn.models.masks import token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
@@ -51,12 +52,14 @@ class CrossAttention(nn.Module):
 
         source_mask: bool [B, 1, 1, S], True = a token; None: all are.
         """
-        key, value = self._keys_and_values(encoder_hidden_states, past_key_values)
+        query = self._split(self.q_proj(hidden_states))
+        # the cache may have been filled in another precision
+        key, value = (each.to(query.dtype) for each in self._keys_and_values(encoder_hidden_states, past_key_values))
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         if need_weights:
             warn_of_weights()
         out, weights = dense_attention(
-            self._split(self.q_proj(hidden_states)),
+            query,
             key,
             value,
             source_mask,
@@ -76,7 +79,7 @@ class CrossAttention(nn.Module):
             return layer.keys, layer.values
         key, value = self._split(self.k_proj(source)), self._split(self.v_proj(source))
         if cache is not None:
-            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            key, value = append_to_cache(cache.cross_attention_cache, key, value, self.layer_idx)
             cache.is_updated[self.layer_idx] = True
         return key, value
 

@@ -1,0 +1,27 @@
+"""New keys and values behind those of a cache, whatever dtypes they have."""
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.layout.autocast import autocast_states
+
+
+def append_to_cache(cache: Cache, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values of cached and new tokens, [B, H, K, D], in the dtypes of the new ones.
+
+    Under autocast both come in its dtype, in which attention reads them anyhow. A layer of a cache keeps the dtype of
+    its first keys: a static one has buffers, and cannot hold what an earlier pass in another precision has not left.
+    """
+    key, value = autocast_states(key, value)
+    held = held_dtype(cache, layer_idx) or key.dtype
+    keys, values = cache.update(key.to(held), value.to(held), layer_idx)
+    return keys.to(key.dtype), values.to(value.dtype)
+
+
+def held_dtype(cache: Cache, layer_idx: int) -> torch.dtype | None:
+    """Return the dtype of what a layer holds; None: it holds nothing yet."""
+    if layer_idx >= len(cache.layers):
+        return None
+    keys = cache.layers[layer_idx].keys
+    return None if keys is None else keys.dtype

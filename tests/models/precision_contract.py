@@ -1,0 +1,116 @@
+"""What every family satisfies under autocast, encoder-decoders included. `test_precision_contract.py` runs it."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models_cases import checkpoint_activations
+from torch import Tensor
+
+# of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
+SLACK = 2.0
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the main output of any head."""
+    return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
+
+
+def switch_off_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout to 0, as TRL's `disable_dropout` does."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+def distance(output: Any, expected: Tensor) -> float:
+    """Return how far the main output of a head is from the expected one."""
+    return float((first_tensor(output).float() - expected).norm())
+
+
+class PrecisionContract:
+    """One method a promise; `case` and `auto_class` are parametrised by `test_precision_contract.py`."""
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_autocast_is_as_near_to_float32_as_a_model_of_that_precision(self, case: Any, dtype: torch.dtype) -> None:
+        model, low, inputs = case.model(), case.model().to(dtype), case.inputs()
+        switch_off_dropout(model)
+        with torch.no_grad():
+            expected = first_tensor(model(**inputs, use_cache=False))
+            limit = SLACK * distance(low(**inputs), expected)
+            for training in (False, True):
+                model.train(training)
+                for use_cache in (False, True):
+                    with torch.autocast("cpu", dtype=dtype):
+                        assert 0 < distance(model(**inputs, use_cache=use_cache), expected) < limit
+
+    def test_autocast_trains_every_head(self, case: Any, auto_class: str) -> None:
+        model = case.model(auto_class).train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(**case.inputs(auto_class))
+        (output["loss"] if "loss" in output else first_tensor(output).float().sum()).backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.dtype == parameter.dtype == torch.float32, name
+            assert parameter.grad.isfinite().all(), name
+
+    def test_autocast_with_gradient_checkpointing_changes_no_gradient(self, case: Any) -> None:
+        gradients = []
+        for checkpointing in (False, True):
+            model = case.model().train()
+            switch_off_dropout(model)
+            if checkpointing:
+                checkpoint_activations(model)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(**case.inputs(), use_cache=False).loss
+            loss.backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        for plain, checkpointed in zip(*gradients, strict=True):
+            torch.testing.assert_close(checkpointed, plain)
+
+    def test_autocast_compiles_without_graph_breaks(self, case: Any) -> None:
+        if not case.compiles_flex:
+            pytest.skip("compiling takes seconds; the cases that compile flex cover every route")
+        model, inputs = case.model(), {**case.inputs(), "use_cache": False}
+        torch._dynamo.reset()
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = torch.compile(model, fullgraph=True, backend="eager")(**inputs)
+            expected = first_tensor(model(**inputs))
+        assert first_tensor(actual).dtype == expected.dtype
+        assert distance(actual, expected.float()) < 1e-2 * float(expected.float().norm())
+
+
+class PrecisionCacheContract:
+    """The promises about caches, for models that only decode."""
+
+    def test_autocast_token_by_token_equals_full_forward(self, case: Any) -> None:
+        """Also where the cache was filled in another precision."""
+        model, ids = case.model(), case.inputs()["input_ids"][1:]
+        switches = [(first, second) for first in (True, False) for second in (True, False) if first or second]
+        with torch.no_grad():
+            expected = first_tensor(model(ids, use_cache=False))[:, 5:]
+            limit = SLACK * distance({"logits": case.model().bfloat16()(ids).logits[:, 5:]}, expected)
+            for first, second in switches:
+                for cache in (
+                    transformers.DynamicCache(config=model.config),
+                    transformers.StaticCache(config=model.config, max_cache_len=14),
+                ):
+                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
+                        model(ids[:, :5], past_key_values=cache)
+                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=second):
+                        steps = [
+                            model(ids[:, index : index + 1], past_key_values=cache).logits
+                            for index in range(5, ids.shape[1])
+                        ]
+                    assert distance({"logits": torch.cat(steps, 1)}, expected) < limit
+
+    def test_autocast_generates_with_a_static_cache(self, case: Any) -> None:
+        inputs = case.inputs()
+        ids, mask = inputs["input_ids"].flip(1), inputs["attention_mask"].flip(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = case.model().generate(
+                ids, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, cache_implementation="static"
+            )
+        assert out.shape == (len(ids), ids.shape[1] + 3)
