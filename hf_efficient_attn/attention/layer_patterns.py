@@ -114,19 +114,19 @@ def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
     spec = getattr(module.config, FIELD, None)
     if spec is None:
         return None
-    # a compiler cannot trace the reading, takes its result for granted, and must not look before
-    if torch.compiler.is_compiling() or not _is_known(module, spec, is_causal):
+    if torch.compiler.is_compiling():
+        # a compiler cannot trace the reading, takes its result for granted, and must not look before
         run_untraced(read_pattern, module, is_causal)
-    return module.__dict__[KNOWN][2]  # type: ignore[no-any-return]
+        return module.__dict__[KNOWN][2]  # type: ignore[no-any-return]
+    # looked at once: another thread may read the same module's other form meanwhile
+    known = module.__dict__.get(KNOWN)
+    if known is None or known[0] is not spec or known[1] is not is_causal:
+        known = read_pattern(module, is_causal)
+    return known[2]  # type: ignore[no-any-return]
 
 
-def _is_known(module: nn.Module, spec: Any, is_causal: bool) -> bool:
-    known_spec, known_causal, _ = module.__dict__.get(KNOWN, (None, is_causal, None))
-    return known_spec is spec and known_causal is is_causal
-
-
-def read_pattern(module: nn.Module, is_causal: bool) -> None:
-    """Keep a module's pattern, or its causal form, with it, as reading JSON takes long.
+def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern | None]:
+    """Return what the config says, `is_causal`, and a module's pattern, causal if so; kept, as reading takes long.
 
     Raises:
         ConfigurationError: an `attention_pattern` that the model, or this module, cannot have.
@@ -143,9 +143,11 @@ def read_pattern(module: nn.Module, is_causal: bool) -> None:
         )
     pattern = patterns[layer or 0] if (layer or 0) < len(patterns) else None
     # bidirectional patterns may have no causal form
-    module.__dict__[KNOWN] = (spec, is_causal, pattern.causal() if is_causal and pattern is not None else pattern)
+    known = (spec, is_causal, pattern.causal() if is_causal and pattern is not None else pattern)
+    module.__dict__[KNOWN] = known
     # loading has taken it out of the config; saving again shall not lose it
     setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
+    return known
 
 
 def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:

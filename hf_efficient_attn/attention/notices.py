@@ -5,6 +5,7 @@ from functools import lru_cache
 
 import torch
 
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -25,7 +26,7 @@ def warn_of_weights() -> None:
     )
 
 
-@lru_cache(maxsize=256)
+@cached()
 def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: int) -> None:
     """Warn of the first position that may read no key, if there is one; once for a pattern and length.
 

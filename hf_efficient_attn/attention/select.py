@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -25,8 +26,16 @@ SCORES_PER_MASK_ENTRY = 50
 FEW_SCORES = 1 << 10
 ESTIMATE_BLOCK_TOKENS = 32
 
-# a stack; a plain list, since a compiler can read no context variable
-_preferred = [AUTO]
+
+@dataclass(frozen=True, eq=False)
+class Preference:
+    """One block of `use_backend`, equal to no other."""
+
+    name: str
+
+
+# the block entered last at the end; a plain list, since a compiler can read no context variable
+_preferred = [Preference(AUTO)]
 
 
 @contextmanager
@@ -37,16 +46,18 @@ def use_backend(name: str) -> Iterator[None]:
         UnsupportedBackendError: there is no backend of this name.
     """
     check_name(name)
-    _preferred.append(name)
+    own = Preference(name)
+    _preferred.append(own)
     try:
         yield
     finally:
-        _preferred.pop()
+        # blocks of several threads may overlap: each ends its own, and never that of another
+        _preferred.remove(own)
 
 
 def preferred_backend() -> str:
     """Return the name that `use_backend` has set; "auto" outside of it."""
-    return _preferred[-1]
+    return _preferred[-1].name
 
 
 def check_name(name: str) -> None:

@@ -22,6 +22,7 @@ from transformers.masking_utils import causal_mask_function
 from hf_efficient_attn.attention.cache import Origin
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, has_rows, is_causal_request, with_kind
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -47,8 +48,8 @@ class TokenColumns:
     query_offset: Tensor | int | None = None
 
 
-# the table read last, what was asked of it, and the answer
-_last_read: list[tuple[Tensor, tuple[int, ...], TokenColumns]] = []
+# columns are shared as long as their table lives
+_read: BoundedCache[TokenColumns] = BoundedCache(SMALL_BYTES)
 
 
 def make_table(
@@ -136,12 +137,8 @@ def read_table(table: Tensor | None, batch_size: int, num_queries: int, num_keys
         return TokenColumns()
     if torch.compiler.is_compiling():
         return _columns(table, batch_size, num_queries, num_keys)
-    # inference tensors count no versions
-    version = 0 if table.is_inference() else table._version
-    asked = (version, batch_size, num_queries, num_keys)
-    if not _last_read or _last_read[0][0] is not table or _last_read[0][1] != asked:
-        _last_read[:] = [(table, asked, _columns(table, batch_size, num_queries, num_keys))]
-    return _last_read[0][2]
+    asked = (batch_size, num_queries, num_keys)
+    return _read.get_of((table,), asked, lambda: _columns(table, *asked))
 
 
 def _columns(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> TokenColumns:
@@ -149,7 +146,9 @@ def _columns(table: Tensor, batch_size: int, num_queries: int, num_keys: int) ->
     query_offset = None
     if rows.shape[1] > 1 and num_queries != num_keys:
         query_offset = rows[0, 1].argmax()
-    return TokenColumns(rows[:, 0] > 0, rows[:, 2] if rows.shape[1] > 2 else None, query_offset)
+    # a view would keep the table alive
+    segment_ids = rows[:, 2].clone() if rows.shape[1] > 2 else None
+    return TokenColumns(rows[:, 0] > 0, segment_ids, query_offset)
 
 
 def key_padding(

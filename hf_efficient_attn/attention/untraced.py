@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-def run_untraced(work: Callable[..., None], module: nn.Module, *arguments: Any) -> None:
+def run_untraced(work: Callable[..., object], module: nn.Module, *arguments: Any) -> None:
     """Call `work(module, *arguments)`; what it keeps with the module can be read afterwards, also by traced code.
 
     Args:
@@ -22,7 +22,7 @@ def run_untraced(work: Callable[..., None], module: nn.Module, *arguments: Any) 
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _run_at(address: int, work: Callable[..., None], *arguments: Any) -> bool:
+def _run_at(address: int, work: Callable[..., object], *arguments: Any) -> bool:
     """Call `work` on the module at an address, as torch before 2.13 takes no module as an argument here.
 
     The code that is being traced holds the module, so it is there.

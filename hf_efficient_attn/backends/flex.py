@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.block_table import Documents, block_table
+from hf_efficient_attn.layout.block_table import CACHE_BYTES, Documents, block_table
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.dense import is_idle, row_lse
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
@@ -197,10 +198,9 @@ class Place:
         return self.tables.positions[example, self.query(query)], self.tables.positions[example, key]
 
 
-@lru_cache(maxsize=1024)
+@cached()
 def _offset(query_offset: int, device: torch.device) -> Tensor | None:
-    with torch.inference_mode(False):
-        return torch.tensor(query_offset, device=device) if query_offset else None
+    return torch.tensor(query_offset, device=device) if query_offset else None
 
 
 def _mask_mod(layout: Layout, place: Place, device: torch.device) -> MaskMod:
@@ -251,36 +251,34 @@ def _block_mask(layout: Layout, documents: Documents | None, device: torch.devic
     return mask
 
 
-@lru_cache(maxsize=64)
+@cached(CACHE_BYTES)
 def _blocks(layout: Layout, documents: Documents | None, device: torch.device) -> BlockMask:
-    with torch.inference_mode(False):
-        block_size = BLOCK_SIZES[device.type]
-        table = block_table(layout, documents, block_size, device)
-        return BlockMask.from_kv_blocks(
-            table.num_partial,
-            table.partial,
-            table.num_full,
-            table.full,
-            BLOCK_SIZE=block_size,
-            seq_lengths=(layout.num_queries, layout.num_keys),
-            # the transpose serves the backward pass, which CPUs do not have
-            compute_q_blocks=device.type != "cpu",
-        )
+    block_size = BLOCK_SIZES[device.type]
+    table = block_table(layout, documents, block_size, device)
+    return BlockMask.from_kv_blocks(
+        table.num_partial,
+        table.partial,
+        table.num_full,
+        table.full,
+        BLOCK_SIZE=block_size,
+        seq_lengths=(layout.num_queries, layout.num_keys),
+        # the transpose serves the backward pass, which CPUs do not have
+        compute_q_blocks=device.type != "cpu",
+    )
 
 
-@lru_cache(maxsize=64)
+@cached()
 def _groups(layout: Layout, device: torch.device) -> tuple[tuple[int, Pattern], ...]:
     """Return (first head, pattern with tensors as lookup tables) of each run of heads with equal patterns."""
-    with torch.inference_mode(False):
-        groups = layout.head_groups()
-        for _, _, pattern in groups:
-            # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
-            pattern.allowed(0, 0)
-        convert = partial(torch.tensor, device=device)
-        return tuple((first, pattern.with_tables(convert)) for first, _, pattern in groups)
+    groups = layout.head_groups()
+    for _, _, pattern in groups:
+        # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
+        pattern.allowed(0, 0)
+    convert = partial(torch.tensor, device=device)
+    return tuple((first, pattern.with_tables(convert)) for first, _, pattern in groups)
 
 
-@lru_cache(maxsize=256)
+@cached()
 def _structure_of(layout: Layout) -> object:
     return layout.pattern.is_causal, tuple((first, _structure(pattern)) for first, _, pattern in layout.head_groups())
 

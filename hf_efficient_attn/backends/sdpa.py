@@ -1,13 +1,13 @@
 """Attention by torch's scaled_dot_product_attention over all pairs: the fastest for full, causal and short patterns."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.dense import additive_mask, is_idle, row_lse, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
@@ -96,7 +96,7 @@ def maskless(layout: Layout) -> tuple[int, int, bool] | None:
     return (0, layout.num_queries, True) if is_causal else None
 
 
-@lru_cache(maxsize=1024)
+@cached()
 def _of_spans(layout: Layout) -> tuple[int, int, bool] | None:
     groups = layout.head_groups()
     if len(groups) > 1:

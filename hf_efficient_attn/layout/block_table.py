@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document
 from hf_efficient_attn.patterns.spans import Spans, intersect, normalize, union
 
 Documents = tuple[tuple[Document, ...], ...]
 Place = tuple[int, int, int]
+
+CACHE_BYTES = 128 * MEBIBYTE
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +32,7 @@ class BlockTable:
     full: Tensor
 
 
-@lru_cache(maxsize=64)
+@cached(CACHE_BYTES)
 def block_table(
     layout: Layout, documents: Documents | None, block_size: tuple[int, int], device: torch.device
 ) -> BlockTable:

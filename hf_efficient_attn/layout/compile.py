@@ -6,13 +6,14 @@ does not change along the sequence one row is looked at, and the others are its 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from math import gcd
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
+from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.jobs import MIN_GRANULE, Job, jobs, neighbours
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.spans import Spans, intersect, size
@@ -26,9 +27,10 @@ DENSE_HULL = 0.8
 # near the ends of the sequence so many blocks are computed as one: some scores in vain, but fewer masks and calls
 EDGE_BLOCKS = 4
 MAX_GRANULE = 128
+CACHE_BYTES = 512 * MEBIBYTE
 
 
-@lru_cache(maxsize=128)
+@cached(CACHE_BYTES)
 def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> BlockLayout:
     """Return the block layout; cached by value.
 

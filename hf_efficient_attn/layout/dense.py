@@ -1,7 +1,6 @@
 """The dense view of a layout: one number for every pair of query and key. Takes memory for all pairs."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -9,6 +8,7 @@ from operator import add
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.plan import read_plan, write_plan
 from hf_efficient_attn.layout.terms import Term, look_up
@@ -16,51 +16,15 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
 
-CACHE_BYTES = 512 * 2**20
-CACHE_MASKS = 64
-# layers of one forward pass share the masks of their examples; the next one brings others
-CACHE_TOKEN_MASKS = 4
+CACHE_BYTES = 512 * MEBIBYTE
 CHUNK_QUERIES = 256
 
 Groups = tuple[tuple[int, int, Pattern], ...]
 AdditiveMask = tuple[Tensor | None, Tensor | None]
 
 
-class MaskCache:
-    """The masks used last: at most `max_masks`, and as many as fit into `max_bytes`."""
-
-    def __init__(self, max_bytes: int, max_masks: int = CACHE_MASKS) -> None:
-        self.max_bytes = max_bytes
-        self.max_masks = max_masks
-        self._entries: OrderedDict[object, tuple[Tensor | None, ...]] = OrderedDict()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all masks in the cache."""
-        return sum(_num_bytes(entry) for entry in self._entries.values())
-
-    def get(self, key: object, build: Callable[[], tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
-        """Return what `build()` returned when it was first asked for under `key`."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._entries[key] = entry
-            return entry
-        # a mask made under inference mode could not be used in training later
-        with torch.inference_mode(False):
-            entry = build()
-        if _num_bytes(entry) <= self.max_bytes:
-            self._entries[key] = entry
-        while self.num_bytes > self.max_bytes or len(self._entries) > self.max_masks:
-            self._entries.popitem(last=False)
-        return entry
-
-
-def _num_bytes(entry: tuple[Tensor | None, ...]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in entry if tensor is not None)
-
-
-_cache = MaskCache(CACHE_BYTES)
-_token_cache = MaskCache(CACHE_BYTES, CACHE_TOKEN_MASKS)
+_pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
+_masks: BoundedCache[AdditiveMask] = BoundedCache(CACHE_BYTES)
 
 
 def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
@@ -70,7 +34,7 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     if is_idle(tokens):
         if reads_everything(layout):
             return None
-        return _cache.get((_value(layout), device), lambda: (_of_pattern(layout, device),))[0]
+        return _pairs.get((_value(layout), device), lambda: _of_pattern(layout, device))
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
     return _of_tables(layout, token_tables(tokens, layout.num_keys, device))
@@ -137,15 +101,9 @@ def additive_mask(
         return build()
     key = (_value(layout), device, dtype)
     if is_idle(tokens):
-        mask, keyless = _cache.get(key, build)
-        return mask, keyless
-    tensors = tuple(vars(tokens).values())
-    if any(tensor is not None and tensor.is_inference() for tensor in tensors):
-        # changes of such a tensor cannot be noticed
-        return build()
-    versions = tuple(None if tensor is None else (id(tensor), tensor._version) for tensor in tensors)
-    # the tensors are kept beside the mask, so that no other can come by their id
-    return _token_cache.get((*key, versions), lambda: (*build(), *tensors))[:2]  # type: ignore[return-value]
+        return _masks.get(key, build)
+    # layers of one forward pass share the masks of their examples; the next one brings others
+    return _masks.get_of(vars(tokens).values(), key, build)
 
 
 def _value(layout: Layout) -> object:

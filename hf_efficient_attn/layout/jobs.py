@@ -6,10 +6,11 @@ one in the order it asks for, without the pairs of the jobs before it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import groupby
 from operator import or_
 
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
 
@@ -39,7 +40,7 @@ class Job:
         return tuple(query - query_offset for query in queries)
 
 
-@lru_cache(maxsize=256)
+@cached()
 def jobs(pattern: Pattern, place: Place) -> tuple[Job, ...]:
     """Return the jobs of a drawn pattern; every allowed pair belongs to exactly one of them."""
     found: list[Job] = []

@@ -1,9 +1,9 @@
 """Layout: a pattern laid over the positions of a sequence. Everything about a call that is no tensor, as one value."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -70,13 +70,13 @@ def drawn_layer(pattern: Pattern, layer: int) -> int:
     return layer if pattern.is_random else 0
 
 
-@lru_cache(maxsize=256)
+@cached()
 def _head_patterns(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[Pattern, ...]:
     heads = pattern.heads(num_heads)
     return tuple(one.resolve(num_keys, layer, head, num_heads) for head, one in enumerate(heads))
 
 
-@lru_cache(maxsize=256)
+@cached()
 def _head_groups(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
     groups: list[tuple[int, int, Pattern]] = []
     for head, drawn in enumerate(_head_patterns(pattern, num_heads, num_keys, layer)):
@@ -88,7 +88,7 @@ def _head_groups(pattern: Pattern, num_heads: int, num_keys: int, layer: int) ->
     return tuple(groups)
 
 
-@lru_cache(maxsize=256)
+@cached()
 def _with_globals(pattern: Pattern, positions: tuple[int, ...]) -> Pattern:
     chosen = GlobalTokens(positions)
     return pattern | (chosen.causal() if pattern.is_causal else chosen)

@@ -1,12 +1,12 @@
 """A plan: pattern, layer and labels as one line of JSON, since an operator takes only tensors, numbers and text."""
 
 import json
-from functools import lru_cache
 from operator import index
 from typing import Any
 
 import torch
 
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.terms import Label
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import written_fields
@@ -29,7 +29,7 @@ def _write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
     return f'{{"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}}}'
 
 
-_written_plan = lru_cache(maxsize=256)(_write_plan)
+_written_plan = cached()(_write_plan)
 
 
 def to_text(value: Any) -> str:
@@ -49,7 +49,7 @@ def to_text(value: Any) -> str:
     return "{" + ", ".join([f'"kind": "{value.kind}"', *fields]) + "}"
 
 
-@lru_cache(maxsize=256)
+@cached()
 def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...]]:
     """Return the pattern, layer and labels that `write_plan` wrote."""
     data = json.loads(plan)
@@ -57,7 +57,7 @@ def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...]]:
     return Pattern.from_dict(data["pattern"]), data["layer"], labels
 
 
-@lru_cache(maxsize=256)
+@cached()
 def read_pattern_text(text: str) -> Pattern:
     """Return the pattern that `to_text` wrote."""
     return Pattern.from_dict(json.loads(text))

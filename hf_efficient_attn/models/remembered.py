@@ -1,4 +1,4 @@
-"""What a module works out once in Python, of things that a compiler cannot trace: the algebra of patterns."""
+"""What modules work out once in Python, of things that a compiler cannot trace: the algebra of patterns."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -7,30 +7,30 @@ import torch
 from torch import nn
 
 from hf_efficient_attn.attention.untraced import run_untraced
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.plan import read_pattern_text, to_text
 from hf_efficient_attn.patterns.pattern import Pattern
 
+_results: BoundedCache[Any] = BoundedCache(SMALL_BYTES)
+
 
 def remembered(module: nn.Module, build: Callable[..., Any], pattern: Pattern, *arguments: Hashable) -> Any:
-    """Return `build(pattern, *arguments)`, kept with the module for as long as these stay the same.
+    """Return `build(pattern, *arguments)`, which is kept.
 
     A compiler does not look into `build`, and takes its result for granted.
     """
+    if not torch.compiler.is_compiling():
+        return _build(build, pattern, *arguments)
     name = f"_{build.__name__}"
-    # a compiler may not look at what is kept before it has been made for these arguments
-    if torch.compiler.is_compiling():
-        # as text, whose making is traced: so the graph is guarded by the fields of the pattern
-        run_untraced(_remember_written, module, name, build, to_text(pattern), *arguments)
-    else:
-        _remember(module, name, build, pattern, *arguments)
+    # as text, whose making is traced: so the graph is guarded by the fields of the pattern
+    run_untraced(_keep, module, name, build, to_text(pattern), *arguments)
     # not from __dict__, of which the compiler may hold a copy that is older
-    return getattr(module, name)[1]
+    return getattr(module, name)
 
 
-def _remember_written(module: nn.Module, name: str, build: Callable[..., Any], text: str, *arguments: Hashable) -> None:
-    _remember(module, name, build, read_pattern_text(text), *arguments)
+def _build(build: Callable[..., Any], *arguments: Hashable) -> Any:
+    return _results.get((build, arguments), lambda: build(*arguments))
 
 
-def _remember(module: nn.Module, name: str, build: Callable[..., Any], *arguments: Hashable) -> None:
-    if module.__dict__.get(name, (None,))[0] != arguments:
-        module.__dict__[name] = (arguments, build(*arguments))
+def _keep(module: nn.Module, name: str, build: Callable[..., Any], text: str, *arguments: Hashable) -> None:
+    module.__dict__[name] = _build(build, read_pattern_text(text), *arguments)

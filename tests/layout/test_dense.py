@@ -113,18 +113,13 @@ def test_layers_share_the_masks_of_their_examples() -> None:
     assert not torch.equal(mask_of(2), first)
 
 
-def test_cache_is_bounded() -> None:
-    cache = dense.MaskCache(max_bytes=100, max_masks=5)
-    for number in range(4):
-        cache.get(number, lambda: (torch.zeros(40, dtype=torch.uint8),))
-    assert cache.num_bytes == 80
-    kept = cache.get(3, lambda: (None,))
-    assert kept[0] is not None
-    cache.get("large", lambda: (torch.zeros(101, dtype=torch.uint8),))
-    assert cache.num_bytes == 80
-    for number in range(10):
-        cache.get(number, lambda: (None,))
-    assert cache.num_bytes == 0
+def test_masks_go_with_their_examples() -> None:
+    dense._masks.clear()
+    key_mask = torch.arange(18).reshape(2, 9) % 4 != 0
+    dense.additive_mask(Layout(Band(1, 2), 2, 9, 9), TokenMask(key_mask=key_mask), 2, CPU, torch.float32)
+    assert len(dense._masks) == 1
+    del key_mask
+    assert len(dense._masks) == dense._masks.num_bytes == 0
 
 
 def test_row_lse_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,197 @@
+"""What is made once and kept between calls: bounded in bytes, safe under threads, never "the last call"."""
+
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import update_wrapper
+from threading import Lock
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MEBIBYTE = 2**20
+# for values that are small beside the tensors of a call, such as drawn patterns and texts
+SMALL_BYTES = 32 * MEBIBYTE
+# what Python takes for an entry and for an object, about
+ENTRY_BYTES = 512
+OBJECT_BYTES = 48
+
+
+@dataclass(eq=False)
+class Entry(Generic[T]):
+    """A value, its bytes, and whether it was asked for since an eviction last passed it by."""
+
+    value: T
+    num_bytes: int
+    owners: tuple["weakref.ref[Tensor]", ...] = ()
+    is_used: bool = False
+
+
+class BoundedCache(Generic[T]):
+    """Values by key; those not asked for lately go first when all of them together exceed `max_bytes`.
+
+    Safe under threads: a value is complete before it can be found, and threads that ask for a missing one at the same
+    time each build it, and all get the one that was there first. A value larger than `max_bytes` is never kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._entries: OrderedDict[Hashable, Entry[T]] = OrderedDict()
+        self._lock = Lock()
+        # keys of entries whose tensors are gone; a weak reference may die while this thread holds the lock
+        self._orphans: deque[Hashable] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable, build: Callable[[], T]) -> T:
+        """Return what `build()` returned when it was first asked for under `key`, a value that says all it depends on.
+
+        What it returns is shared: nobody may change it.
+        """
+        # reading takes no lock: a dict is safe by itself
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.is_used = True
+            return entry.value
+        return self._add(key, _outside_inference_mode(build), ())
+
+    def get_of(self, owners: Iterable[Tensor | None], key: Hashable, build: Callable[[], T]) -> T:
+        """Return the same for a value that depends on the entries of tensors, too; it goes when one of them does.
+
+        A tensor that was changed in place is another one. Changes of tensors made under inference mode cannot be seen,
+        and so nothing is kept for them.
+        """
+        owners = tuple(owners)
+        tensors = tuple(owner for owner in owners if owner is not None)
+        if any(tensor.is_inference() for tensor in tensors):
+            return build()
+        # an identity may be used again when its owner is gone; then its entry is gone, too
+        self._drop_orphans()
+        key = (key, tuple(None if owner is None else (id(owner), owner._version) for owner in owners))
+        entry = self._entries.get(key)
+        if entry is not None and all(ref() is owner for ref, owner in zip(entry.owners, tensors, strict=True)):
+            entry.is_used = True
+            return entry.value
+        return self._add(key, _outside_inference_mode(build), tensors)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+            self._orphans.clear()
+            self.num_bytes = 0
+
+    def _add(self, key: Hashable, value: T, tensors: tuple[Tensor, ...]) -> T:
+        num_bytes = ENTRY_BYTES + size_in_bytes((key, value))
+        if num_bytes > self.max_bytes:
+            return value
+        owners = tuple(weakref.ref(tensor, lambda _: self._orphan(key)) for tensor in tensors)
+        with self._lock:
+            first = self._entries.get(key)
+            if first is not None and not tensors:
+                return first.value
+            self._remove(key)
+            self._entries[key] = Entry(value, num_bytes, owners)
+            self.num_bytes += num_bytes
+            while self.num_bytes > self.max_bytes:
+                self._evict()
+        return value
+
+    def _evict(self) -> None:
+        key, entry = next(iter(self._entries.items()))
+        if entry.is_used:
+            entry.is_used = False
+            self._entries.move_to_end(key)
+        else:
+            self._remove(key)
+
+    def _remove(self, key: Hashable) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.num_bytes -= entry.num_bytes
+
+    def _orphan(self, key: Hashable) -> None:
+        self._orphans.append(key)
+        self._drop_orphans()
+
+    def _drop_orphans(self) -> None:
+        # where the lock is taken, whoever asks next does it
+        while self._orphans and self._lock.acquire(blocking=False):
+            try:
+                key = self._orphans.popleft()
+                entry = self._entries.get(key)
+                # another tensor may have come by the identity, and have an entry of its own
+                if entry is not None and any(ref() is None for ref in entry.owners):
+                    self._remove(key)
+            except IndexError:
+                # another thread was faster
+                return
+            finally:
+                self._lock.release()
+
+
+class Cached(Generic[P, T]):
+    """A function of hashable values that remembers its results in a `BoundedCache`; `cache_clear` forgets them."""
+
+    def __init__(self, function: Callable[P, T], max_bytes: int) -> None:
+        update_wrapper(self, function)
+        self.function = function
+        self.cache: BoundedCache[T] = BoundedCache(max_bytes)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
+        return self.cache.get(key, lambda: self.function(*args, **kwargs))
+
+    def cache_clear(self) -> None:
+        """Forget everything."""
+        self.cache.clear()
+
+
+def cached(max_bytes: int = SMALL_BYTES) -> Callable[[Callable[P, T]], Cached[P, T]]:
+    """Return a decorator that makes a function of hashable values remember its results."""
+    return lambda function: Cached(function, max_bytes)
+
+
+def _outside_inference_mode(build: Callable[[], T]) -> T:
+    # a tensor made under inference mode could not be used in training later
+    with torch.inference_mode(False):
+        return build()
+
+
+def size_in_bytes(value: object) -> int:
+    """Return about how much memory a value takes: tensors, each storage once, and what Python objects hold.
+
+    >>> size_in_bytes(torch.zeros(1000)[:10]) - OBJECT_BYTES
+    4000
+    """
+    total, left = 0, [value]
+    seen: set[object] = set()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        total += OBJECT_BYTES
+        if isinstance(each, Tensor):
+            storage = each.untyped_storage()
+            place = ("storage", storage.data_ptr(), storage.device)
+            total += 0 if place in seen else storage.nbytes()
+            seen.add(place)
+        elif isinstance(each, str | bytes):
+            total += len(each)
+        elif isinstance(each, Mapping):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, tuple | list | set | frozenset):
+            total += 8 * len(each)
+            left += each
+        elif not callable(each):
+            # classes and functions exist anyway
+            left += getattr(each, "__dict__", {}).values()
+    return total

@@ -1,0 +1,100 @@
+"""What is kept between calls: how much, for how long, and for whom."""
+
+import threading
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached, size_in_bytes
+
+KILOBYTES = 10_000
+
+
+def tensor() -> Tensor:
+    return torch.zeros(KILOBYTES, dtype=torch.uint8)
+
+
+def test_bounded_in_bytes() -> None:
+    cache: BoundedCache[Tensor] = BoundedCache(max_bytes=35_000)
+    first = cache.get(0, tensor)
+    for number in range(1, 10):
+        cache.get(number, tensor)
+        # what is asked for again and again stays
+        assert cache.get(0, tensor) is first
+        assert cache.num_bytes <= 35_000
+    assert len(cache) == 3
+    assert 3 * KILOBYTES < cache.num_bytes < 3 * (KILOBYTES + 2 * ENTRY_BYTES)
+    cache.get("large", lambda: torch.zeros(35_000, dtype=torch.uint8))
+    assert len(cache) == 3
+    cache.clear()
+    assert len(cache) == cache.num_bytes == 0
+
+
+def test_bytes_of_values() -> None:
+    whole = torch.zeros(1000)
+    assert 4000 < size_in_bytes([whole[:5], whole[5:], {"key": whole}]) < 5000
+    assert size_in_bytes(tuple(range(1000))) > 8 * 1000
+    assert size_in_bytes("x" * 1000) > 1000
+
+
+def test_keys_count_too() -> None:
+    cache: BoundedCache[None] = BoundedCache(max_bytes=1 << 20)
+    for number in range(300):
+        cache.get((str(number) * 10_000,), lambda: None)
+    assert len(cache) < 110
+
+
+def test_values_of_a_tensor() -> None:
+    cache: BoundedCache[Tensor] = BoundedCache(max_bytes=1 << 20)
+    owner, same = torch.zeros(3), torch.zeros(3)
+    of_owner = cache.get_of((owner, None), "key", tensor)
+    assert cache.get_of((owner, None), "key", tensor) is of_owner
+    assert cache.get_of((None, owner), "key", tensor) is not of_owner
+    assert cache.get_of((same, None), "key", tensor) is not of_owner
+    owner.add_(1)
+    assert cache.get_of((owner, None), "key", tensor) is not of_owner
+    with torch.inference_mode():
+        unseen = torch.zeros(3)
+    assert cache.get_of((unseen,), "key", tensor) is not cache.get_of((unseen,), "key", tensor)
+    assert len(cache) == 4
+    del owner, same
+    assert len(cache) == cache.num_bytes == 0
+
+
+def test_made_outside_of_inference_mode() -> None:
+    with torch.inference_mode():
+        assert not BoundedCache(max_bytes=1 << 20).get("key", tensor).is_inference()
+
+
+def test_threads_that_miss_together_get_one_value() -> None:
+    cache: BoundedCache[Tensor] = BoundedCache(max_bytes=1 << 20)
+    barrier, got = threading.Barrier(4), list[Tensor]()
+
+    def build() -> Tensor:
+        barrier.wait(10)
+        return tensor()
+
+    threads = [threading.Thread(target=lambda: got.append(cache.get("key", build))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(value is got[0] for value in got)
+    assert len(cache) == 1
+
+
+def test_function() -> None:
+    calls = []
+
+    @cached()
+    def double(number: int) -> int:
+        """Return twice the number."""
+        calls.append(number)
+        return 2 * number
+
+    assert [double(2), double(2), double(3)] == [4, 4, 6]
+    assert calls == [2, 3]
+    double.cache_clear()
+    assert double(2) == 4
+    assert calls == [2, 3, 2]
+    assert double.__doc__ == "Return twice the number."
