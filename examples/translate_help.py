@@ -124,7 +124,9 @@ def main() -> None:
         f"{trainer.model.num_parameters():,} parameters.",
         flush=True,
     )
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    resume = training.resume_from_checkpoint
+    wants_last = resume is not None and resume.lower() == "true"
+    trainer.train(resume_from_checkpoint=hea.last_complete_checkpoint(folder) if wants_last else resume)
 
     results, written = translate_test(trainer, data, folder, pairs["test"])
     draw(trainer.history("eval_bleu"), folder / PICTURE)

@@ -57,6 +57,7 @@ from hf_efficient_attn.models.sparse_transformer import (
     SparseTransformerModel,
 )
 from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
+from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
@@ -114,6 +115,7 @@ __all__ = [
     "convert",
     "explain",
     "freeze_spans",
+    "last_complete_checkpoint",
     "noam_optimizer",
     "optimizer_groups",
     "patterns",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.arguments import UsageError
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+import hf_efficient_attn as hea
 from causal_lm.clm_arguments import ClmTrainingArguments, with_resume_value
 
 TRAINING_SETTINGS = (
@@ -75,14 +75,14 @@ def _plain(value: Any) -> Any:
 def checkpoint_to_resume(resume_from_checkpoint: str | None, folder: Path) -> Path | None:
     """Return the checkpoint the model of `folder` continues from: the one named, if it is this model's, or the last.
 
-    A checkpoint whose saving was cut off has no trainer_state.json, which is written last, and is passed over.
+    A checkpoint whose saving was cut off is passed over.
     """
     if not resume_from_checkpoint:
         return None
     if _names_checkpoint_of(resume_from_checkpoint, folder):
         return Path(resume_from_checkpoint)
-    complete = [file.parent for file in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")]
-    return max(complete, key=lambda checkpoint: int(checkpoint.name.rsplit("-", 1)[1]), default=None)
+    complete = hea.last_complete_checkpoint(folder)
+    return None if complete is None else Path(complete)
 
 
 def is_finished(resume_from_checkpoint: str | None, folder: Path) -> bool:

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
+
+from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
 
 logger = logging.get_logger(__name__)
 
@@ -56,12 +57,12 @@ class StopOnNonFiniteLoss(TrainerCallback):
                 parameter.grad.fill_(torch.nan)  # the scaler has not looked yet and must find a reason to skip the step
             else:
                 parameter.grad = None
-        checkpoint = get_last_checkpoint(args.output_dir) if args.output_dir else None
+        checkpoint = last_complete_checkpoint(args.output_dir) if args.output_dir else None
         self.reason = (
             f"The loss or a gradient is not finite at step {state.global_step + 1}. Nothing was updated: training ends "
-            f"with the weights of step {state.global_step}, and the last checkpoint is {checkpoint or 'none'}. "
-            "As a rule activations have overflowed: use bf16 or fp32 instead of fp16, a lower learning rate, or a "
-            "block with norms."
+            f"with the weights of step {state.global_step}, and the last complete checkpoint is "
+            f"{checkpoint or 'none'}. As a rule activations have overflowed: use bf16 or fp32 instead of fp16, a lower "
+            "learning rate, or a block with norms."
         )
         logger.error(self.reason)
 

@@ -1,23 +1,22 @@
 """Learned attention spans under `Trainer`: kept within their bounds, logged, and resumed with what was remembered."""
 
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.data import RandomSampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_utils import unwrap_model
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_callback import ExportableState
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.segment_memory import SegmentMemory
 from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.training.segment_memory_files import file_names, read_memory, write_memory
 from hf_efficient_attn.training.text_segments import TextSegments
 
 
-class SpanCallback(TrainerCallback):
+class SpanCallback(TrainerCallback, ExportableState):
     """Clamp the spans after every optimizer step, on every process, and log how far the heads read.
 
     An optimizer does not know that a span lies between 0 and the span limit; the clamp comes before anything sees the
@@ -27,14 +26,32 @@ class SpanCallback(TrainerCallback):
     `Trainer(args with report_to="none", callbacks=[SpanCallback(), TensorBoardCallback()])`.
 
     Beside each checkpoint every process keeps what its model remembers of the segments before (`segment_index`), so
-    that training resumes in the middle of a text, and ends with the same weights as without a break.
+    that training resumes in the middle of a text, and ends with the same weights as without a break. The file of the
+    first process is there before trainer_state.json, which announces those of all, so that
+    `last_complete_checkpoint` knows what a killed process has not written.
 
     Raises:
+        CheckpointError: at the start of training that resumes, if that file is damaged or missing.
         InputError: at the start of training, if the model has no spans, label smoothing would drop their penalty, or
             the batches of a `TextSegments` dataset are not the rows that go on from one to the next.
 
     Source: Sukhbaatar et al. (arXiv:1905.07799) and the authors' code, which clamps after every step.
     """
+
+    def __init__(self) -> None:
+        self._saving: tuple[TrainingArguments, TrainerState, TrainerControl, SegmentMemory] | None = None
+        self._saved_step: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what trainer_state.json says of this callback, before which the memory is written."""
+        if self._saving is None:
+            return {"args": {}, "attributes": {}}
+        args, state, control, memory = self._saving
+        # also asked for when training begins, and after it has failed
+        if control.should_save:
+            write_memory(memory, args, state)
+            self._saved_step = state.global_step
+        return {"args": {}, "attributes": {"memory_files": file_names(args)}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -55,10 +72,12 @@ class SpanCallback(TrainerCallback):
         memory = _memory(model)
         if memory is not None:
             check_rows(kwargs.get("train_dataloader"), args)
-        for file in _memory_files(args, state):
-            if memory is not None and state.global_step and file.is_file():
-                vars(memory).update(torch.load(file, map_location=args.device))
-                break
+            if state.global_step:
+                read_memory(memory, args, state)
+        self._saving = None if memory is None else (args, state, control, memory)
+        # Trainer looks for the entry, which older checkpoints do not have
+        entries: Any = state.stateful_callbacks
+        entries.setdefault(type(self).__name__, self.state())
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -68,9 +87,14 @@ class SpanCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         memory = _memory(kwargs["model"])
-        file = _memory_files(args, state)[-1]
-        if memory is not None and file.parent.is_dir():
-            torch.save(vars(memory), file)
+        if memory is not None and self._saved_step != state.global_step:
+            write_memory(memory, args, state)
+        self._saved_step = None
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._saving = None
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not span_modules(kwargs["model"]):
@@ -109,14 +133,6 @@ def _memory(model: nn.Module) -> SegmentMemory | None:
     """Return what the model remembers of segments, also within an adapter's model."""
     found = (getattr(module, "memory", None) for module in model.modules())
     return next((memory for memory in found if isinstance(memory, SegmentMemory)), None)
-
-
-def _memory_files(args: TrainingArguments, state: TrainerState) -> list[Path]:
-    """Return where the memory of this step may be: beside the checkpoint named in the arguments, or in `output_dir`."""
-    folders = [Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"]
-    if isinstance(args.resume_from_checkpoint, str) and Path(args.resume_from_checkpoint).is_dir():
-        folders.insert(0, Path(args.resume_from_checkpoint))
-    return [folder / f"segment_memory_{args.process_index}.pt" for folder in folders]
 
 
 def span_log(model: nn.Module) -> dict[str, float]:

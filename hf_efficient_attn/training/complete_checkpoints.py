@@ -1,0 +1,205 @@
+"""Which checkpoints of `Trainer` are complete: a process that is killed while it saves leaves half of one."""
+
+import json
+import os
+import pickletools
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import (
+    ADAPTER_SAFE_WEIGHTS_NAME,
+    ADAPTER_WEIGHTS_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
+
+from hf_efficient_attn.models.whole_files import SAFETENSORS, ZIPS, tensor_names, why_not_whole
+
+NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+STATE = "trainer_state.json"
+ARGUMENTS = "training_args.bin"
+WHOLE_WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
+INDICES = (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
+# FSDP: folders whose .metadata is written last, or one file; DeepSpeed: a folder that the file `latest` names, last
+FSDP_WEIGHTS, FSDP_OPTIMIZER, FSDP_END = "pytorch_model_fsdp", "optimizer", ".metadata"
+DEEPSPEED_END = "latest"
+OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+SCHEDULER = "scheduler.pt"
+RANDOM = re.compile(r"rng_state(?:_(\d+))?\.pth")
+
+
+def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """Return the checkpoint-N of the highest N from which training can go on exactly; None: there is none.
+
+    transformers' `get_last_checkpoint`, and hence `resume_from_checkpoint=True`, take the highest N alone, also of a
+    folder whose saving was cut off. Instead:
+
+        trainer.train(resume_from_checkpoint=hea.last_complete_checkpoint(args.output_dir))
+
+    which starts anew where there is no complete checkpoint. Complete means: `trainer_state.json` is whole; so are the
+    weights (in one file or all shards of an index; adapters of PEFT; folders of FSDP and DeepSpeed), optimizer,
+    scheduler and random states (but for `save_only_model=True`), and the `segment_memory` of every process, where
+    `SpanCallback` announced it. Headers and lengths are compared, no tensor is read. Not noticed: files that were
+    altered without a change of length, and a checkpoint that was overwritten, in part, by a later run.
+
+    Args:
+        output_dir: of `TrainingArguments`; it need not exist.
+    """
+    return next((str(folder) for folder in _newest_first(Path(output_dir)) if why_incomplete(folder) is None), None)
+
+
+def checkpoint_before(folder: Path) -> str | None:
+    """Return the last complete checkpoint beside a folder that has a lower number; None: there is none."""
+    number = _number(folder)
+    others = [each for each in _newest_first(folder.parent) if number is not None and (_number(each) or 0) < number]
+    return next((str(each) for each in others if why_incomplete(each) is None), None)
+
+
+def why_incomplete(folder: Path) -> str | None:
+    """Return why training cannot go on from a checkpoint, as a sentence that begins with a file; None: it can."""
+    state = _read_json(folder / STATE)
+    if state is None:
+        return f"{STATE} is missing or cut off."
+    for check in (_why_no_weights, _why_no_optimizer, _why_no_random_states):
+        reason = check(folder)
+        if reason is not None:
+            return reason
+    for name in memory_files(state):
+        if not (folder / name).is_file():
+            return f"{name} is missing."
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (SAFETENSORS, *ZIPS):
+            reason = why_not_whole(file)
+            if reason is not None:
+                return f"{file.relative_to(folder)} {reason}."
+    return None
+
+
+def memory_files(state: dict[str, Any]) -> list[str]:
+    """Return the files of past segments that `SpanCallback` announced in a trainer_state.json, one a process."""
+    callbacks = state.get("stateful_callbacks")
+    entries = [] if not isinstance(callbacks, dict) else list(callbacks.values())
+    attributes = [entry.get("attributes") for entry in entries if isinstance(entry, dict)]
+    files = [found.get("memory_files") for found in attributes if isinstance(found, dict)]
+    return [name for each in files if isinstance(each, list) for name in each if isinstance(name, str)]
+
+
+def _newest_first(output_dir: Path) -> list[Path]:
+    if not output_dir.is_dir():
+        return []
+    numbered = [(number, each) for each in output_dir.iterdir() if (number := _number(each)) is not None]
+    return [each for _, each in sorted(numbered, reverse=True) if each.is_dir()]
+
+
+def _number(folder: Path) -> int | None:
+    match = NUMBERED.fullmatch(folder.name)
+    return None if match is None else int(match[1])
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _why_no_weights(folder: Path) -> str | None:
+    """Return why the weights are not all there; whether those that are there are whole is not looked at."""
+    indices = [folder / name for name in INDICES if (folder / name).exists()]
+    for index in indices:
+        reason = _why_no_shards(index)
+        if reason is not None:
+            return reason
+    fsdp = [each for each in folder.glob(f"{FSDP_WEIGHTS}*") if each.is_dir()]
+    for each in fsdp:
+        if not (each / FSDP_END).is_file():
+            return f"{each.name}/{FSDP_END} is missing."
+    if _is_deepspeed(folder):
+        return _why_no_deepspeed(folder)
+    files = any((folder / name).is_file() for name in WHOLE_WEIGHTS) or any(folder.glob(f"{FSDP_WEIGHTS}*.bin"))
+    # several adapters have a folder each
+    adapters = any(folder.glob(f"*/{ADAPTER_SAFE_WEIGHTS_NAME}")) or any(folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}"))
+    return None if indices or fsdp or files or adapters else f"{SAFE_WEIGHTS_NAME} is missing."
+
+
+def _why_no_shards(index: Path) -> str | None:
+    places = (_read_json(index) or {}).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        return f"{index.name} is cut off."
+    for name in sorted(set(map(str, places.values()))):
+        reason = why_not_whole(index.parent / name)
+        if reason is not None:
+            return f"{name} {reason}."
+        promised = {tensor for tensor, place in places.items() if place == name}
+        if name.endswith(SAFETENSORS) and not promised <= tensor_names(index.parent / name):
+            return f"{name} has not all tensors that {index.name} names."
+    return None
+
+
+def _is_deepspeed(folder: Path) -> bool:
+    return (folder / DEEPSPEED_END).exists() or any(folder.glob("global_step*"))
+
+
+def _why_no_deepspeed(folder: Path) -> str | None:
+    end = folder / DEEPSPEED_END
+    name = end.read_text(encoding="utf-8", errors="replace").strip() if end.is_file() else ""
+    if not name or "/" in name:
+        return f"{DEEPSPEED_END} is missing or cut off."
+    return None if any((folder / name).glob("*_states.pt")) else f"{name}/*_states.pt is missing."
+
+
+def _why_no_optimizer(folder: Path) -> str | None:
+    if _is_deepspeed(folder) or _saves_only_model(folder):
+        return None
+    sharded = [each for each in folder.glob(f"{FSDP_OPTIMIZER}_*") if each.is_dir()]
+    for each in sharded:
+        if not (each / FSDP_END).is_file():
+            return f"{each.name}/{FSDP_END} is missing."
+    if not sharded and not any((folder / name).is_file() for name in OPTIMIZERS):
+        return f"{OPTIMIZERS[0]} is missing."
+    return None if (folder / SCHEDULER).is_file() else f"{SCHEDULER} is missing."
+
+
+def _why_no_random_states(folder: Path) -> str | None:
+    if _saves_only_model(folder):
+        return None
+    found = [match[1] for each in folder.iterdir() if (match := RANDOM.fullmatch(each.name))]
+    if not found:
+        return "rng_state.pth is missing."
+    if None in found:
+        return None
+    numbers = {int(each) for each in found}
+    # a process alone has no number, so that there are two at least
+    missing = sorted(set(range(max(2, max(numbers) + 1))) - numbers)
+    return f"rng_state_{missing[0]}.pth is missing." if missing else None
+
+
+def _saves_only_model(folder: Path) -> bool:
+    """Return the `save_only_model` of the arguments in a checkpoint, whose pickle is looked through, not loaded."""
+    try:
+        with zipfile.ZipFile(folder / ARGUMENTS) as archive:
+            name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
+            return _flag(archive.read(name), "save_only_model")
+    except (OSError, zipfile.BadZipFile, StopIteration, ValueError, KeyError):
+        return False
+
+
+def _flag(pickled: bytes, name: str) -> bool:
+    """Return the truth value that follows a name in a pickle; False: the name is not there."""
+    values = _values(pickled)
+    return any(value == name and next(values, None) is True for value in values)
+
+
+def _values(pickled: bytes) -> Iterator[Any]:
+    for operation, argument, _ in pickletools.genops(pickled):
+        if operation.name in ("NEWTRUE", "NEWFALSE"):
+            yield operation.name == "NEWTRUE"
+        elif not operation.name.endswith("PUT") and operation.name != "MEMOIZE":
+            yield argument
