@@ -139,7 +139,7 @@ class PatternLayer(DynamicLayer):
         if self.padding.num_tokens is not None:
             num_tokens = self.cumulative_length - self.padding.num_tokens.to(device)
             first = first + (num_slots - num_tokens).clamp(min=0)[:, None]
-            slots = slots.expand(len(first), -1)
+            slots = slots.expand(first.shape[0], -1)
         # a row without that many tokens keeps all of them
         first = torch.minimum(first, slots[:, : self.num_first])
         return torch.cat([first, slots[:, self.num_first :]], 1)
@@ -172,7 +172,7 @@ class PatternLayer(DynamicLayer):
 
 
 def _select(states: Tensor, slots: Tensor) -> Tensor:
-    if len(slots) == 1:
+    if slots.shape[0] == 1:
         return states.index_select(2, slots[0])
     return states.gather(2, slots[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
 

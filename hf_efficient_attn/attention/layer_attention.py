@@ -94,12 +94,12 @@ def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, ke
     if table is not None:
         width = table.shape[3]
         # a pattern cache holds fewer keys than there are tokens
-        if table.shape[0] not in (1, len(key)) or width < num_keys or (width > num_keys and followed.is_own):
+        if table.shape[0] not in (1, key.shape[0]) or width < num_keys or (width > num_keys and followed.is_own):
             raise InputError(
-                f"The padding mask is for {table.shape[0]} x {width} keys, but there are {len(key)} x {num_keys}. Pass "
-                "an attention_mask with one column a token, cached tokens first."
+                f"The padding mask is for {table.shape[0]} x {width} keys, but there are {key.shape[0]} x {num_keys}. "
+                "Pass an attention_mask with one column a token, cached tokens first."
             )
-    return read_table(table, len(query), query.shape[2], num_keys)
+    return read_table(table, query.shape[0], query.shape[2], num_keys)
 
 
 def pairs_of(
@@ -118,7 +118,7 @@ def pairs_of(
     if followed.reads_all and tokens.segment_ids is None:
         allowed = None if tokens.key_mask is None else tokens.key_mask[:, None, None]
     elif matrix is None or not followed.is_own:
-        allowed = allowed_pairs(layout_of(followed, query_offset, query, key), tokens, len(query), query.device)
+        allowed = allowed_pairs(layout_of(followed, query_offset, query, key), tokens, query.shape[0], query.device)
     if matrix is not None and matrix.dtype == torch.bool:
         allowed = matrix if allowed is None else allowed & matrix
     return allowed
@@ -137,7 +137,7 @@ def added_scores(matrix: Tensor | None, bias: Tensor | None, query: Tensor, key:
     Raises:
         InputError: one of them does not belong to these queries and keys.
     """
-    shape = (len(query), query.shape[1], query.shape[2], key.shape[2])
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if matrix is not None:
         check_matrix("attention_mask", matrix, shape)
     if bias is not None:

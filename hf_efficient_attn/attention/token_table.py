@@ -209,7 +209,7 @@ class Probe:
 
         Neighbours tell for the masks that transformers makes; for a model's own function every power of two is probed.
         """
-        num_keys = len(self.positions)
+        num_keys = self.positions.shape[0]
         distance = 1
         while distance < num_keys and (distance == 1 or self.use_vmap):
             before, after = self.positions[:-distance], self.positions[distance:]
@@ -228,7 +228,7 @@ class Probe:
         head = torch.zeros((), dtype=torch.long, device=keys.device)
         if not self.use_vmap:
             answer = self.mask_function(batch[:, None], head, queries[None], keys[None])
-            return answer.expand(self.batch_size, len(keys))
+            return answer.expand(self.batch_size, keys.shape[0])
         one_example = torch.vmap(self.mask_function, in_dims=(None, None, 0, 0))
         with TransformGetItemToIndex():
             return torch.vmap(one_example, in_dims=(0, None, None, None))(batch, head, queries, keys)

@@ -102,7 +102,7 @@ def attend(
     tables, documents = None, None
     if not is_idle(tokens):
         tables = _captured_tables(token_tables(tokens, layout.num_keys, q.device))
-        documents = tuple(tokens.documents(len(q), layout.num_keys))
+        documents = tuple(tokens.documents(q.shape[0], layout.num_keys))
     captured_terms = [dataclasses.replace(term, values=_captured(term.values, (0, 2))) for term in terms]
     place = Place(_offset(layout.query_offset, q.device), tables)
     mask_mod = _mask_mod(layout, place, q.device)
@@ -112,7 +112,7 @@ def attend(
         (_structure_of(layout), place.kind),
         tuple((term.label, _kind_of(term.values)) for term in captured_terms),
         # torch compiles anew where one of these becomes 1
-        tuple(size == 1 for size in (*mask.kv_indices.shape, len(q), q.shape[2], k.shape[2])),
+        tuple(size == 1 for size in (*mask.kv_indices.shape, q.shape[0], q.shape[2], k.shape[2])),
         (q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, scale),
         (torch.is_grad_enabled(), need_lse),
         tuple((_memory_order(tensor), tuple(stride == 0 for stride in tensor.stride())) for tensor in (q, k, v)),

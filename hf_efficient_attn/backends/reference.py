@@ -49,7 +49,7 @@ def attend(
 
     scores = q.to(dtype) @ keys.transpose(-1, -2) * scale
     bias = term_bias(terms, layout, tokens, q.device)
-    allowed = allowed_pairs(layout, tokens, len(q), q.device)
+    allowed = allowed_pairs(layout, tokens, q.shape[0], q.device)
     if bias is not None:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias

@@ -46,7 +46,7 @@ def attend(
         start, stop, is_causal = plain
         keys, values = k[:, :, start:stop], v[:, :, start:stop]
     else:
-        mask, keyless = additive_mask(layout, tokens, len(q), q.device, q.dtype)
+        mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
         bias = term_bias(terms, layout, tokens, q.device)
         if bias is not None:
             mask = (bias if mask is None else bias + mask).to(q.dtype)

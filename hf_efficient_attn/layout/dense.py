@@ -229,7 +229,7 @@ def row_lse(q: Tensor, k: Tensor, layout: Layout, tokens: TokenMask, terms: Sequ
         bias = term_bias([_rows(term, start, count) for term in terms], part, tokens, q.device)
         if bias is not None:
             scores += bias
-        allowed = _uncached_pairs(part, tokens, len(q), q.device)
+        allowed = _uncached_pairs(part, tokens, q.shape[0], q.device)
         chunks.append(torch.logsumexp(scores.masked_fill(~allowed, -torch.inf), -1))
     return torch.cat(chunks, -1)
 

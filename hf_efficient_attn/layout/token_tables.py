@@ -36,7 +36,7 @@ def token_tables(tokens: TokenMask, num_keys: int, device: torch.device) -> Toke
     """
     index = torch.arange(num_keys, device=device)
     masks = [mask for mask in (tokens.key_mask, tokens.segment_ids, tokens.global_mask) if mask is not None]
-    batch_size = len(masks[0]) if masks else 1
+    batch_size = masks[0].shape[0] if masks else 1
     segments = torch.zeros(batch_size, num_keys, dtype=torch.long, device=device)
     if tokens.segment_ids is not None:
         segments[:, 1:] = (tokens.segment_ids[:, 1:] != tokens.segment_ids[:, :-1]).to(device).cumsum(1)

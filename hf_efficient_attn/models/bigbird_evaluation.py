@@ -29,7 +29,7 @@ def repeat_first_block(
     attention_mask: a token table, or None; blocks count from the first real token of a document to its last, as the
         pattern does, where transformers counts padding as well.
     """
-    _, tables = document_tables(attention_mask, len(query), query.shape[2], key.shape[2], key.device)
+    _, tables = document_tables(attention_mask, query.shape[0], query.shape[2], key.shape[2], key.device)
     block, last = tables.positions // block_tokens, last_positions(tables) // block_tokens
     is_sparse = (block > 0) & (block < last)
     bonus = (block == 0) * (math.log(1 + num_random) / scale)

@@ -73,7 +73,7 @@ class GlobalAttention(nn.Module):
         query = self._split(self.q_proj(hidden_states.gather(1, chosen.expand(-1, -1, hidden_states.shape[2]))))
         if rotation is not None:
             at_rows = (
-                each.expand(len(query), -1, -1).gather(1, chosen.expand(-1, -1, self.head_dim)) for each in rotation
+                each.expand(query.shape[0], -1, -1).gather(1, chosen.expand(-1, -1, self.head_dim)) for each in rotation
             )
             query = rotate(query, *at_rows)
         query = query * self.scaling

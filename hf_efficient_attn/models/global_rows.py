@@ -137,7 +137,7 @@ def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _readable(tables: TokenTables, rows: Tensor, is_causal: bool) -> Tensor:
-    documents, positions = tables.documents.expand(len(rows), -1), tables.positions.expand(len(rows), -1)
+    documents, positions = tables.documents.expand(rows.shape[0], -1), tables.positions.expand(rows.shape[0], -1)
     own = documents.gather(1, rows)
     allowed = (documents[:, None] == own[:, :, None]) & (own != NO_DOCUMENT)[:, :, None]
     if is_causal:

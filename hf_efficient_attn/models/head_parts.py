@@ -110,7 +110,7 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
         return (total / real.sum(1, keepdim=True).clamp(min=1)).to(hidden.dtype)
     tokens = torch.arange(hidden.shape[1], device=hidden.device)
     index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), index]
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
 
 
 def add_penalty(

@@ -45,7 +45,7 @@ def token_table(
         function = and_masks(function, packed_sequence_mask_function(documents))
     is_plain = documents is None
     return make_table(
-        batch_size=len(embedded),
+        batch_size=embedded.shape[0],
         q_length=tokens,
         kv_length=num_keys,
         q_offset=past_tokens,
@@ -92,7 +92,7 @@ def check_mask(attention_mask: Any, batch_size: int, tokens: int, past_tokens: i
         return
     check_mask_length(attention_mask, tokens, past_tokens)
     is_first = isinstance(past_tokens, int) and past_tokens == 0
-    if len(attention_mask) != batch_size or (is_first and attention_mask.shape[1] != tokens):
+    if attention_mask.shape[0] != batch_size or (is_first and attention_mask.shape[1] != tokens):
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens] = "
             f"[{batch_size}, {tokens}]."

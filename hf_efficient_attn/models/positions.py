@@ -67,7 +67,7 @@ class Positions(nn.Module):
         if self.kind == "alibi":
             bias = alibi_bias(self.num_heads, index, num_keys).to(embedded.dtype)
             if self.config._attn_implementation == "flex_attention":
-                bias = bias.expand(len(embedded), -1, -1, -1)  # flex looks it up by row and does not broadcast
+                bias = bias.expand(embedded.shape[0], -1, -1, -1)  # flex looks it up by row and does not broadcast
             return embedded, {"position_bias": bias}
         if position_ids is None:
             position_ids = index.unsqueeze(0)

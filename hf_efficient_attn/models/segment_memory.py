@@ -39,11 +39,11 @@ class SegmentMemory:
         if numbers[0] == 0:
             return [None] * num_layers
         last, kept = self._kept.get(is_training, (None, []))
-        if last is None or numbers[0] != last + 1 or len(kept[0]) != len(segment_index):
+        if last is None or numbers[0] != last + 1 or len(kept[0]) != segment_index.shape[0]:
             seen = "none before" if last is None else f"{last} of {len(kept[0])} rows before"
             raise InputError(
-                f"segment_index={numbers[0]} of {len(segment_index)} rows, but {seen}: segments must come in order, "
-                "each row continued by the next batch. Do not shuffle (train_sampling_strategy='sequential'), drop an "
+                f"segment_index={numbers[0]} of {segment_index.shape[0]} rows, but {seen}: segments must come in "
+                "order, each row continued by the next batch. Do not shuffle (train_sampling_strategy='sequential'), drop an "
                 "incomplete last batch, and start texts anew with segment_index=0. Training that resumes in the middle "
                 "of a text needs the segment_memory file that SpanCallback writes beside each checkpoint."
             )

@@ -189,7 +189,7 @@ def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Te
     Shapes: states [B, T, hidden_size] (axis 1) or [B, H, T, K] (axis 2); new, the same with X in the place of T.
     """
     shape = [-1 if dim == axis else 1 for dim in range(states.ndim)]
-    shape[0] = len(states)
+    shape[0] = states.shape[0]
     index = rows.index.view(shape).expand(new.shape)
     found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
     # places that are no global token come more than once, and add nothing

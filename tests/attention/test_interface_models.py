@@ -164,11 +164,27 @@ def test_static_decoding_compiles_without_breaks() -> None:
             torch.testing.assert_close(step[:, 0], expected[:, i], **TOLERANCE)
 
 
-def test_exports_with_padding() -> None:
-    model, inputs = hea.sparsify(build("bert"), PATTERN), inputs_of("bert", "none")
-    program = torch.export.export(model, (), inputs).module()
-    padded = inputs_of("bert", "right")
-    torch.testing.assert_close(outputs_of(program, padded), outputs_of(model, padded), **TOLERANCE)
+@pytest.mark.parametrize(
+    ("name", "side"), [("llama", "none"), ("llama", "left"), ("gemma3", "right"), ("bert", "none"), ("t5", "right")]
+)
+def test_exports_with_any_batch_and_length(name: str, side: str) -> None:
+    """side "none": without a mask."""
+    model = hea.sparsify(build(name), PATTERN)
+    model.config.use_cache = False
+
+    def inputs(rows: int, tokens: int) -> dict[str, Tensor]:
+        found = {key: given.repeat(2, 1)[:rows] for key, given in inputs_of(name, side, tokens).items()}
+        return {key: given for key, given in found.items() if key != "attention_mask" or side != "none"}
+
+    sizes = {
+        dim: torch.export.Dim(dim, min=least, max=200) for dim, least in (("batch", 1), ("tokens", 3), ("target", 3))
+    }
+    example = inputs(2, 14)
+    shapes = {key: {0: sizes["batch"], 1: sizes["target" if "decoder" in key else "tokens"]} for key in example}
+    program = torch.export.export(model, (), example, dynamic_shapes=shapes).module()
+    for rows, tokens in ((3, 150), (1, 9)):
+        other = inputs(rows, tokens)
+        torch.testing.assert_close(outputs_of(program, other), outputs_of(model, other), **TOLERANCE)
 
 
 def test_modules_that_do_not_know_their_layer_follow_one_pattern_only() -> None:

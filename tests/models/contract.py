@@ -222,22 +222,23 @@ class FamilyContract:
                 compiled(input_ids=random_ids(2, tokens), use_cache=False)
         assert len(graphs) <= 2
 
-    def test_exports_with_any_length(self, case: Case) -> None:
+    @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
+    def test_exports_with_any_batch_and_length(self, case: Case, is_masked: bool) -> None:
         model = case.model()
-        tokens = torch.export.Dim("tokens", min=3, max=60)
-        inputs = {"input_ids": random_ids(2, 20), "attention_mask": torch.ones(2, 20, dtype=torch.long)}
         model.config.use_cache = False
-        shapes = {"input_ids": {1: tokens}, "attention_mask": {1: tokens}}
-        program = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
-        other = {"input_ids": random_ids(2, 31), "attention_mask": torch.ones(2, 31, dtype=torch.long)}
-        actual = program.module()(**other).logits
-        torch.testing.assert_close(actual, model(**other).logits, atol=TOLERANCE, rtol=TOLERANCE)
 
-    def test_exports(self, case: Case) -> None:
-        model = case.model()
-        inputs = {**head_inputs(case.main_head), "use_cache": False}
-        program = torch.export.export(model, (), inputs, strict=False).module()
-        torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits, atol=TOLERANCE, rtol=TOLERANCE)
+        def inputs(rows: int, tokens: int) -> dict[str, torch.Tensor]:
+            found = head_inputs(case.main_head, rows, tokens)
+            return found if is_masked else {"input_ids": found["input_ids"]}
+
+        example = inputs(3, 12)
+        dims = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=5, max=64)}
+        shapes = {name: {dim: dims[dim] for dim in range(given.ndim)} for name, given in example.items()}
+        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
+        for sizes in ((2, 31), (1, 9)):
+            actual, expected = program(**inputs(*sizes)), model(**inputs(*sizes))
+            torch.testing.assert_close(actual.logits, expected.logits, atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(actual.loss, expected.loss, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_pipeline_works_from_the_folder(self, case: Case, tmp_path: Path) -> None:
         word_tokenizer(TINY["vocab_size"]).save_pretrained(tmp_path)

@@ -219,21 +219,24 @@ class Seq2SeqContract:
                 compiled(random_ids(2, tokens), decoder_input_ids=random_ids(2, tokens // 2 + 1), use_cache=False)
         assert len(graphs) <= 2
 
-    def test_exports_with_any_length(self, case: Seq2SeqCase) -> None:
+    @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
+    def test_exports_with_any_batch_and_length(self, case: Seq2SeqCase, is_masked: bool) -> None:
         model = case.model(use_cache=False)
-        dims = {name: torch.export.Dim(name, min=3, max=60) for name in ("source", "target")}
 
-        def inputs(source_tokens: int, target_tokens: int) -> dict[str, Tensor]:
-            ids = random_ids(2, source_tokens)
-            target = random_ids(2, target_tokens)
-            return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": target}
+        def inputs(*sizes: int) -> dict[str, Tensor]:
+            found = head_inputs("AutoModelForSeq2SeqLM" if is_masked else "AutoModel", *sizes)
+            return found if is_masked else {name: found[name] for name in ("input_ids", "decoder_input_ids")}
 
-        shapes = {"input_ids": {1: dims["source"]}, "attention_mask": {1: dims["source"]}}
-        shapes["decoder_input_ids"] = {1: dims["target"]}
-        program = torch.export.export(model, (), inputs(20, 8), dynamic_shapes=shapes, strict=False)
-        other = inputs(31, 11)
-        actual = program.module()(**other).logits
-        torch.testing.assert_close(actual, model(**other).logits, atol=TOLERANCE, rtol=TOLERANCE)
+        batch = torch.export.Dim("batch", min=1, max=64)
+        source, target = (torch.export.Dim(name, min=3, max=60) for name in ("source", "target"))
+        sides = {"input_ids": source, "attention_mask": source, "labels": target, "decoder_input_ids": target}
+        example = inputs(3, 12, 6)
+        shapes = {name: {0: batch, 1: sides[name]} for name in example}
+        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
+        for sizes in ((2, 31, 11), (1, 9, 12)):
+            actual, expected = program(**inputs(*sizes)), model(**inputs(*sizes))
+            torch.testing.assert_close(actual.logits, expected.logits, atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(actual.loss, expected.loss, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_offloaded_layers_compute_the_same(self, case: Seq2SeqCase, tmp_path: Path) -> None:
         model = case.model()

@@ -226,7 +226,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         tokens = inputs_embeds.shape[1]
         memories: list[Tensor | None] = [None] * len(self.layers)
         if segment_index is not None:
-            check_segment(segment_index, len(inputs_embeds), attention_mask, position_ids, past_key_values)
+            check_segment(segment_index, inputs_embeds.shape[0], attention_mask, position_ids, past_key_values)
             memories = self.memory.read(segment_index, self.training, len(self.layers))
             longest = max(0 if memory is None else memory.shape[1] for memory in memories)
             position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
@@ -235,10 +235,10 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         past_tokens, num_keys = 0, tokens
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
-        check_mask(attention_mask, len(inputs_embeds), tokens, past_tokens)
+        check_mask(attention_mask, inputs_embeds.shape[0], tokens, past_tokens)
         documents = None
         if segment_index is None:
-            documents = find_documents(position_ids, attention_mask, len(inputs_embeds), past_tokens)
+            documents = find_documents(position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
         hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
         if self.distances is not None:

@@ -92,7 +92,7 @@ def prefix_mean(x: torch.Tensor, counts: torch.Tensor, past_sum: torch.Tensor | 
     padding = -tokens % SCAN_TOKENS
     x = nn.functional.pad(x, (0, 0, 0, padding)).view(batch, -1, SCAN_TOKENS, width)
     inverse = nn.functional.pad(counts, (0, 0, 0, padding), value=1.0).reciprocal().to(x.dtype)
-    inverse = inverse.view(len(counts), -1, SCAN_TOKENS, 1)
+    inverse = inverse.view(counts.shape[0], -1, SCAN_TOKENS, 1)
     with torch.autocast("cpu", enabled=False):  # it would round the sums to its own precision
         mean = torch.matmul(inverse * torch.ones(SCAN_TOKENS, SCAN_TOKENS, dtype=x.dtype).tril(), x)
         if tokens > SCAN_TOKENS or torch.is_tensor(past_sum):
@@ -128,7 +128,7 @@ def build_centering(
     if documents is not None:
         return _packed(documents, attention_mask, is_causal)
     if attention_mask is None:
-        counts = torch.full((1, 1, 1), float(tokens), device=device)
+        counts = torch.full((1, 1, 1), tokens, dtype=torch.float32, device=device)
         if is_causal:
             counts = (torch.arange(1, tokens + 1, device=device) + past_tokens).view(1, -1, 1).float()
         return Centering(is_causal, counts)

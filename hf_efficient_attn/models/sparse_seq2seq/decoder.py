@@ -194,7 +194,7 @@ def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
 def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> Tensor | None:
     """Return which source tokens may be read, bool [B, 1, 1, S]; None: all."""
     table = make_table(
-        batch_size=len(source),
+        batch_size=source.shape[0],
         q_length=num_queries,
         kv_length=source.shape[1],
         mask_function=bidirectional_mask_function,

@@ -138,7 +138,7 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, ClassificationHead):
         )
         hidden = outputs.last_hidden_state
         last = last_end(self.config.eos_token_id, input_ids, attention_mask, hidden)
-        pooled = hidden[torch.arange(len(hidden), device=hidden.device), last]
+        pooled = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
         logits = self.classifier(self.dense(self.dropout(pooled)))
         loss = None
         if labels is not None:
