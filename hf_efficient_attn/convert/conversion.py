@@ -13,6 +13,7 @@ from hf_efficient_attn.convert.dtypes import note_mixed
 from hf_efficient_attn.convert.into_ours import build_ours
 from hf_efficient_attn.convert.into_theirs import build_theirs
 from hf_efficient_attn.convert.load_tokenizer import load_tokenizer
+from hf_efficient_attn.convert.move_journal import finish_interrupted
 from hf_efficient_attn.convert.notes import give
 from hf_efficient_attn.convert.parity import note_exceptions
 from hf_efficient_attn.convert.preflight import check_request
@@ -81,7 +82,8 @@ def convert(
             in training is not compared, nor what another `pattern`, window or `global_projections=False` asks for.
         overwrite: `dst` may be the folder of a checkpoint that exists. Its weights (also shards and pickles), config,
             generation config and tokenizer are replaced; all else stays, such as .git, README.md or checkpoint-500. The
-            source is never changed.
+            source is never changed. A conversion that was killed while files moved is finished by the next one into the
+            same folder, which says so.
 
     Raises:
         ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or
@@ -95,7 +97,7 @@ def convert(
     >>> long.config.max_position_embeddings, long.config.attention_pattern
     (2048, {'kind': 'band', 'left': 256, 'right': 256})
     """
-    give(note_leftovers(dst))
+    give([*finish_interrupted(dst), *note_leftovers(dst)])
     path = check_destination(dst, overwrite, src)
     config, head, is_own_head = describe_source(src, head)
     target = resolve_target(config.model_type, to)

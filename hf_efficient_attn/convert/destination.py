@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -80,6 +81,15 @@ def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
         f"Left by conversions into {dst} that were killed, or are still running: {', '.join(map(str, beside))}. Delete "
         "them, after moving back what their folder named old may have of yours."
     ]
+
+
+def config_last(names: Iterable[str]) -> list[str]:
+    """Return names of files in order, the config behind all others.
+
+    >>> config_last(["config.json", "vocab.txt", "model.safetensors"])
+    ['model.safetensors', 'vocab.txt', 'config.json']
+    """
+    return sorted(names, key=lambda name: (name == "config.json", name))
 
 
 def temporary_prefix(path: Path) -> str:

@@ -3,12 +3,13 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hf_efficient_attn.convert.destination import is_replaced, nearest_existing, temporary_prefix
+from hf_efficient_attn.convert import move_journal as journal
+from hf_efficient_attn.convert.destination import config_last, is_replaced, nearest_existing, temporary_prefix
 from hf_efficient_attn.errors import CheckpointError
 
 Moves = list[tuple[Path, Path]]
@@ -18,8 +19,8 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a new folder beside `path`, which then takes its place; if it fails, nothing is left.
 
     Where `path` exists, only the files of its checkpoint are replaced. Whatever the interruption, an exception of
-    any kind or SystemExit, they are as they were. Of a killed process the temporary folder stays, which has the old
-    files in a folder named old.
+    any kind or SystemExit, they are as they were. Of a killed process the temporary folder stays; if it was killed
+    while files moved, `finish_interrupted` moves the rest.
 
     Raises:
         CheckpointError: the disk is full, the folder is not the user's to write, and the like.
@@ -39,12 +40,17 @@ def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
         new.mkdir()
         write(new)
         moves = _moves(new, path, old)
+        if path.exists():
+            journal.begin(place, [each.name for each, _ in moves if each.parent == path], sorted(_names(new)))
         for source, target in moves:
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
     except BaseException:
         # an exception here passes over the removal, so that what has not come back is kept
-        _undo(moves, path, old)
+        try:
+            _undo(moves, path, old)
+        finally:
+            journal.forget(place)
         shutil.rmtree(place, ignore_errors=True)
         raise
     shutil.rmtree(place, ignore_errors=True)
@@ -56,16 +62,12 @@ def _moves(new: Path, path: Path, old: Path) -> Moves:
         return [(new, path)]
     written = _names(new)
     replaced = (name for name in _names(path) if name in written or is_replaced(name))
-    leaving = [(path / name, old / name) for name in reversed(_config_last(replaced))]
-    return leaving + [(new / name, path / name) for name in _config_last(written)]
+    leaving = [(path / name, old / name) for name in reversed(config_last(replaced))]
+    return leaving + [(new / name, path / name) for name in config_last(written)]
 
 
 def _names(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
-
-
-def _config_last(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: (name == "config.json", name))
 
 
 def _undo(moves: Moves, path: Path, old: Path) -> None:

@@ -15,6 +15,7 @@ from in_tree_models import in_tree
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
 from hf_efficient_attn.convert.destination import is_replaced
+from hf_efficient_attn.convert.move_journal import finish_interrupted
 from hf_efficient_attn.convert.write import write_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse")
@@ -195,3 +196,59 @@ def test_the_handler_of_sigterm_comes_back(bert: Path, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     cli.main(["convert", str(bert), str(tmp_path / "new")])
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def killed_at(folder: Path, moves: int) -> bool:
+    """Replace a checkpoint in a process that ends without cleaning up before a move; return whether it came so far."""
+    process = os.fork()
+    if process == 0:
+        rename, count = Path.rename, iter(range(100))
+
+        def rename_or_die(self: Path, target: Any) -> Any:
+            if next(count) == moves:
+                os._exit(3)
+            return rename(self, target)
+
+        Path.rename = rename_or_die
+        try:
+            write_folder(folder, lambda new: fill(new, NEW))
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 3
+
+
+OLD = {"config.json": "old", "model.safetensors": "old", "pytorch_model.bin": "old", "vocab.txt": "old", "mine": "mine"}
+NEW = {"config.json": "new", "model.safetensors": "new", "tokenizer.json": "new"}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_kill_between_moves_is_finished_by_the_next_conversion(tmp_path: Path) -> None:
+    for moves in range(100):
+        folder = fill(tmp_path / str(moves), OLD)
+        if not killed_at(folder, moves):
+            break
+        [note] = finish_interrupted(folder)
+        assert "was killed while its files moved. It has been finished" in note
+        assert contents(folder) == {name: text.encode() for name, text in {**NEW, "mine": "mine"}.items()}
+        assert not list(tmp_path.glob(f".{moves}.*"))
+        assert finish_interrupted(folder) == []
+    assert moves == 7
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_it_is_said_and_then_overwritten(bert: Path, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "old", OLD)
+    assert killed_at(folder, 2)
+    with pytest.warns(UserWarning, match="It has been finished"), pytest.raises(hea.ConfigurationError, match="exists"):
+        hea.convert(bert, folder)
+    with pytest.warns(UserWarning, match="Kept in .*: mine"):
+        hea.convert(bert, folder, overwrite=True)
+    assert not (folder / "vocab.txt").exists()
+
+
+def test_what_cannot_be_finished_says_where_the_files_are(bert: Path, tmp_path: Path) -> None:
+    fill(tmp_path / ".old.12345678", {"moves.json": "{", "old/config.json": "{}"})
+    fill(tmp_path / "old", {"mine": ""})
+    with pytest.raises(hea.CheckpointError, match=r"Old files are in .*\.old\.12345678/old") as error:
+        hea.convert(bert, tmp_path / "old", overwrite=True)
+    assert len(str(error.value)) <= 500
