@@ -1,6 +1,6 @@
 """The families under contract, and tiny models of them. A new family joins by its lines in `CASES`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,23 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
     for spans in span_modules(model):
         spans.clamp_()
     return model
+
+
+def parametrize_cases(metafunc: Any, cases: Sequence[Any]) -> None:
+    """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its heads."""
+    if "auto_class" in metafunc.fixturenames:
+        pairs = [(case, name) for case in cases for name in case.heads]
+        ids = [f"{case.name}-{name.removeprefix('AutoModel') or 'Base'}" for case, name in pairs]
+        metafunc.parametrize(("case", "auto_class"), pairs, ids=ids)
+    elif "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def switch_off_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout to 0, as TRL's `disable_dropout` does."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
 
 
 def checkpoint_activations(model: Any, *arguments: Any) -> None:

@@ -26,7 +26,7 @@ TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
 
 @dataclass(frozen=True)
 class Shape:
-    """What the compared encoders have in common. Dropouts of hidden states are those of the configs' defaults: 0.1."""
+    """What the compared encoders have in common. Dropouts of hidden states are transformers' default, 0.1."""
 
     num_layers: int
     hidden_size: int

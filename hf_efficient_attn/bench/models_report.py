@@ -123,11 +123,11 @@ def _legend(settings: dict[str, Any]) -> str:
         "transformers', and their last hidden states compared in eval mode first, BigBird's in its parity mode. "
         "Training step: forward, mean squared distance of the last hidden state from a fixed random one, backward, "
         f"AdamW (fused), gradients freed; no head, {VOCAB_SIZE:,} words. Forward: eval mode, no gradients; ours read "
-        "BigBird's random blocks there too, transformers' copies of block 0. Dropout of hidden states 0.1, the default "
-        "of all configs; of attention weights as above. longformer, led: window 512, first token global; led: the "
-        "encoder; big_bird: blocks of 64, 3 random, full attention on up to 704 tokens, as transformers; bert: SDPA; "
-        "self_only, with no attention at all: BERT made ours, each token reading only itself; no attention around the "
-        "same linear maps can be faster by more than the few percent that this one still takes. "
+        "BigBird's random blocks there too, transformers' copies of block 0. Dropout of hidden states 0.1, "
+        "transformers' default; of attention weights as above. longformer, led: window 512, first token global; led: "
+        "the encoder; big_bird: blocks of 64, 3 random, full attention on up to 704 tokens, as transformers; bert: "
+        "SDPA; self_only, with no attention at all: BERT made ours, each token reading only itself; no attention "
+        "around the same linear maps can be faster by more than the few percent that this one still takes. "
         f"Sparse encoders of transformers, and our led and bert, up to {settings['peer_limit']:,} tokens."
     )
 

@@ -37,6 +37,15 @@ class InitializedLinear(nn.Linear):
             init.normal_(self.weight, std=self.initial_std)
 
 
+def drop_rate(dropout: nn.Dropout) -> float:
+    """Return the probability with which attention weights are dropped now; 0 in evaluation.
+
+    Attention reads it from a submodule, as BERT does: whoever sets every `nn.Dropout` to 0 (TRL) or to evaluation
+    means these weights, too, and a number in the config would survive it.
+    """
+    return dropout.p if dropout.training else 0.0
+
+
 class MLP(nn.Module):
     """Return W_down·act(W_up·x), or W_down·(act(W_gate·x) * W_up·x) if gated. [B, T, hidden] → same.
 
@@ -85,5 +94,5 @@ def eager_attention_forward(
     elif attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights = nn.functional.dropout(weights, p=dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights

@@ -41,7 +41,7 @@ class GlobalAttention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = q_proj.out_features // num_heads
         self.scaling = self.head_dim**-0.5
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
 
     def copy_local(self) -> None:
         """Copy the local projections anew, as the authors do between masked language modelling and fine-tuning."""
@@ -81,12 +81,12 @@ class GlobalAttention(nn.Module):
         if cached is None and rotation is None and is_few and is_plain(self.k_proj) and is_plain(self.v_proj):
             scores = self._scores_of_hidden(query, hidden_states)
             weights = self._weights(scores, rows.allowed)
-            return self._sums_of_hidden(self._drop(weights), hidden_states), weights
+            return self._sums_of_hidden(self.dropout(weights), hidden_states), weights
         if cached is None:
             key, value = self.keys_and_values(hidden_states)
             cached = (key if rotation is None else rotate(key, *rotation), value)
         weights = self._weights(query @ cached[0].transpose(2, 3), rows.allowed)
-        return (self._drop(weights) @ cached[1]).transpose(1, 2), weights
+        return (self.dropout(weights) @ cached[1]).transpose(1, 2), weights
 
     def _split(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -118,9 +118,6 @@ class GlobalAttention(nn.Module):
             scores = scores + allowed[:, None]
         wide = torch.promote_types(scores.dtype, torch.float32)
         return torch.softmax(scores, -1, dtype=wide).to(scores.dtype)
-
-    def _drop(self, weights: Tensor) -> Tensor:
-        return nn.functional.dropout(weights, self.dropout, self.training)
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.bigbird_evaluation import repeat_first_block, split_random
+from hf_efficient_attn.models.blocks import drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.global_attention import GlobalAttention, rotate
 from hf_efficient_attn.models.global_rows import GlobalRows
@@ -50,6 +51,7 @@ class SparseAttention(nn.Module):
         if config.global_projections and not is_decoder:
             maps = (self.q_proj, self.k_proj, self.v_proj)
             self.global_attention = GlobalAttention(*maps, self.num_heads, config.attention_dropout)
+        self.dropout = nn.Dropout(config.attention_dropout)
         is_relative = config.position_embedding_type == "relative" and not is_decoder
         self.relative = RelativePositions(config) if is_relative else None
 
@@ -91,7 +93,7 @@ class SparseAttention(nn.Module):
         options = {
             "attention_mask": attention_mask,
             "scale": self.scaling,
-            "dropout": self.config.attention_dropout if self.training else 0.0,
+            "dropout": drop_rate(self.dropout),
             "global_mask": global_mask,
             "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
             "backend": backend_of(self.config),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import checkpoint_activations
+from models_cases import checkpoint_activations, switch_off_dropout
 from torch import Tensor
 
 # of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
@@ -16,13 +16,6 @@ DTYPES = (torch.bfloat16, torch.float16)
 def first_tensor(output: Any) -> Tensor:
     """Return the main output of any head."""
     return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
-
-
-def switch_off_dropout(model: torch.nn.Module) -> None:
-    """Set every dropout to 0, as TRL's `disable_dropout` does."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
 
 
 def distance(output: Any, expected: Tensor) -> float:

@@ -24,7 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.blocks import MLP
+from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
@@ -61,6 +61,7 @@ class SpanAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
         self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
         self.spans = Spans(config, layer_idx)
+        self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
         self,
@@ -104,7 +105,7 @@ class SpanAttention(nn.Module):
             window,
             attention_mask,
             self.scaling,
-            self.config.attention_dropout if self.training else 0.0,
+            drop_rate(self.dropout),
             position_table,
             known_spans=self.spans.frozen,
             layer_idx=self.layer_idx,

@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, eager_attention_forward
+from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads import (
@@ -71,6 +71,7 @@ class SimplifiedTransformerAttention(nn.Module):
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
         self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
+        self.dropout = nn.Dropout(config.attention_dropout)
         self.has_head_gains = config.has_head_gains
         if self.has_head_gains:
             num_gains = config.num_attention_heads if config.per_head_gains else 1
@@ -104,10 +105,11 @@ class SimplifiedTransformerAttention(nn.Module):
 
         centre, span = None, None
         if self.spanned is not None:
-            out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **kwargs)
+            options = {**kwargs, "dropout": drop_rate(self.dropout)}
+            out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **options)
         else:
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-            dropout = self.config.attention_dropout if self.training else 0.0
+            dropout = drop_rate(self.dropout)
             out, weights = attention(
                 self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
             )

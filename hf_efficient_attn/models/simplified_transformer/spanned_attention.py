@@ -33,6 +33,7 @@ class SpannedAttention(nn.Module):
         value: Tensor,
         attention_mask: Tensor | None,
         real_tokens: Tensor | None = None,
+        dropout: float = 0.0,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Return A·V [B, T, H, D], the weights A or None, C·V or None, and the mean span of the heads.
@@ -41,6 +42,7 @@ class SpannedAttention(nn.Module):
             hidden_states: what dynamic spans are chosen by, [B, T, hidden_size].
             query, key, value: [B, H, T or K, D].
             attention_mask: a token table, a matrix that a user gave, or None.
+            dropout: probability with which a weight of A is dropped.
         """
         spans = self.spans(hidden_states)
         common: dict[str, Any] = {
@@ -50,7 +52,6 @@ class SpannedAttention(nn.Module):
             "backend": backend_of(self.config),
         }
         where = (spans, checked_window(self.config, self.spans), attention_mask)
-        dropout = self.config.attention_dropout if self.training else 0.0
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         out, weights = attend_spans(query, key, value, *where, dropout=dropout, need_weights=need_weights, **common)
         centre = None

@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
-from hf_efficient_attn.models.blocks import MLP
+from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.embeddings import EmbeddingSum
 from hf_efficient_attn.models.masks import token_table
@@ -39,6 +39,7 @@ class CrossAttention(nn.Module):
         width, bias = config.hidden_size, config.attention_bias
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
         self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
         self,
@@ -65,7 +66,7 @@ class CrossAttention(nn.Module):
             source_mask,
             None,
             self.head_dim**-0.5,
-            self.config.attention_dropout if self.training else 0.0,
+            drop_rate(self.dropout),
             need_weights,
         )
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights

@@ -32,6 +32,8 @@ VANILLA_SIZES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
     "big": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
 }
+# of BART and Pegasus
+DROPOUT = {"embedding_dropout": 0.1, "hidden_dropout": 0.1}
 VANILLA_DROPOUT = {"base": 0.1, "big": 0.3}
 
 
@@ -50,6 +52,7 @@ def led(cls: type[Config], size: str = "base", attention_window: int | Sequence[
     patterns = [band_of_window(window) for window in (attention_window if is_per_layer else [attention_window])]
     preset: dict[str, Any] = {
         **LED_SIZES[size],
+        **DROPOUT,
         "attention_pattern": patterns if is_per_layer else patterns[0],
         "global_tokens": "first",
         "global_projections": True,
@@ -77,6 +80,7 @@ def bigbird_pegasus(
     Source: Zaheer et al. (arXiv:2007.14062), section 4.1, and the fields of transformers' BigBirdPegasusConfig.
     """
     preset: dict[str, Any] = {
+        **DROPOUT,
         "vocab_size": 96_103,
         "hidden_size": 1024,
         "intermediate_size": 4096,
@@ -125,8 +129,7 @@ def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
         "scale_embedding": True,
         "embedding_init_std": fields["hidden_size"] ** -0.5,
         "matrix_init": "glorot",
-        "embedding_dropout": VANILLA_DROPOUT[size],
-        "hidden_dropout": VANILLA_DROPOUT[size],
+        **dict.fromkeys(DROPOUT, VANILLA_DROPOUT[size]),
         "label_smoothing": 0.1,
         "pad_token_id": 0,
         "bos_token_id": 1,

@@ -67,6 +67,10 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
         scale_embedding: multiply token embeddings by √hidden_size.
         rope_theta_per_layer: base of the rotary frequencies of each layer, in the place of `rope_parameters`.
         type_vocab_size: token types; 0: none.
+        embedding_dropout, hidden_dropout, attention_dropout, classifier_dropout: of the sum of the embeddings, of what
+            attention and MLP add, of attention weights, and before the labels; 0 but in the presets of papers that
+            have one: 0.1 in `longformer` and `bigbird_itc`, as RoBERTa and BERT (not in their causal forms, which no
+            paper has), 0.2 or 0.4 in `longformer_char_lm`. Every one is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
         lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
@@ -131,9 +135,9 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     type_vocab_size: int = 0
     initializer_range: float | int = 0.02
 
-    embedding_dropout: float | int = 0.1
-    hidden_dropout: float | int = 0.1
-    attention_dropout: float | int = 0.1
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
 
     lm_head_transform: bool = True
     lm_head_bias: bool = True
@@ -141,7 +145,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     lm_transform_activation: str | None = None
     classifier_head: str = "linear"
     classifier_activation: str = "tanh"
-    classifier_dropout: float | int = 0.1
+    classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None
     question_answering_head: str = "linear"
     question_answering_excludes_question: bool = False

@@ -26,6 +26,10 @@ CAUSAL: dict[str, Any] = {
 }
 
 
+# of RoBERTa and BERT
+DROPOUT = dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"), 0.1)
+
+
 def longformer(
     cls: type[Config],
     attention_window: int | Sequence[int] = 512,
@@ -45,6 +49,7 @@ def longformer(
     Source: Beltagy et al. (arXiv:2004.05150), section 3, and the sizes of longformer-base-4096.
     """
     preset: dict[str, Any] = {
+        **({} if causal else DROPOUT),
         "vocab_size": 50_265,
         "max_position_embeddings": 4096,
         "position_offset": 2,
@@ -138,7 +143,6 @@ def longformer_char_lm(cls: type[Config], size: str = "small", phase: int = 1, *
         "lm_head_bias": True,
         "embedding_dropout": 0.2 if size == "small" else 0.4,
         "hidden_dropout": 0.2 if size == "small" else 0.4,
-        "attention_dropout": 0.0,
         "pad_token_id": None,
     }
     return cls(**{"attention_pattern": patterns, **preset, **fields})
@@ -163,6 +167,7 @@ def bigbird_itc(
     Source: Zaheer et al. (arXiv:2007.14062), sections 2 and E; sizes of bigbird-roberta-base.
     """
     preset: dict[str, Any] = {
+        **({} if causal else DROPOUT),
         "vocab_size": 50_358,
         "hidden_act": "gelu_new",
         "type_vocab_size": 2,
