@@ -162,6 +162,9 @@ def _meaning(config: Any) -> dict[str, Any]:
     if config.attention_pattern is not None:
         parts = (config_patterns(config.attention_pattern, config, part) for part in (ENCODER, DECODER))
         fields["attention_pattern"] = tuple(parts)
+    if "num_key_value_heads" in fields:
+        # a model writes the number where None stood for it
+        fields["num_key_value_heads"] = config.key_value_heads
     if "lm_transform_activation" in fields:
         fields["lm_transform_activation"] = config.transform_activation
     return fields
