@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.plan import read_plan, write_plan
 from hf_efficient_attn.layout.terms import Term, look_up
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -80,6 +81,7 @@ def _(
     query_offset: int,
     device: torch.device,
 ) -> Tensor:
+    refuse_onnx(plan)
     return torch.empty(*shape, dtype=torch.bool, device=device)
 
 

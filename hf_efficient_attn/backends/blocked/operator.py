@@ -11,6 +11,7 @@ from hf_efficient_attn.backends.blocked.kernels import wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.plan import read_plan
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -94,6 +95,7 @@ def _call(
 
 @blocked_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    refuse_onnx(next(setting for setting in rest if isinstance(setting, str)))
     return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype))
 
 

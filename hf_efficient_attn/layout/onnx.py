@@ -1,0 +1,15 @@
+"""What cannot be written as ONNX is refused while the model is traced, before the conversion fails on it."""
+
+import torch
+
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.plan import read_plan
+
+
+def refuse_onnx(plan: str) -> None:
+    """Raise UnsupportedBackendError during `torch.onnx.export`; called by the operators' shapes, which tracing needs."""
+    if torch.onnx.is_in_onnx_export():
+        raise UnsupportedBackendError(
+            f"ONNX has no operator for attention with a {read_plan(plan)[0].kind} pattern. Use torch.export, or export "
+            "the model without attention_pattern."
+        )
