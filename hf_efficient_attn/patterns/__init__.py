@@ -1,12 +1,13 @@
 """Who may attend to whom: patterns, their algebra, and their JSON."""
 
+from hf_efficient_attn.patterns.algebra import Complement, Intersection, Union
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import BigBirdBlocks, bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
-from hf_efficient_attn.patterns.pattern import Complement, Intersection, Pattern, Union
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks

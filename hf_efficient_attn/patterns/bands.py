@@ -8,7 +8,8 @@ from math import gcd
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns.checks import check_integer, is_integer
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_integer, is_integer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, clip, normalize
@@ -26,10 +27,10 @@ class Distances(Pattern):
 
     def __post_init__(self) -> None:
         for field, limit in (("left", self.left), ("right", self.right)):
-            if limit is not None and (not is_integer(limit) or limit < -1):
+            if limit is not None and (not is_integer(limit) or not -1 <= limit <= MAX_INTEGER):
                 raise ConfigurationError(
-                    f"{self.kind}: {field} is {limit!r}; it counts tokens that a query reads on that side, an integer "
-                    "of at least 0, -1 to leave the query itself out, or None for no limit."
+                    f"{self.kind}: {field} is {shown(limit)}; it counts tokens that a query reads on that side, an "
+                    f"integer from 0 to {MAX_INTEGER}, -1 to leave the query itself out, or None for no limit."
                 )
         check_integer(self.kind, "step", self.step, at_least=1)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.checks import check_choice, check_integer
@@ -17,6 +18,8 @@ from hf_efficient_attn.patterns.tables import KeyTable
 # lengths in tokens at which the published code draws only from the first 1,024 tokens, on the grid of 4,096
 PREFIX_LENGTHS = {"authors": (1024, 2048, 3072, 4096), "transformers": (1024, 3072, 4096)}
 PREFIX_TOKENS, GRID_TOKENS = 1024, 4096
+# so many take about a minute
+MAX_SHUFFLED_BLOCKS = 1 << 27
 
 # random blocks of one head: those of row 0, of row 1, ...
 Rows = tuple[tuple[int, ...], ...]
@@ -41,7 +44,7 @@ def bigbird(
     check_choice("bigbird", "plan", plan, ("seeded", *PREFIX_LENGTHS))
     check_integer("bigbird", "num_random_blocks", num_random_blocks, at_least=0)
     if causal and plan != "seeded":
-        raise ConfigurationError(f"bigbird: the plan {plan!r} has no causal form; use the plan 'seeded'.")
+        raise ConfigurationError(f"bigbird: the plan {shown(plan)} has no causal form; use the plan 'seeded'.")
     if causal:
         rest = Blocks(Band(left=1, right=0) | GlobalTokens([0]), block_tokens).causal()
     else:
@@ -87,6 +90,14 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
         return True
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        num_rows = -(-num_keys // self.block_tokens)
+        # the code shuffles all blocks for every row of every head
+        if num_rows * num_rows * num_heads > MAX_SHUFFLED_BLOCKS:
+            raise InputError(
+                f"{self.kind}: {num_keys} tokens are {num_rows} blocks of block_tokens={self.block_tokens}, and the "
+                f"published code shuffles all of them for every row of {num_heads} heads: more than "
+                f"{MAX_SHUFFLED_BLOCKS} steps. Take longer blocks, or plan='seeded' (random_blocks)."
+            )
         # the layer is part of the seed, so that layers need no place in the cache of their own
         heads = _draw(replace(self, seed=self.seed + layer), -(-num_keys // self.block_tokens), num_heads)
         return Blocks(KeyTable(heads[head]), self.block_tokens)

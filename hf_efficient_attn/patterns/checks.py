@@ -4,16 +4,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
+
+# kernels count positions in 32 bits, and compare with a larger number as if it were another
+MAX_INTEGER = 2**31 - 1
 
 
 def check_integer(pattern: str, field: str, value: Any, at_least: int, advice: str = "") -> None:
-    """Refuse `value` unless it is an integer (no bool) of at least `at_least`.
+    """Refuse `value` unless it is an integer (no bool) from `at_least` to MAX_INTEGER.
 
     Raises:
         ConfigurationError: names the pattern's kind, the field, the value, and ends with `advice`.
     """
-    if not is_integer(value) or value < at_least:
-        message = f"{pattern}: {field} is {value!r}; it must be an integer of at least {at_least}."
+    if not is_integer(value) or not at_least <= value <= MAX_INTEGER:
+        limits = f"at least {at_least}" + (f" and at most {MAX_INTEGER}" if is_integer(value) and value > 0 else "")
+        message = f"{pattern}: {field} is {shown(value)}; it must be an integer of {limits}."
         raise ConfigurationError(f"{message} {advice}".rstrip())
 
 
@@ -24,7 +29,7 @@ def check_bool(pattern: str, field: str, value: Any) -> None:
         ConfigurationError: names the pattern's kind, the field and the value.
     """
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{pattern}: {field} is {value!r}; it must be true or false.")
+        raise ConfigurationError(f"{pattern}: {field} is {shown(value)}; it must be true or false.")
 
 
 def check_choice(pattern: str, field: str, value: Any, choices: Iterable[str]) -> None:
@@ -34,30 +39,36 @@ def check_choice(pattern: str, field: str, value: Any, choices: Iterable[str]) -
         ConfigurationError: lists the choices.
     """
     choices = tuple(choices)
-    if value not in choices:
-        raise ConfigurationError(f"{pattern}: {field} is {value!r}; choose one of {', '.join(choices)}.")
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigurationError(f"{pattern}: {field} is {shown(value)}; choose one of {', '.join(choices)}.")
 
 
 def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
     """Return `values`, an iterable of integers, sorted and each once.
 
     Raises:
-        ConfigurationError: it is no iterable of integers.
+        ConfigurationError: it is no iterable of integers, or one of them is none that a kernel can count.
     """
     listed = None if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
     if listed is None or not all(is_integer(value) for value in listed):
-        raise ConfigurationError(f"{pattern}: {field} is {values!r}; it must be a list of integers, such as [0].")
+        raise ConfigurationError(f"{pattern}: {field} is {shown(values)}; it must be a list of integers, such as [0].")
+    far = [value for value in listed if abs(value) > MAX_INTEGER]
+    if far:
+        raise ConfigurationError(
+            f"{pattern}: {field} has {shown(far[0])}; positions are at most {MAX_INTEGER}, and at least "
+            f"{-MAX_INTEGER} where they count from the end."
+        )
     return tuple(sorted(set(listed)))
 
 
 def check_length(name: str, value: int) -> None:
-    """Refuse a length that is no positive integer.
+    """Refuse a length that is no positive integer, or more than a kernel can count.
 
     Raises:
         InputError: names the length and its value.
     """
-    if not is_integer(value) or value < 1:
-        raise InputError(f"{name} is {value!r}; it must be an integer of at least 1.")
+    if not is_integer(value) or not 1 <= value <= MAX_INTEGER:
+        raise InputError(f"{name} is {shown(value)}; it must be an integer of at least 1 and at most {MAX_INTEGER}.")
 
 
 def is_integer(value: Any) -> bool:

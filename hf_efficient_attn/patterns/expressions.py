@@ -2,17 +2,21 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable
 from operator import and_, or_
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import allowed_names
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.BitOr: or_, ast.BitAnd: and_}
+# a pattern in a list in a call, and operators that join patterns one by one
+MAX_EXPRESSION_DEPTH = 100
 
 
 def parse_pattern(text: str) -> Pattern:
@@ -32,14 +36,25 @@ def parse_pattern(text: str) -> Pattern:
     source = re.sub(r"\bglobal\b", "global_", text.strip())
     try:
         tree = ast.parse(source, mode="eval")
-    except (SyntaxError, ValueError) as error:
+        _check_depth(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigurationError(
-            f"{text!r} is no expression of patterns; write e.g. band(4, 4) | global(0)."
+            f"{shown(text)} is no expression of patterns, or nests too deep; write e.g. band(4, 4) | global(0)."
         ) from error
     pattern = _value(tree.body)
     if not isinstance(pattern, Pattern):
-        raise ConfigurationError(f"{text!r} is no pattern; write e.g. band(4, 4) | global(0).")
+        raise ConfigurationError(f"{shown(text)} is no pattern; write e.g. band(4, 4) | global(0).")
     return pattern
+
+
+def _check_depth(tree: ast.AST) -> None:
+    """Raise RecursionError for an expression whose parts nest deeper than any pattern's."""
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_EXPRESSION_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise RecursionError(f"more than {MAX_EXPRESSION_DEPTH} brackets or operators deep")
 
 
 def _value(node: ast.expr) -> Any:
@@ -53,12 +68,12 @@ def _value(node: ast.expr) -> Any:
         return [_value(entry) for entry in node.elts]
     try:
         constant = ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         constant = node
     if constant is None or isinstance(constant, int | str):
         return constant
     raise ConfigurationError(
-        f"{ast.unparse(node)!r} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, "
+        f"{shown(ast.unparse(node))} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, "
         "True, False, None and strings."
     )
 
@@ -66,7 +81,7 @@ def _value(node: ast.expr) -> Any:
 def _pattern(node: ast.expr) -> Pattern:
     value = _value(node)
     if not isinstance(value, Pattern):
-        raise ConfigurationError(f"{ast.unparse(node)!r} is no pattern; | & ~ join patterns, such as band(4, 4).")
+        raise ConfigurationError(f"{shown(ast.unparse(node))} is no pattern; | & ~ join patterns, such as band(4, 4).")
     return value
 
 
@@ -75,13 +90,16 @@ def _call(node: ast.Call, name: str) -> Pattern:
     classes = {cls.__name__: cls for cls in Pattern.kinds.values()}
     factory = classes.get(name) or factories.get(name.removesuffix("_"))
     if factory is None:
-        raise ConfigurationError(f"No pattern is called {name!r}; {allowed_names(name, factories)}")
+        raise ConfigurationError(f"No pattern is called {shown(name)}; {allowed_names(name, factories)}")
     arguments = [_value(argument) for argument in node.args]
+    repeated = [name for name, count in Counter(keyword.arg for keyword in node.keywords).items() if count > 1]
+    if repeated:
+        raise ConfigurationError(f"{cut(ast.unparse(node), 120, 30)} gives {repeated[0]!r} twice; give it once.")
     options = {keyword.arg or "**": _value(keyword.value) for keyword in node.keywords}
     try:
         return factory(*arguments, **options)
     except TypeError as error:
-        raise ConfigurationError(f"{ast.unparse(node)} does not fit: {error}.") from error
+        raise ConfigurationError(f"{cut(ast.unparse(node), 120, 30)} does not fit: {error}.") from error
 
 
 def _global(*positions: Any, **options: bool) -> Pattern:

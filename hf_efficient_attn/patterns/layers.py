@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.pattern import Pattern
 
 TILE_FIELDS = {"tile", "patterns"}
@@ -58,11 +59,14 @@ def _tiles(spec: Mapping[str, Any]) -> dict[str, Pattern | None]:
     tile, patterns = spec.get("tile"), spec.get("patterns")
     if set(spec) != TILE_FIELDS or not (isinstance(tile, str) and tile) or not isinstance(patterns, Mapping):
         raise ConfigurationError(
-            f'A tiled attention_pattern is {{"tile": "LLG", "patterns": {{"L": ..., "G": ...}}}}, not {dict(spec)}.'
+            f'A tiled attention_pattern is {{"tile": "LLG", "patterns": {{"L": ..., "G": ...}}}}, not '
+            f"{shown(dict(spec))}."
         )
     missing = sorted(set(tile) - set(patterns))
     if missing:
-        raise ConfigurationError(f"The tile {tile!r} uses {missing[0]!r}, which has no pattern; add it to patterns.")
+        raise ConfigurationError(
+            f"The tile {shown(tile)} uses {shown(missing[0])}, which has no pattern; add it to patterns."
+        )
     return {letter: _pattern_or_none(entry) for letter, entry in patterns.items()}
 
 

@@ -1,4 +1,4 @@
-"""What every pattern can do, and the algebra `|`, `&`, `~` that makes patterns of patterns.
+"""What every pattern can do.
 
 A pattern is a relation between absolute positions: query q may read key k. Spans of keys come in two kinds, the outer
 one (keys that some query of a range reads) and the inner one (keys that all of them read); the algebra is interval
@@ -6,18 +6,23 @@ arithmetic on these bounds, so that no method ever looks at all pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import reduce
-from itertools import product
 from math import lcm
-from operator import and_, or_
 from typing import Any, ClassVar, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.patterns.piece import Piece
-from hf_efficient_attn.patterns.serialization import from_json, to_json
-from hf_efficient_attn.patterns.spans import Spans, complement, intersect, size, union
+from hf_efficient_attn.patterns.serialization import check_nesting, from_json, to_json
+from hf_efficient_attn.patterns.spans import Spans, size
+
+# each is computed apart; with more of them that takes longer than all of them together
+MAX_MEMBERS = 16
+# patterns within a pattern, and how deep they may nest: every one costs time for every block of queries
+MAX_PARTS = 1024
+MAX_DEPTH = 32
+# rows of a pattern that repeats itself so soon are looked at once
+MAX_CLASSES = 64
 
 
 class Pattern:
@@ -79,6 +84,8 @@ class Pattern:
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
         """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ..."""
+        if self.period is not None and self.period <= min(MAX_CLASSES, num_queries):
+            return periodic_pairs(self, self.period, num_queries, num_keys, query_offset)
         return sum(self.num_keys_of(query, num_keys) for query in range(query_offset, query_offset + num_queries))
 
     @property
@@ -143,8 +150,16 @@ class Pattern:
         return self if self.is_causal else self & Causal()
 
     def members(self) -> tuple["Pattern", ...]:
-        """Return patterns, none of them a union, whose union this one is."""
+        """Return at most MAX_MEMBERS patterns whose union this one is, none of them a union; itself if there are more.
+
+        Each is computed apart, without the pairs of those before it.
+        """
         return (self,)
+
+    @property
+    def num_members(self) -> int:
+        """How many members it would have without a limit, as far as that is known without writing them down."""
+        return len(self.members())
 
     def subsample(self, step: int) -> "Pattern | None":
         """Return the pattern among the positions c, c + step, c + 2·step, ... in local coordinates 0, 1, 2, ...
@@ -190,7 +205,8 @@ class Pattern:
             ConfigurationError: an unknown kind, unknown or missing fields, or values the pattern refuses.
         """
         if not isinstance(data, Mapping):
-            raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {data!r}.')
+            raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {shown(data)}.')
+        check_nesting(data, MAX_DEPTH, MAX_PARTS)
         return from_json(data, cls.kinds)  # type: ignore[no-any-return]
 
     def draw(
@@ -217,14 +233,21 @@ class Pattern:
     def __or__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
             return NotImplemented
+        # the classes of patterns of patterns are subclasses of this one
+        from hf_efficient_attn.patterns.algebra import Union
+
         return self if self == other else Union((self, other))
 
     def __and__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
             return NotImplemented
+        from hf_efficient_attn.patterns.algebra import Intersection
+
         return self if self == other else Intersection((self, other))
 
     def __invert__(self) -> "Pattern":
+        from hf_efficient_attn.patterns.algebra import Complement
+
         return Complement(self)
 
     def _needs_length(self) -> NoReturn:
@@ -244,21 +267,50 @@ def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
         ConfigurationError: there is none, or one is no pattern.
     """
     listed = tuple(patterns) if isinstance(patterns, Iterable) else ()
-    if not listed:
-        raise ConfigurationError(f"{kind}: patterns is {patterns!r}; give a list of one or more patterns.")
+    if not 0 < len(listed) <= MAX_PARTS:
+        raise ConfigurationError(f"{kind}: patterns is {shown(patterns)}; give a list of 1 to {MAX_PARTS} patterns.")
     for pattern in listed:
-        check_pattern(kind, pattern)
+        check_is_pattern(kind, pattern)
+    check_size(kind, listed)
     return listed
 
 
 def check_pattern(kind: str, pattern: Any) -> None:
+    """Refuse what is no pattern, and one that is too large to be a part of another.
+
+    Raises:
+        ConfigurationError: names the kind of the pattern that should hold it.
+    """
+    check_is_pattern(kind, pattern)
+    check_size(kind, (pattern,))
+
+
+def check_size(kind: str, parts: tuple[Pattern, ...]) -> None:
+    """Refuse parts that nest so deep, or are so many in all, that nothing could be computed in time.
+
+    Raises:
+        ConfigurationError: names the kind of the pattern that should hold them.
+    """
+    depth, num_parts = 0, 0
+    level = parts
+    while level:
+        depth, num_parts = depth + 1, num_parts + len(level)
+        if depth > MAX_DEPTH or num_parts > MAX_PARTS:
+            raise ConfigurationError(
+                f"{kind} would hold more than {MAX_PARTS} patterns, or nest them more than {MAX_DEPTH} deep. List the "
+                "keys of every query in a KeyTable instead."
+            )
+        level = tuple(inner for part in level for inner in part.parts)
+
+
+def check_is_pattern(kind: str, pattern: Any) -> None:
     """Refuse what is no pattern.
 
     Raises:
         ConfigurationError: names the kind of the pattern that should hold it.
     """
     if not isinstance(pattern, Pattern):
-        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {pattern!r} is none.")
+        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is none.")
 
 
 def common_period(patterns: Iterable[Pattern]) -> int | None:
@@ -267,134 +319,18 @@ def common_period(patterns: Iterable[Pattern]) -> int | None:
     return None if None in periods else lcm(*(period for period in periods if period))
 
 
-class Algebra(Pattern):
-    """What unions and intersections share: the patterns, flattened and each once."""
-
-    patterns: tuple[Pattern, ...]
-
-    def __post_init__(self) -> None:
-        listed = check_patterns(self.kind, self.patterns)
-        nested = (pattern.parts if pattern.kind == self.kind else (pattern,) for pattern in listed)
-        object.__setattr__(self, "patterns", tuple(dict.fromkeys(part for parts in nested for part in parts)))
-
-    @property
-    def parts(self) -> tuple[Pattern, ...]:
-        return self.patterns
-
-    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
-        unique = tuple(dict.fromkeys(parts))
-        return unique[0] if len(unique) == 1 else type(self)(unique)  # type: ignore[call-arg]
-
-    @property
-    def period(self) -> int | None:
-        return common_period(self.patterns)
-
-    def causal(self) -> Pattern:
-        return self._with_changed(part.causal() for part in self.patterns)
-
-    def subsample(self, step: int) -> Pattern | None:
-        parts = tuple(part.subsample(step) for part in self.patterns)
-        return None if None in parts else self.with_parts(tuple(part for part in parts if part))
-
-
-@dataclass(frozen=True)
-class Union(Algebra, kind="union"):
-    """`a | b`: a query reads what any of the patterns lets it read, each key once."""
-
-    patterns: tuple[Pattern, ...]
-
-    def allowed(self, query: Any, key: Any) -> Any:
-        return reduce(or_, (part.allowed(query, key) for part in self.patterns))
-
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return union(*(part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
-
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return union(*(part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
-
-    @property
-    def max_tokens_ahead(self) -> int | None:
-        limits = [part.max_tokens_ahead for part in self.patterns]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
-
-    def members(self) -> tuple[Pattern, ...]:
-        return tuple(member for part in self.patterns for member in part.members())
-
-
-@dataclass(frozen=True)
-class Intersection(Algebra, kind="intersection"):
-    """`a & b`: a query reads what all of the patterns let it read."""
-
-    patterns: tuple[Pattern, ...]
-
-    def allowed(self, query: Any, key: Any) -> Any:
-        return reduce(and_, (part.allowed(query, key) for part in self.patterns))
-
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return reduce(intersect, (part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
-
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return reduce(intersect, (part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
-
-    @property
-    def max_tokens_ahead(self) -> int | None:
-        return min((limit for part in self.patterns if (limit := part.max_tokens_ahead) is not None), default=None)
-
-    def members(self) -> tuple[Pattern, ...]:
-        return tuple(self._with_changed(parts) for parts in product(*(part.members() for part in self.patterns)))
-
-    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
-        """Return the pieces of the first part that has an order of its own, narrowed by the others where they can."""
-        place = (num_queries, num_keys, query_offset)
-        for part in self.patterns:
-            pieces = part.pieces(*place)
-            if pieces != Pattern.pieces(part, *place):
-                others = tuple(other for other in self.patterns if other is not part)
-                return tuple(_narrow(piece, others) for piece in pieces)
-        return super().pieces(*place)
-
-
-def _narrow(piece: Piece, others: tuple[Pattern, ...]) -> Piece:
-    limits = [other.subsample(piece.step) for other in others] if piece.step > 1 else [None]
-    if piece.local is None or None in limits:
-        return piece
-    local = reduce(and_, (limit for limit in limits if limit), piece.local)
-    return Piece(piece.queries, piece.keys, local, piece.local_query_offset)
-
-
-@dataclass(frozen=True)
-class Complement(Pattern, kind="complement"):
-    """`~a`: a query reads exactly what the pattern does not let it read."""
-
-    pattern: Pattern
-
-    def __post_init__(self) -> None:
-        check_pattern(self.kind, self.pattern)
-
-    @property
-    def parts(self) -> tuple[Pattern, ...]:
-        return (self.pattern,)
-
-    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
-        return Complement(*parts)
-
-    def __invert__(self) -> Pattern:
-        return self.pattern
-
-    def allowed(self, query: Any, key: Any) -> Any:
-        # `~` would turn the bool True into -2
-        return self.pattern.allowed(query, key) ^ True
-
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return complement(self.pattern.full_key_spans(first_query, last_query, num_keys), num_keys)
-
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return complement(self.pattern.key_spans(first_query, last_query, num_keys), num_keys)
-
-    @property
-    def period(self) -> int | None:
-        return self.pattern.period
-
-    def subsample(self, step: int) -> Pattern | None:
-        part = self.pattern.subsample(step)
-        return None if part is None else ~part
+def periodic_pairs(pattern: Pattern, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
+    """Return how many pairs a pattern of this period allows, by looking at one query of each class."""
+    stop = query_offset + num_queries
+    # far enough from both ends that none hides a key
+    room = period * -(-(stop + num_keys) // period)
+    total = 0
+    for query in range(query_offset, query_offset + period):
+        for start, after in pattern.key_spans(room + query, room + query, 4 * room):
+            first = max(start - room - query, 1 - stop)
+            for distance in range(first, min(after - room - query, num_keys - query_offset)):
+                # queries of this class that come before the last key at that distance, and before the first
+                ends = (num_keys - distance, -distance)
+                kept, early = (len(range(query, min(stop, end), period)) for end in ends)
+                total += kept - early
+    return total

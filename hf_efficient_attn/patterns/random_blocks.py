@@ -4,12 +4,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.checks import check_bool, check_integer
 from hf_efficient_attn.patterns.pattern import Pattern, check_pattern
 from hf_efficient_attn.patterns.spans import Spans, complement, size
 from hf_efficient_attn.patterns.tables import KeyTable
+
+# each is drawn by itself
+MAX_DRAWN_BLOCKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class RandomBlocks(Pattern, kind="random_blocks"):
     Raises:
         ConfigurationError: numbers below 1, a seed that is no integer, or a causal pattern that excludes one that
             depends on the length.
+        InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all.
     """
 
     num_blocks: int
@@ -45,8 +50,8 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         check_pattern(self.kind, self.exclude)
         if self.is_causal and self.exclude.depends_on_length:
             raise ConfigurationError(
-                f"{self.kind}: a causal draw cannot depend on the length, but exclude does: {self.exclude!r}. Exclude "
-                "a pattern without negative positions and without bidirectional random blocks."
+                f"{self.kind}: a causal draw cannot depend on the length, but exclude does: {shown(self.exclude)}. "
+                "Exclude a pattern without negative positions and without bidirectional random blocks."
             )
 
     @property
@@ -73,6 +78,12 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_blocks = -(-num_keys // self.block_tokens)
+        if num_blocks * min(num_blocks, self.num_blocks) > MAX_DRAWN_BLOCKS:
+            raise InputError(
+                f"{self.kind}: {num_keys} tokens are {num_blocks} rows of blocks of block_tokens={self.block_tokens}, "
+                f"and num_blocks={self.num_blocks} for each of them are more than {MAX_DRAWN_BLOCKS} random blocks. "
+                "Take longer blocks, or fewer for each row."
+            )
         return Blocks(_draw(self, num_blocks, layer, head, num_heads), self.block_tokens)
 
 
@@ -98,7 +109,9 @@ def _sample(generator: Random, candidates: Spans, num_blocks: int) -> tuple[int,
     The first steps of a Fisher-Yates shuffle by `random()`, whose numbers Python promises never to change.
     """
     num_left, moved, drawn = size(candidates), dict[int, int](), []
-    for _ in range(min(num_blocks, num_left)):
+    if num_left <= num_blocks:
+        return tuple(key for start, stop in candidates for key in range(start, stop))
+    for _ in range(num_blocks):
         place = int(generator.random() * num_left)
         num_left -= 1
         drawn.append(_nth(candidates, moved.get(place, place)))

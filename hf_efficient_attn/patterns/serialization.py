@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 
 
 def to_json(value: Any) -> Any:
@@ -20,6 +21,37 @@ def to_json(value: Any) -> Any:
         fields = {field.name: to_json(getattr(value, field.name)) for field in written_fields(value)}
         return {"kind": getattr(value, "kind", None), **fields}
     return value
+
+
+def check_nesting(data: Mapping[str, Any], max_depth: int, max_patterns: int) -> None:
+    """Refuse dicts and lists that hold themselves, or more than patterns can hold; looked at level by level.
+
+    Raises:
+        ConfigurationError: the dict would never end, or take too long to read.
+    """
+    level, num_dicts = [data], 0
+    for _ in range(max_depth):
+        num_dicts += len(level)
+        if num_dicts > max_patterns:
+            break
+        level = [part for each in level for value in each.values() for part in _parts(value)]
+        if not level:
+            return
+    raise ConfigurationError(
+        f"A pattern holds at most {max_patterns} others, at most {max_depth} deep; {shown(data)} has more, or holds "
+        "itself. List the keys of every query in a key_table instead."
+    )
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the dicts in the value of a field, which is a dict, a list of them, or a list of lists without any."""
+    if isinstance(value, Mapping):
+        return [value]
+    listed = value if isinstance(value, list | tuple) else ()
+    rows = [entry for entry in listed if isinstance(entry, list | tuple)]
+    if any(isinstance(entry, list | tuple | Mapping) for row in rows for entry in row):
+        raise ConfigurationError(f"A field of a pattern is at most a list of lists of numbers, not {shown(value)}.")
+    return [entry for entry in listed if isinstance(entry, Mapping)]
 
 
 def from_json(value: Any, kinds: Mapping[str, type]) -> Any:
@@ -38,22 +70,22 @@ def from_json(value: Any, kinds: Mapping[str, type]) -> Any:
 def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
     kind = data.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
-        problem = "a pattern has no kind" if kind is None else f"no pattern is called {kind!r}"
+        problem = "a pattern has no kind" if kind is None else f"no pattern is called {shown(kind)}"
         raise ConfigurationError(f"{problem}; {allowed_names(kind, kinds)}")
     fields = {field.name: field for field in written_fields(kinds[kind])}
     unknown = [name for name in data if name not in fields]
     if unknown:
-        raise ConfigurationError(f"{kind} has no field {unknown[0]!r}; {allowed_names(unknown[0], fields)}")
+        raise ConfigurationError(f"{kind} has no field {shown(unknown[0])}; {allowed_names(unknown[0], fields)}")
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in data]
     if missing:
-        raise ConfigurationError(f"{kind} needs the field {missing[0]!r}, which is missing in {data}; add it.")
+        raise ConfigurationError(f"{kind} needs the field {missing[0]!r}, which is missing in {shown(data)}; add it.")
     return kinds[kind](**{name: from_json(value, kinds) for name, value in data.items()})
 
 
 def allowed_names(name: Any, names: Mapping[str, Any]) -> str:
     """Return the end of a message about the unknown `name`: what is allowed, and which of it was probably meant."""
     allowed = f"allowed are {', '.join(sorted(names)) or 'none'}."
-    nearest = get_close_matches(str(name), names, n=1)
+    nearest = get_close_matches(shown(name).strip("'"), names, n=1)
     return f"{allowed} Did you mean {nearest[0]!r}?" if nearest else allowed
 
 

@@ -1,0 +1,157 @@
+"""The algebra `|`, `&`, `~` that makes patterns of patterns: interval arithmetic on the bounds of its parts."""
+
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from math import prod
+from operator import and_, or_
+from typing import Any
+
+from hf_efficient_attn.patterns.pattern import MAX_MEMBERS, Pattern, check_pattern, check_patterns, common_period
+from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.spans import Spans, complement, intersect, union
+
+
+class Algebra(Pattern):
+    """What unions and intersections share: the patterns, flattened and each once."""
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        listed = check_patterns(self.kind, self.patterns)
+        nested = (pattern.parts if pattern.kind == self.kind else (pattern,) for pattern in listed)
+        object.__setattr__(self, "patterns", tuple(dict.fromkeys(part for parts in nested for part in parts)))
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return self.patterns
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        unique = tuple(dict.fromkeys(parts))
+        return unique[0] if len(unique) == 1 else type(self)(unique)  # type: ignore[call-arg]
+
+    @property
+    def period(self) -> int | None:
+        return common_period(self.patterns)
+
+    def causal(self) -> Pattern:
+        return self._with_changed(part.causal() for part in self.patterns)
+
+    def subsample(self, step: int) -> Pattern | None:
+        parts = tuple(part.subsample(step) for part in self.patterns)
+        return None if None in parts else self.with_parts(tuple(part for part in parts if part))
+
+
+@dataclass(frozen=True)
+class Union(Algebra, kind="union"):
+    """`a | b`: a query reads what any of the patterns lets it read, each key once."""
+
+    patterns: tuple[Pattern, ...]
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return reduce(or_, (part.allowed(query, key) for part in self.patterns))
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return union(*(part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return union(*(part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        limits = [part.max_tokens_ahead for part in self.patterns]
+        return None if None in limits else max(limit for limit in limits if limit is not None)
+
+    def members(self) -> tuple[Pattern, ...]:
+        if self.num_members > MAX_MEMBERS:
+            return (self,)
+        return tuple(member for part in self.patterns for member in part.members())
+
+    @property
+    def num_members(self) -> int:
+        return sum(part.num_members for part in self.patterns)
+
+
+@dataclass(frozen=True)
+class Intersection(Algebra, kind="intersection"):
+    """`a & b`: a query reads what all of the patterns let it read."""
+
+    patterns: tuple[Pattern, ...]
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return reduce(and_, (part.allowed(query, key) for part in self.patterns))
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return reduce(intersect, (part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return reduce(intersect, (part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        return min((limit for part in self.patterns if (limit := part.max_tokens_ahead) is not None), default=None)
+
+    def members(self) -> tuple[Pattern, ...]:
+        if self.num_members > MAX_MEMBERS:
+            return (self,)
+        return tuple(self._with_changed(parts) for parts in product(*(part.members() for part in self.patterns)))
+
+    @property
+    def num_members(self) -> int:
+        return prod(part.num_members for part in self.patterns)
+
+    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+        """Return the pieces of the first part that has an order of its own, narrowed by the others where they can."""
+        place = (num_queries, num_keys, query_offset)
+        for part in self.patterns:
+            pieces = part.pieces(*place)
+            if pieces != Pattern.pieces(part, *place):
+                others = tuple(other for other in self.patterns if other is not part)
+                return tuple(_narrow(piece, others) for piece in pieces)
+        return super().pieces(*place)
+
+
+def _narrow(piece: Piece, others: tuple[Pattern, ...]) -> Piece:
+    limits = [other.subsample(piece.step) for other in others] if piece.step > 1 else [None]
+    if piece.local is None or None in limits:
+        return piece
+    local = reduce(and_, (limit for limit in limits if limit), piece.local)
+    return Piece(piece.queries, piece.keys, local, piece.local_query_offset)
+
+
+@dataclass(frozen=True)
+class Complement(Pattern, kind="complement"):
+    """`~a`: a query reads exactly what the pattern does not let it read."""
+
+    pattern: Pattern
+
+    def __post_init__(self) -> None:
+        check_pattern(self.kind, self.pattern)
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return (self.pattern,)
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return Complement(*parts)
+
+    def __invert__(self) -> Pattern:
+        return self.pattern
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        # `~` would turn the bool True into -2
+        return self.pattern.allowed(query, key) ^ True
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return complement(self.pattern.full_key_spans(first_query, last_query, num_keys), num_keys)
+
+    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return complement(self.pattern.key_spans(first_query, last_query, num_keys), num_keys)
+
+    @property
+    def period(self) -> int | None:
+        return self.pattern.period
+
+    def subsample(self, step: int) -> Pattern | None:
+        part = self.pattern.subsample(step)
+        return None if part is None else ~part
