@@ -63,7 +63,9 @@ def find_documents(
 ) -> torch.Tensor | None:
     """Return the number of the packed document each token belongs to, or None if nothing is packed.
 
-    A document begins where the position of a real token does not follow that of the real token before it. Nothing is
+    A document begins where the position of a real token follows neither that of the real token before it nor that of
+    the token before it, masked or not: a hole, a masked token between others, ends no document by itself, and
+    `generate` counts on from the last column of a prompt, which padding on the right has masked. Nothing is
     looked for behind cached tokens or under a mask that is a matrix. While tracing, the answer is always a tensor.
     Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
     """
@@ -80,7 +82,8 @@ def find_documents(
     last_real = torch.where(real, index, -1).cummax(1).values
     before = torch.nn.functional.pad(last_real, (1, -1), value=-1)
     follows = positions == positions.gather(1, before.clamp(min=0)) + 1
-    starts = real & (before >= 0) & ~follows
+    continues = torch.nn.functional.pad(positions[:, 1:] == positions[:, :-1] + 1, (1, 0))
+    starts = real & (before >= 0) & ~follows & ~continues
     if not is_tracing(starts) and not starts.any():
         return None
     return starts.cumsum(1)
