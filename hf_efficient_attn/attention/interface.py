@@ -4,7 +4,6 @@ A model whose config has an `attention_pattern` computes that; any other compute
 sliding windows, padding and packing included. What a layer follows is decided in `layer_patterns`.
 """
 
-import sys
 from typing import Any
 
 import torch
@@ -13,26 +12,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
+from hf_efficient_attn.attention.mask_users import efficient_mask
 from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.attention.token_table import efficient_mask
+from hf_efficient_attn.attention.refusals import refuse_unsupported
+from hf_efficient_attn.attention.trial import TRIAL, trial_attention, trial_mask
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import drawn_layer
-
-# parts of the score that no pattern has, by the argument that brings them
-UNSUPPORTED = {
-    "softcap": "caps its scores (softcap)",
-    "s_aux": "has attention sinks (s_aux)",
-    "sinks": "has attention sinks (sinks)",
-    "indices": "chooses its keys by content (indices)",
-    "block_indices": "chooses its keys by content (block_indices)",
-}
-CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
 def register_attention() -> None:
     """Make `attn_implementation="efficient"` known to transformers, attention and masks together; again is harmless."""
     AttentionInterface.register(NAME, efficient_attention_forward)
     AttentionMaskInterface.register(NAME, efficient_mask)
+    AttentionInterface.register(TRIAL, trial_attention)
+    AttentionMaskInterface.register(TRIAL, trial_mask)
 
 
 def efficient_attention_forward(
@@ -76,28 +69,6 @@ def efficient_attention_forward(
         bias=kwargs.get("position_bias"),
         need_weights=bool(kwargs.get("output_attentions")),
     )
-
-
-def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
-    """Raise UnsupportedBackendError for what would be computed wrongly: caps, sinks, paged and sharded sequences."""
-    for option, what in UNSUPPORTED.items():
-        if options.get(option) is not None:
-            raise UnsupportedBackendError(
-                f'{type(module).__name__} {what}, which attn_implementation="{NAME}" cannot compute. Load the model '
-                'with attn_implementation="eager" and without attention_pattern.'
-            )
-    if options.get("cache") is not None:
-        raise UnsupportedBackendError(
-            f'attn_implementation="{NAME}" cannot read a paged cache (generate_batch). Use generate.'
-        )
-    if torch.compiler.is_compiling():
-        return
-    context_parallel = sys.modules.get(CONTEXT_PARALLEL)
-    if hasattr(query, "placements") or (context_parallel and getattr(context_parallel, "_replaced_functions", None)):
-        raise UnsupportedBackendError(
-            "Context parallelism cuts the sequence into shards and would drop the pattern. Train with data or fully "
-            "sharded data parallelism instead (DDP, FSDP)."
-        )
 
 
 def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key: Tensor) -> None:

@@ -19,6 +19,9 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
+# a score that is so much lower has weight 0 in every dtype
+NEVER_READ = -1000.0
+
 
 def attend_layer(
     query: Tensor,
@@ -53,6 +56,9 @@ def attend_layer(
     columns = TokenColumns()
     if matrix is None:
         columns = read_columns(attention_mask, followed, query, key)
+    elif not followed.is_own:
+        check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
+        columns = TokenColumns(readable_keys(matrix, len(query)))
     tokens = TokenMask(columns.key_mask, columns.segment_ids, global_mask)
     reads_all = followed.reads_all and columns.segment_ids is None
     if reads_all or matrix is not None or bias is not None or need_weights:
@@ -100,6 +106,15 @@ def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, ke
                 "Pass an attention_mask with one column a token, cached tokens first."
             )
     return read_table(table, query.shape[0], query.shape[2], num_keys)
+
+
+def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
+    """Return which keys any query may read, bool [batch, keys]: by a matrix, the others are padding.
+
+    A pattern's positions count from the first of them, as they do by a token table.
+    """
+    may_read = matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
+    return may_read.any(2).any(1).expand(batch_size, -1)
 
 
 def pairs_of(

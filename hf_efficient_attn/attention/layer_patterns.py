@@ -132,7 +132,7 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
         ConfigurationError: an `attention_pattern` that the model, or this module, cannot have.
     """
     config: Any = module.config
-    part = DECODER if getattr(module, "is_decoder", False) else ENCODER
+    part = part_of(module)
     spec = getattr(config, FIELD)
     patterns = config_patterns(spec, config, part) or (None,)
     layer = getattr(module, "layer_idx", None)
@@ -179,6 +179,11 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
                 f"{local_kind(config, layer)!r}. Give None for this layer; None keeps its own attention."
             )
     return patterns
+
+
+def part_of(module: nn.Module) -> str:
+    """Return ENCODER or DECODER; models that are only one of them count as encoders."""
+    return DECODER if getattr(module, "is_decoder", False) else ENCODER
 
 
 def is_by_part(spec: Any) -> bool:

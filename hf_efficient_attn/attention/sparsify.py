@@ -1,11 +1,14 @@
 """`sparsify`: give a transformers model or config an attention pattern, or take it away."""
 
+import copy
 import weakref
 from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, SAVED_IMPLEMENTATION, checked_spec
+from hf_efficient_attn.attention.trial import base_class, try_model
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
@@ -32,11 +35,14 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 
     Raises:
         ConfigurationError: a pattern of unknown form, or one the model cannot have.
-        UnsupportedBackendError: the model does not use the attention interface of transformers.
+        UnsupportedBackendError: the model does not use the attention interface of transformers in every layer that has
+            a pattern, or needs what the engine cannot compute; told by a trial without numbers, before anything is
+            changed, or after the first forward, where no trial could be run.
     """
     if isinstance(model_or_config, PreTrainedModel):
         _sparsify_model(model_or_config, pattern)
     elif isinstance(model_or_config, PreTrainedConfig):
+        _try(base_class(model_or_config), model_or_config, pattern)
         _record(model_or_config, pattern)
         model_or_config._attn_implementation = _implementation(model_or_config, pattern)
     else:
@@ -53,6 +59,7 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
             f"{type(model).__name__} does not use the attention interface of transformers, so its attention cannot be "
             "replaced. The README lists models that do."
         )
+    _try(type(model), model.config, pattern)
     spec = _record(model.config, pattern)
     text_config = model.config.get_text_config()
     copies = []
@@ -66,11 +73,20 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
         module.__dict__.pop(KNOWN, None)
         if isinstance(module, PreTrainedModel) and refuse_other_attention not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(refuse_other_attention)
+    watch(model)
     # older versions of transformers have no such flag, and refuse every attention but sdpa
     model._supports_context_parallel = pattern is None and getattr(type(model), "_supports_context_parallel", False)
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
+
+
+def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> None:
+    """Raise if a model of the class would not follow the pattern, before anything is changed."""
+    if pattern is not None and model_class is not None:
+        config = copy.deepcopy(config)
+        _record(config, pattern)
+        try_model(model_class, config)
 
 
 def _record(config: PreTrainedConfig, pattern: Any) -> Any:
@@ -80,6 +96,11 @@ def _record(config: PreTrainedConfig, pattern: Any) -> Any:
         raise ConfigurationError(
             f"This {type(text_config).__name__} has span={text_config.span!r}: its heads read as far as their spans, "
             "and would follow no pattern. Sparsify a model without spans."
+        )
+    if pattern is not None and text_config is not config and config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"{type(config).__name__} joins two models, each with a config of its own. Call sparsify on model.encoder "
+            "or model.decoder."
         )
     spec = None if pattern is None else checked_spec(pattern, text_config)
     _write(text_config, spec)

@@ -85,7 +85,9 @@ def make_table(
     if isinstance(kv_offset, Origin):
         kv_offset.padding.note(is_token)
     is_query = None
-    if is_causal and (isinstance(q_offset, Tensor) or q_offset - int(kv_offset) + q_length != kv_length):
+    # the queries are the last keys, unless there is room after them; a table with documents has this row, too
+    are_last = isinstance(q_offset, int) and q_offset - int(kv_offset) + q_length == kv_length
+    if is_causal and (documents is not None or not are_last):
         slots = torch.arange(kv_length, device=device) + int(kv_offset)
         is_query = (slots >= q_offset) & (slots < q_offset + q_length)
         written = slots < q_offset + q_length

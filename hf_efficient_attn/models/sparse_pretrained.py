@@ -67,6 +67,9 @@ class EfficientPreTrainedModel(PreTrainedModel):
 class SparsePreTrainedModel(EfficientPreTrainedModel):
     """Base of the families with global tokens."""
 
+    # their layers attend by the engine itself, not through the attention interface of transformers
+    follows_patterns = True
+
     @torch.no_grad()
     def copy_local_to_global(self) -> None:
         """Copy the local projections to those of global tokens anew, in every layer.

@@ -90,6 +90,26 @@ def test_cached_logits_are_those_of_the_whole_text() -> None:
             torch.testing.assert_close(logits[real], expected[:, start:stop][real], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("pattern", [None, PATTERN])
+@pytest.mark.parametrize("side", ["none", "left"])
+def test_steps_that_begin_chunks_read_nothing_before_them(side: str, pattern: Any) -> None:
+    """Where a table has documents and a cache, the queries' place is said, too: not every key is a query."""
+    chunked = {"attention_chunk_size": 4, "layer_types": ["chunked_attention", "full_attention"]}
+    config = tr.Llama4TextConfig(**DECODER, **chunked, num_local_experts=2, intermediate_size_mlp=64, head_dim=8)
+    torch.manual_seed(0)
+    model, ids = tr.Llama4ForCausalLM(config).eval(), token_ids(2, 13)
+    model.set_attn_implementation("efficient")
+    if pattern is not None:
+        hea.sparsify(model, pattern)
+    mask, cache = padding(ids, side), tr.DynamicCache(config=config)
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask, use_cache=False).logits
+        for start, stop in ((0, 6), (6, 7), (7, 8), (8, 9), (9, 11), (11, 12), (12, 13)):
+            logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits
+            real = mask[:, start:stop].bool()
+            torch.testing.assert_close(logits[real], expected[:, start:stop][real], atol=1e-5, rtol=1e-5)
+
+
 def test_paged_decoding_is_refused() -> None:
     model = hea.sparsify(build("llama"), PATTERN)
     with pytest.raises(ValueError, match="efficient"):

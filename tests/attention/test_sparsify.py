@@ -1,13 +1,27 @@
 """`sparsify`: records, checks, restores, and keeps a model from computing without its pattern."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tr
-from attention_models import CONFIGS, PATTERN, build, inputs_of, outputs_of, token_ids
+from attention_models import (
+    BART,
+    CONFIGS,
+    DECODER,
+    PATTERN,
+    SEQ2SEQ,
+    SLIDING,
+    TINY,
+    WIDE,
+    build,
+    inputs_of,
+    outputs_of,
+    token_ids,
+)
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, Full
@@ -104,6 +118,53 @@ def test_models_without_the_interface_are_refused() -> None:
         hea.sparsify(tr.LongformerModel(config), PATTERN)
     with pytest.raises(hea.ConfigurationError, match="not Linear"):
         hea.sparsify(torch.nn.Linear(2, 2), PATTERN)  # type: ignore[type-var]
+
+
+EXPERTS = {**DECODER, **SLIDING, "num_local_experts": 2}
+DENSE = {name: value for name, value in WIDE.items() if name != "num_attention_heads"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (tr.Gemma2Config(**DECODER, head_dim=8), "softcap"),
+        (tr.GptOssConfig(**EXPERTS), "sinks"),
+        (tr.FNetConfig(**DENSE, vocab_size=61), "no layer of its encoder calls it"),
+        (tr.LongT5Config(**SEQ2SEQ, num_layers=2, num_heads=4, d_kv=8, d_ff=64), "no layer of its encoder calls it"),
+        (tr.DogeConfig(**DECODER), "uses attention masks itself"),
+        (tr.BigBirdPegasusConfig(**SEQ2SEQ, **BART), "uses attention masks itself"),
+        (tr.EncoderDecoderConfig(encoder=tr.BertConfig(**TINY), decoder=tr.BertConfig(**TINY)), "joins two models"),
+    ],
+    ids=lambda each: each.model_type if isinstance(each, tr.PreTrainedConfig) else "",
+)
+def test_what_could_not_follow_is_refused_before_anything_changes(config: Any, message: str) -> None:
+    """By a trial without numbers; of a config alone, too."""
+    model_class = tr.MODEL_MAPPING.get(type(config), tr.EncoderDecoderModel)
+    before = config.to_dict()
+    for each in (config, model_class(config)):
+        with pytest.raises((hea.UnsupportedBackendError, hea.ConfigurationError), match=message):
+            hea.sparsify(each, PATTERN)
+        assert (each if each is config else each.config).to_dict() == before
+
+
+def test_what_no_trial_can_tell_is_refused_after_the_first_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["hf_efficient_attn.attention.trial"], "takes_tables", lambda *_: False)
+    model = hea.sparsify(tr.FNetModel(tr.FNetConfig(**DENSE, vocab_size=61)).eval(), PATTERN)
+    for _ in range(2):
+        with pytest.raises(hea.UnsupportedBackendError, match="has computed without its attention_pattern"):
+            model(token_ids(1, 4))
+    hea.sparsify(model, None)
+    model(token_ids(1, 4))
+    bart = hea.sparsify(build("bart"), {"decoder": PATTERN})
+    bart(**inputs_of("bart", "none"))
+
+
+def test_plain_models_that_use_masks_themselves_are_refused() -> None:
+    model = tr.DogeForCausalLM(tr.DogeConfig(**DECODER)).eval()
+    model.set_attn_implementation("efficient")
+    for _ in range(2):
+        with pytest.raises(hea.UnsupportedBackendError, match="uses attention masks itself"):
+            model(token_ids(1, 4))
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "vllm", "sglang"])

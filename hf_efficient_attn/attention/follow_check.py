@@ -1,0 +1,46 @@
+"""After the first forward of a sparsified model: did its layers follow the pattern?"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, FIELD, KNOWN, config_patterns
+from hf_efficient_attn.errors import UnsupportedBackendError
+
+# where a part keeps the spec that its layers were seen to follow
+SEEN = "_followed_attention_pattern"
+
+
+def watch(model: Any) -> None:
+    """Check every part of a model that should follow a pattern after each forward, until it was seen to."""
+    parts = {ENCODER: model}
+    if model.config.get_text_config().is_encoder_decoder:
+        parts = {ENCODER: model.get_encoder(), DECODER: model.get_decoder()}
+    for name, part in parts.items():
+        if FollowCheck(name) not in part._forward_hooks.values():
+            part.register_forward_hook(FollowCheck(name))
+
+
+@dataclass(frozen=True)
+class FollowCheck:
+    """A forward hook; `part`: encoder or decoder, as patterns are given."""
+
+    part: str
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+        """Raise UnsupportedBackendError if no layer of the part has asked for its pattern."""
+        if torch.compiler.is_compiling():
+            return
+        config = module.config.get_text_config()
+        spec = getattr(config, FIELD, None)
+        if spec is None or module.__dict__.get(SEEN) is spec:
+            return
+        has_pattern = any(pattern is not None for pattern in config_patterns(spec, config, self.part) or ())
+        known = (each.__dict__.get(KNOWN) for each in module.modules())
+        if has_pattern and not any(each is not None and each[2] is not None for each in known):
+            raise UnsupportedBackendError(
+                f"{type(module).__name__} has computed without its attention_pattern: none of its layers calls the "
+                "attention interface of transformers with it. Take the pattern away with sparsify(model, None)."
+            )
+        module.__dict__[SEEN] = spec

@@ -1,0 +1,39 @@
+"""Models that use masks themselves, and would take a token table for numbers: told before they do."""
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention import token_table
+from hf_efficient_attn.attention.trial import base_class, takes_tables
+
+# configs whose models were tried, by identity; configs have no hash
+_tried: dict[int, "weakref.ref[Any]"] = {}
+
+
+@functools.wraps(token_table.efficient_mask)
+def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
+    """Return the token table of a mask that a model asks for (`token_table`), after a trial of that kind of model.
+
+    Raises:
+        UnsupportedBackendError: the model uses masks itself.
+    """
+    config = kwargs.get("config")
+    if config is not None and not torch.compiler.is_compiling():
+        refuse_mask_user(config)
+    return token_table.efficient_mask(*args, **kwargs)
+
+
+def refuse_mask_user(config: Any) -> None:
+    """Raise UnsupportedBackendError if the base model of a config uses masks itself; asks once a config."""
+    key = id(config)
+    known = _tried.get(key)
+    if known is not None and known() is config:
+        return
+    model_class = base_class(config)
+    if model_class is not None and not getattr(model_class, "follows_patterns", False):
+        takes_tables(model_class, config)
+    _tried[key] = weakref.ref(config, lambda _: _tried.pop(key, None))

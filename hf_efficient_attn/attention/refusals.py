@@ -1,0 +1,42 @@
+"""What attention modules of transformers ask for and the engine cannot compute."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.errors import UnsupportedBackendError
+
+# parts of the score that no pattern has, by the argument that brings them
+UNSUPPORTED = {
+    "softcap": "caps its scores (softcap)",
+    "s_aux": "has attention sinks (s_aux)",
+    "sinks": "has attention sinks (sinks)",
+    "indices": "chooses its keys by content (indices)",
+    "block_indices": "chooses its keys by content (block_indices)",
+}
+CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
+
+
+def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
+    """Raise UnsupportedBackendError for what would be computed wrongly: caps, sinks, paged and sharded sequences."""
+    for option, what in UNSUPPORTED.items():
+        if options.get(option) is not None:
+            raise UnsupportedBackendError(
+                f'{type(module).__name__} {what}, which attn_implementation="{NAME}" cannot compute. Load the model '
+                'with attn_implementation="eager" and without attention_pattern.'
+            )
+    if options.get("cache") is not None:
+        raise UnsupportedBackendError(
+            f'attn_implementation="{NAME}" cannot read a paged cache (generate_batch). Use generate.'
+        )
+    if torch.compiler.is_compiling():
+        return
+    context_parallel = sys.modules.get(CONTEXT_PARALLEL)
+    if hasattr(query, "placements") or (context_parallel and getattr(context_parallel, "_replaced_functions", None)):
+        raise UnsupportedBackendError(
+            "Context parallelism cuts the sequence into shards and would drop the pattern. Train with data or fully "
+            "sharded data parallelism instead (DDP, FSDP)."
+        )
