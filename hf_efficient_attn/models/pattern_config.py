@@ -7,6 +7,8 @@ from transformers.activations import ACT2FN
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, checked_spec, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config_numbers import check_numbers
 from hf_efficient_attn.models.global_tokens import NOT_RELATIVE, check_rule
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -20,10 +22,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "sinusoid_layout": ("interleaved", "halves"),
     "random_blocks_in_eval": ("fixed", "transformers"),
 }
-COUNTS = ("position_offset", "type_vocab_size")
 # kinds of patterns whose parts count blocks
 COUNT_BLOCKS = ("blocks", "block_local")
-DROPOUTS = ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout")
 
 
 def write_pattern(config: Any) -> None:
@@ -63,46 +63,26 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str, 
         _check_global_positions(part, num_positions, allowed, inner)
 
 
-def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]], sizes: tuple[str, ...]) -> None:
+def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise ConfigurationError for a field that has none of its `choices`, or is out of its range."""
+    check_numbers(config)
     for name, allowed in {**CHOICES, **choices}.items():
         value = getattr(config, name, allowed[0])
         if value not in allowed:
-            raise ConfigurationError(f"{name}={value!r}; it must be one of: {', '.join(map(str, allowed))}.")
-    for name in (*sizes, *COUNTS):
-        least = 0 if name in COUNTS else 1
-        if getattr(config, name, least) < least:
-            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
+            raise ConfigurationError(f"{name}={shown(value)}; it must be one of: {', '.join(map(str, allowed))}.")
     if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
         raise ConfigurationError(
             f"pad_token_id={config.pad_token_id}; it must be None or a token of the vocabulary, 0 to "
             f"{config.vocab_size - 1} (vocab_size={config.vocab_size})."
         )
-    for name in DROPOUTS:
-        if not 0 <= getattr(config, name, 0) <= 1:
-            raise ConfigurationError(f"{name}={getattr(config, name)} is a probability: 0 to 1.")
-
-
-def check_heads(hidden_size: int, num_heads: int, hidden_name: str, heads_name: str) -> None:
-    """Raise ConfigurationError if the heads do not divide the width."""
-    if hidden_size % num_heads:
-        divisors = [count for count in range(1, hidden_size + 1) if hidden_size % count == 0]
-        nearest = sorted(divisors, key=lambda count: abs(count - num_heads))[:3]
-        raise ConfigurationError(
-            f"{heads_name}={num_heads} does not divide {hidden_name}={hidden_size}: each head owns an equal slice of "
-            f"the width. Nearest counts that do: {sorted(nearest)}."
-        )
 
 
 def check_short_inputs(config: Any) -> None:
-    """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model, or for less than one token.
+    """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model.
 
     Block 0 in the place of random blocks follows the number of the last block, and full attention the length: text
     behind a token would change it.
     """
-    limit = config.full_attention_up_to
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"full_attention_up_to={limit}; it must be None or a number of tokens from 1.")
     if not config.is_causal:
         return
     for name, allowed in {"random_blocks_in_eval": "fixed", "full_attention_up_to": None}.items():

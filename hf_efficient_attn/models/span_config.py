@@ -1,9 +1,9 @@
 """What every config with spans has in common: its checks, and the window its heads choose from."""
 
-from math import isfinite
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.span_attention import SpanWindow
 from hf_efficient_attn.models.spans import KINDS, Spans
 
@@ -30,19 +30,14 @@ def checked_window(config: Any, spans: Spans) -> SpanWindow:
 def check_spans(config: Any) -> None:
     """Raise ConfigurationError for spans that no model can have."""
     if config.span not in KINDS:
-        raise ConfigurationError(f"span={config.span!r}; it must be one of: {', '.join(KINDS)}.")
-    for name in ("span_limit", "span_ramp"):
-        if getattr(config, name) < 1:
-            raise ConfigurationError(f"{name}={getattr(config, name)} counts tokens and must be at least 1.")
+        raise ConfigurationError(f"span={shown(config.span)}; it must be one of: {', '.join(KINDS)}.")
     if not 0 <= config.span_init <= 1:
         raise ConfigurationError(
             f"span_init={config.span_init} is a share of span_limit, from 0 to 1; {config.span_init:g} tokens are "
             f"span_init={config.span_init / config.span_limit:g}."
         )
-    if not (isfinite(config.span_penalty) and config.span_penalty >= 0):
+    if config.span_penalty < 0:
         raise ConfigurationError(f"span_penalty={config.span_penalty} must be a number of at least 0.")
-    if not isfinite(config.dynamic_span_bias):
-        raise ConfigurationError(f"dynamic_span_bias={config.dynamic_span_bias} must be a finite number.")
     if not config.is_causal and not config.include_self:
         raise ConfigurationError("include_self=False leaves a token out of what follows it; it needs is_causal=True.")
     if config.frozen_spans is not None:

@@ -7,8 +7,9 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
-from hf_efficient_attn.models.pattern_config import check_fields, check_heads
+from hf_efficient_attn.models.pattern_config import check_fields
 from hf_efficient_attn.models.span_config import check_spans
 
 from . import presets
@@ -18,7 +19,6 @@ CHOICES = {
     "matrix_init": ("normal", "uniform"),
     "classifier_pooling": (None, "first", "last", "mean"),
 }
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 @strict
@@ -150,7 +150,7 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; bring `frozen_spans` into JSON."""
-        check_fields(self, CHOICES, SIZES)
+        check_fields(self, CHOICES)
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         check_spans(self)
         if self.position_embedding_type == "relative_keys" and not self.is_causal:

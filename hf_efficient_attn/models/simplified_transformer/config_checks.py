@@ -7,6 +7,8 @@ from typing import Any
 from transformers.activations import ACT2FN
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config_numbers import check_heads, check_numbers
 from hf_efficient_attn.models.span_config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
@@ -26,15 +28,9 @@ CHOICES = {
 
 def check_config(config: Any) -> None:
     """Raise ConfigurationError if no model can be built from the fields of a `SimplifiedTransformerConfig`."""
-    _check_choices(config)
     _check_ranges(config)
-    if config.hidden_size % config.num_attention_heads:
-        divisors = [n for n in range(1, config.hidden_size + 1) if config.hidden_size % n == 0]
-        nearest = sorted(divisors, key=lambda n: abs(n - config.num_attention_heads))[:3]
-        raise ConfigurationError(
-            f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}: each "
-            f"head owns an equal slice of the width. Nearest counts that do: {sorted(nearest)}."
-        )
+    _check_choices(config)
+    check_heads(config.hidden_size, config.num_attention_heads, "hidden_size", "num_attention_heads")
     if config.position_embedding_type == "rope" and config.head_dim % 2:
         raise ConfigurationError(f"Rotary positions need an even head size, but head_dim={config.head_dim}.")
     if config.position_embedding_type.endswith("sinusoidal") and config.hidden_size % 2:
@@ -52,13 +48,7 @@ def _check_choices(config: Any) -> None:
 
 
 def _check_ranges(config: Any) -> None:
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    for name in (*sizes, "max_position_embeddings"):
-        if getattr(config, name) < 1:
-            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
-    for name in ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"):
-        if not 0 <= getattr(config, name) <= 1:
-            raise ConfigurationError(f"{name}={getattr(config, name)} is a probability: 0 to 1.")
+    check_numbers(config)
     if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
         raise ConfigurationError(
             f"pad_token_id={config.pad_token_id} is not among the vocab_size={config.vocab_size} tokens, 0 to "
@@ -152,6 +142,6 @@ def gain_fields() -> list[str]:
 def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     """Return the message for a value that is not among those allowed, with the nearest one that is."""
     names = [str(name) for name in allowed]
-    close = difflib.get_close_matches(str(value), names, n=1)
+    close = difflib.get_close_matches(shown(value).strip("'"), names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Unknown {what}: {value!r}. Allowed: {', '.join(names)}.{hint}"
+    return f"Unknown {what}: {shown(value)}. Allowed: {', '.join(names)}.{hint}"

@@ -6,8 +6,9 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
-from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
+from hf_efficient_attn.models.pattern_config import check_attention, check_fields, write_pattern
 
 from . import presets
 
@@ -16,17 +17,6 @@ CHOICES = {
     "matrix_init": ("normal", "glorot"),
     "classifier_head": ("linear", "dense"),
 }
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "encoder_layers",
-    "decoder_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-    "max_target_position_embeddings",
-    "max_global_tokens",
-)
 
 
 @strict
@@ -190,7 +180,7 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""
-        check_fields(self, CHOICES, SIZES)
+        check_fields(self, CHOICES)
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         if not 0 <= self.label_smoothing < 1:
             raise ConfigurationError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")

@@ -9,8 +9,9 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
-from hf_efficient_attn.models.pattern_config import check_attention, check_fields, check_heads, write_pattern
+from hf_efficient_attn.models.pattern_config import check_attention, check_fields, write_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -21,15 +22,6 @@ CHOICES = {
     "classifier_head": ("linear", "dense", "transform"),
     "question_answering_head": ("linear", "residual_mlp", "transform"),
 }
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-    "max_global_tokens",
-)
 
 
 @strict
@@ -215,7 +207,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""
-        check_fields(self, CHOICES, SIZES)
+        check_fields(self, CHOICES)
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         if self.num_attention_heads % self.key_value_heads or (
             self.key_value_heads != self.num_attention_heads and self.global_projections

@@ -123,7 +123,7 @@ def test_options_of_the_original_transformer() -> None:
         (Config.bigbird_pegasus, {"num_hidden_layers": 3}, "num_hidden_layers=3 .* encoder_layers and decoder_layers"),
         (Config, {"position_offset": -2}, "position_offset=-2 must be at least 0"),
         (Config, {"pad_token_id": 99, "vocab_size": 50}, "pad_token_id=99; .* 0 to 49"),
-        (Config, {"full_attention_up_to": 0}, "None or a number of tokens from 1"),
+        (Config, {"full_attention_up_to": 0}, "full_attention_up_to=0 must be at least 1"),
     ],
 )
 def test_refusals(build: Any, fields: dict[str, Any], message: str) -> None:
