@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
@@ -47,7 +48,8 @@ def efficient_attention_forward(
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
-        kwargs: `is_causal`, `sliding_window`, `position_bias` and `output_attentions` count; others are ignored.
+        kwargs: `is_causal`, `sliding_window`, `position_bias`, `output_attentions`, and what tells packed documents
+            apart (`call_documents`) count; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that the model, or cached decoding, cannot have.
@@ -57,6 +59,7 @@ def efficient_attention_forward(
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
     check_lengths(module, followed, query, key)
+    attention_mask = with_said_documents(module, attention_mask, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return attend_layer(
         query,

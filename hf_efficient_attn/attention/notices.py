@@ -26,6 +26,15 @@ def warn_of_weights() -> None:
     )
 
 
+def warn_of_unseen_documents() -> None:
+    """Warn that packed documents read each other."""
+    warn_once(
+        "position_ids restart within a row, as those of packed documents do, but documents are told apart only where "
+        "there is neither a cache nor, in models of transformers, an attention_mask: these ones read each other. Pass "
+        "use_cache=False, which is not the default in evaluation, and no attention_mask."
+    )
+
+
 @cached()
 def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: int) -> None:
     """Warn of the first position that may read no key, if there is one; once for a pattern and length.

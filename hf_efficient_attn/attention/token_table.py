@@ -20,6 +20,8 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from transformers.masking_utils import causal_mask_function
 
 from hf_efficient_attn.attention.cache import Origin
+from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.overridden import refuse_lost_padding
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, has_rows, is_causal_request, with_kind
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
@@ -110,7 +112,20 @@ def efficient_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, *
     table = make_table(batch_size, q_length, kv_length, *args, **kwargs)
     if table is None:
         table = torch.empty(batch_size, 1, 0, kv_length, dtype=TABLE_DTYPE, device=kwargs.get("device", "cpu"))
+    refuse_lost_padding(table, NAME)
     return with_kind(table, is_causal_request(kwargs))
+
+
+def join_documents(table: Tensor | None, starts: Tensor, num_keys: int) -> Tensor:
+    """Return a token table of the same kind in which further documents begin; `starts`: bool [batch, keys]."""
+    batch_size, columns = starts.shape[0], TokenColumns()
+    if table is not None and has_rows(table):
+        columns = _columns(table, batch_size, num_keys, num_keys)
+    if columns.segment_ids is not None:
+        segments = columns.segment_ids
+        starts = starts | torch.nn.functional.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+    joined = _table(batch_size, num_keys, columns.key_mask, None, 1 + starts.cumsum(1), starts.device)
+    return joined if table is None else joined.expand(-1, table.shape[1], -1, -1)
 
 
 def _table(

@@ -13,6 +13,8 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
+from hf_efficient_attn.attention.notices import warn_of_unseen_documents
+from hf_efficient_attn.attention.packing import position_starts
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.errors import InputError
@@ -65,26 +67,27 @@ def find_documents(
 
     A document begins where the position of a real token follows neither that of the real token before it nor that of
     the token before it, masked or not: a hole, a masked token between others, ends no document by itself, and
-    `generate` counts on from the last column of a prompt, which padding on the right has masked. Nothing is
-    looked for behind cached tokens or under a mask that is a matrix. While tracing, the answer is always a tensor.
-    Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
+    `generate` counts on from the last column of a prompt, which padding on the right has masked. Behind cached tokens,
+    whose documents nobody knows, that is warned of. Nothing is looked for under a mask that is a matrix. While tracing,
+    the answer is always a tensor. Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
     """
     is_first = isinstance(past_tokens, int) and past_tokens == 0
     is_matrix = isinstance(attention_mask, dict) or (attention_mask is not None and attention_mask.ndim != 2)
-    if position_ids is None or is_matrix or not is_first:
+    if position_ids is None or is_matrix:
         return None
     positions = position_ids.expand(batch_size, -1)
     tokens = positions.shape[1]
-    index = torch.arange(tokens, device=positions.device).expand_as(positions)
-    real = torch.ones_like(positions, dtype=torch.bool)
+    if not is_first and (is_tracing(positions) or tokens == 1):
+        return None
+    is_token = None
     if attention_mask is not None:
-        real = attention_mask[:, :tokens].to(positions.device).bool()
-    last_real = torch.where(real, index, -1).cummax(1).values
-    before = torch.nn.functional.pad(last_real, (1, -1), value=-1)
-    follows = positions == positions.gather(1, before.clamp(min=0)) + 1
-    continues = torch.nn.functional.pad(positions[:, 1:] == positions[:, :-1] + 1, (1, 0))
-    starts = real & (before >= 0) & ~follows & ~continues
+        first = 0 if is_first else int(past_tokens)
+        is_token = attention_mask[:, first : first + tokens].to(positions.device).bool()
+    starts = position_starts(positions, is_token)
     if not is_tracing(starts) and not starts.any():
+        return None
+    if not is_first:
+        warn_of_unseen_documents()
         return None
     return starts.cumsum(1)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.global_rows import check_positions, find_global_rows, global_keys
 from hf_efficient_attn.models.global_tokens import (
@@ -28,6 +29,7 @@ def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | 
         UnsupportedBackendError: a paged cache.
     """
     check_axes(input_ids, inputs_embeds)
+    refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
     if options.get("cache") is not None:
         raise UnsupportedBackendError(
             f"Continuous batching keeps a paged cache, and the attention_pattern of {type(config).__name__} cannot be "

@@ -39,7 +39,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
     common = {"max_steps": 1, "per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 1}
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False, "bf16": False}
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
     return {"output_dir": str(tmp_path), **common, **quiet, **more}
 
 

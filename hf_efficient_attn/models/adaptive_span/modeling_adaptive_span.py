@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.packing import ENDS, NUMBERS, said_positions
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
@@ -227,7 +228,9 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         tokens = inputs_embeds.shape[1]
         memories: list[Tensor | None] = [None] * len(self.layers)
         if segment_index is not None:
-            check_segment(segment_index, inputs_embeds.shape[0], attention_mask, position_ids, past_key_values)
+            said = {name: kwargs.get(name) for name in (*ENDS, NUMBERS)}
+            exclusive = {"position_ids": position_ids, "past_key_values": past_key_values, **said}
+            check_segment(segment_index, inputs_embeds.shape[0], attention_mask, exclusive)
             memories = self.memory.read(segment_index, self.training, len(self.layers))
             longest = max(0 if memory is None else memory.shape[1] for memory in memories)
             position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
@@ -239,6 +242,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         check_mask(attention_mask, inputs_embeds.shape[0], tokens, past_tokens)
         documents = None
         if segment_index is None:
+            position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
             documents = find_documents(position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
         hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
@@ -294,15 +298,14 @@ class DistanceTable(nn.Module):
         self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
 
 
-def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, position_ids: Any, cache: Any) -> None:
+def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, exclusive: dict[str, Any]) -> None:
     """Raise InputError for what segments of a text cannot be combined with."""
     if attention_mask is not None and not bool((attention_mask == 1).all()):
         raise InputError(
             "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
             "full length (TextSegments drops the rest of a text), or leave segment_index out."
         )
-    given = {"position_ids": position_ids, "past_key_values": cache}
-    for name, value in given.items():
+    for name, value in exclusive.items():
         if value is not None:
             raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
     if not isinstance(segment_index, Tensor) or segment_index.is_floating_point():

@@ -25,6 +25,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.overridden import refuse_overridden
+from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.cached_states import append_to_cache
@@ -241,6 +243,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("Pass exactly one of input_ids and inputs_embeds.")
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
+        refuse_overridden(self.config._attn_implementation, f"block={self.config.block!r}")
         clamp_spans(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
@@ -248,6 +251,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(num_keys, 0)[0]
         check_mask_length(attention_mask, inputs_embeds.shape[1], past_tokens)
+        position_ids = said_positions(position_ids, kwargs, *inputs_embeds.shape[:2], past_tokens)
         mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
         hidden_states, where = self.positions(inputs_embeds, attention_mask, position_ids, past_tokens, num_keys)
         if use_cache and self.config.is_causal and past_key_values is None:

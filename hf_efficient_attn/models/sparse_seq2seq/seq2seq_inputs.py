@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.errors import InputError
 
-POSITION_NAMES = ("position_ids", "decoder_position_ids")
+POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
 
 
 def shift_right(config: Any, ids: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.models.bigbird_evaluation import check_packing
 from hf_efficient_attn.models.embeddings import EmbeddingSum
 from hf_efficient_attn.models.generation_globals import extend_global_mask
@@ -96,6 +97,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
         check_mask(attention_mask, inputs_embeds.shape[0], tokens, past_tokens)
+        position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
         documents = find_documents(position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
         check_packing(self.config.full_attention_up_to, documents, tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)

@@ -1,0 +1,79 @@
+"""Packed documents of which only the keyword arguments of an attention call tell, and not its mask."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
+from hf_efficient_attn.attention.notices import warn_of_unseen_documents
+from hf_efficient_attn.attention.overridden import is_overridden
+from hf_efficient_attn.attention.packing import position_starts, said_starts
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import join_documents, read_table
+from hf_efficient_attn.errors import InputError
+
+
+def with_said_documents(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    options: Mapping[str, Any],
+    followed: LayerPattern,
+    query: Tensor,
+    key: Tensor,
+) -> Tensor | None:
+    """Return the mask, with the documents of `cu_seq_lens_q` and `seq_idx`; of `position_ids`, where there is no mask.
+
+    A mask is made for every call of a model, so that none is there only where another library has dropped it.
+
+    Raises:
+        InputError: documents that are said of other tokens than these.
+    """
+    starts = said_starts(options, key.shape[0], query.shape[2])
+    if starts is None:
+        if attention_mask is not None:
+            _warn_of_restarts(module, attention_mask, options, query, key)
+            return attention_mask
+        positions = _positions(options, query)
+        # a layer that reads everything may have asked for no mask, and its positions may count something else
+        if positions is None or query.shape[2] != key.shape[2] or (followed.reads_all and not is_overridden(NAME)):
+            return None
+        starts = position_starts(positions)
+        if not is_tracing(starts) and not starts.any():
+            return None
+    elif query.shape[2] != key.shape[2] or (attention_mask is not None and not is_table(attention_mask)):
+        raise InputError(
+            f"cu_seq_lens_q or seq_idx say where documents begin, but there are {query.shape[2]} queries and "
+            f"{key.shape[2]} keys, or a mask that is a matrix. Pass them without a cache and without such a mask."
+        )
+    return join_documents(attention_mask, starts, key.shape[2])
+
+
+def _positions(options: Mapping[str, Any], query: Tensor) -> Tensor | None:
+    """Return the positions of the queries, [batch, queries]; None: the call does not tell one a query."""
+    positions = options.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] != query.shape[2]:
+        return None
+    return positions.expand(len(query), -1) if len(positions) in (1, len(query)) else None
+
+
+def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any], query: Tensor, key: Tensor) -> None:
+    """Warn, in a model's first layer, of documents that its mask does not tell apart; padding is none."""
+    num_queries = query.shape[2]
+    # before any question about a length, to which the answer would belong to the graph
+    if torch.compiler.is_compiling() or is_tracing(query) or num_queries == 1 or getattr(module, "layer_idx", None):
+        return
+    positions = _positions(options, query)
+    if positions is None or not is_table(mask) or mask.shape[3] < key.shape[2]:
+        return
+    columns = read_table(mask, len(query), num_queries, key.shape[2])
+    if columns.segment_ids is not None:
+        return
+    is_token = columns.key_mask
+    if is_token is not None:
+        first = key.shape[2] - num_queries if columns.query_offset is None else int(columns.query_offset)
+        is_token = is_token[:, first : first + num_queries]
+    if bool(position_starts(positions, is_token).any()):
+        warn_of_unseen_documents()

@@ -1,0 +1,142 @@
+"""Packed documents that no mask tells apart: flash attention's arguments, Ulysses, and caches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from attention_models import PATTERN, build, token_ids
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.interface import efficient_attention_forward
+from hf_efficient_attn.attention.notices import warn_once
+
+LENGTHS = (5, 7, 2)
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+ENDS = torch.tensor([0, 5, 12, 14], dtype=torch.int32)
+NUMBERS = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None]
+SAID: dict[str, dict[str, Any]] = {
+    "ends": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 7, "max_length_k": 7},
+    "numbers": {"seq_idx": NUMBERS},
+    "all": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "seq_idx": NUMBERS, "position_ids": POSITIONS},
+}
+
+
+def sparse(name: str, pattern: Any = PATTERN) -> Any:
+    model = build(name, attn_implementation="efficient")
+    return model if pattern is None else hea.sparsify(model, pattern)
+
+
+def alone(model: Any, ids: Tensor) -> Tensor:
+    """Return the logits of each document computed by itself."""
+    return torch.cat([model(part, use_cache=False).logits for part in ids.split(LENGTHS, 1)], 1)
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize(("name", "pattern"), [("llama", PATTERN), ("llama", None), ("gemma3", None)])
+@torch.no_grad()
+def test_arguments_of_flash_attention_tell_documents_apart(name: str, pattern: Any, use_cache: bool, said: str) -> None:
+    model, ids = sparse(name, pattern), token_ids(1, 14)
+    packed = model(ids, use_cache=use_cache, **SAID[said]).logits
+    torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
+
+
+def test_arguments_that_fit_no_tokens_are_refused() -> None:
+    model = sparse("llama")
+    for ends in ([0, 5, 12], [1, 14], [0, 9, 5, 14]):
+        with pytest.raises(hea.InputError, match="say where documents end"):
+            model(token_ids(1, 14), cu_seq_lens_q=torch.tensor(ends), cu_seq_lens_k=torch.tensor(ends))
+    with pytest.raises(hea.InputError, match="one flattened row"):
+        model(token_ids(2, 14), cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS)
+    with pytest.raises(hea.InputError, match="seq_idx has shape"):
+        model(token_ids(1, 14), seq_idx=NUMBERS[:, :5])
+    matrix = torch.ones(1, 1, 14, 14, dtype=torch.bool)
+    with pytest.raises(hea.InputError, match="matrix"):
+        model(token_ids(1, 14), attention_mask=matrix, seq_idx=NUMBERS)
+
+
+@pytest.fixture
+def ulysses() -> Iterator[None]:
+    """Put a function in the place of ours that does what DeepSpeed's does, in one process.
+
+    No mask, the whole sequence, the positions of all tokens, and the heads of one process after those of another.
+    """
+
+    def by_heads(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, **options: Any) -> Any:
+        halves = zip(*(states.chunk(2, 1) for states in (query, key, value)), strict=True)
+        outs = [efficient_attention_forward(module, *half, None, **options)[0] for half in halves]
+        return torch.cat(outs, 2), None
+
+    ALL_ATTENTION_FUNCTIONS["efficient"] = by_heads
+    yield
+    del ALL_ATTENTION_FUNCTIONS["efficient"]
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("llama", PATTERN), ("llama", None), ("gemma3", None)])
+def test_ulysses_keeps_documents_apart(name: str, pattern: Any, request: pytest.FixtureRequest) -> None:
+    model, ids = sparse(name, pattern), token_ids(2, 14)
+    positions = torch.cat([POSITIONS, torch.arange(14)[None]])
+    expected = model(ids, position_ids=positions, use_cache=False).logits
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    request.getfixturevalue("ulysses")
+    actual = model(ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    actual.square().sum().backward()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("ulysses")
+def test_ulysses_with_padding_is_refused() -> None:
+    mask = torch.ones(1, 14, dtype=torch.long)
+    mask[0, :3] = 0
+    with pytest.raises(hea.UnsupportedBackendError, match="padding would be read"):
+        sparse("llama")(token_ids(1, 14), attention_mask=mask)
+    mask[:] = 1
+    sparse("llama")(token_ids(1, 14), attention_mask=mask)
+
+
+def test_padding_that_positions_tell_changes_nothing_under_ulysses(request: pytest.FixtureRequest) -> None:
+    """Positions of padding are 1, as transformers makes them, or 0: each such token is a document of its own."""
+    model, ids = sparse("llama"), token_ids(1, 14)
+    expected = model(ids[:, 4:], use_cache=False).logits
+    request.getfixturevalue("ulysses")
+    for padding in (0, 1):
+        positions = torch.cat([torch.full((1, 4), padding), torch.arange(10)[None]], 1)
+        actual = model(ids, position_ids=positions, use_cache=False).logits[:, 4:]
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"use_cache": True}, {"use_cache": False, "attention_mask": torch.ones(1, 14)}])
+def test_documents_that_cannot_be_seen_are_warned_of_once(options: dict[str, Any]) -> None:
+    model, ids = sparse("llama"), token_ids(1, 14)
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="use_cache=False"):
+        model(ids, position_ids=POSITIONS, **options)
+    model(ids, position_ids=POSITIONS, **options)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_left_padding_with_a_cache_is_not_taken_for_documents(cache: str) -> None:
+    model, ids = sparse("llama"), token_ids(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    warn_once.cache_clear()
+    model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, cache_implementation=cache)
+
+
+def test_collator_with_flattening_trains_a_sparse_model(tmp_path: Any) -> None:
+    model, ids = sparse("llama"), token_ids(4, 6)
+    rows = [{"input_ids": row[: 3 + index], "labels": row[: 3 + index]} for index, row in enumerate(ids.tolist())]
+    collator = tr.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_position_ids=False)
+    batch = collator(rows)
+    packed = model(**batch).loss
+    texts = [torch.tensor(row["input_ids"])[None] for row in rows]
+    losses = [model(text, labels=text).loss * (text.shape[1] - 1) for text in texts]
+    torch.testing.assert_close(packed, sum(losses) / sum(text.shape[1] - 1 for text in texts))

@@ -1,0 +1,90 @@
+"""Packed documents of every family beyond `position_ids`: flash attention's arguments, caches, and Ulysses."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models.contract import TOLERANCE, first_tensor, random_ids
+from models_cases import CASES, Case
+from seq2seq_cases import CASES as SEQ2SEQ_CASES
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.notices import warn_once
+
+every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+LENGTHS = (5, 1, 9)
+ENDS = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
+NUMBERS = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None]
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+@every_case
+@torch.no_grad()
+def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
+    model, ids = case.model("AutoModel"), random_ids(1, 15)
+    alone = torch.cat([first_tensor(model(part)) for part in ids.split(LENGTHS, 1)], 1)
+    for said in ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 9}, {"seq_idx": NUMBERS}):
+        for positions in (None, POSITIONS):
+            packed = first_tensor(model(ids, position_ids=positions, **said))
+            torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=TOLERANCE)
+    with pytest.raises(hea.InputError, match="go on counting"):
+        model(ids, position_ids=torch.arange(15)[None], cu_seq_lens_q=ENDS)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_causal], ids=lambda case: case.name)
+@torch.no_grad()
+def test_documents_behind_cached_tokens_are_warned_of_and_padding_is_not(case: Case) -> None:
+    model, ids = case.model(), random_ids(2, 15)
+    warn_once.cache_clear()
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    positions = torch.tensor([[4, 5, 6, 0, 1, 2]])
+    with pytest.warns(UserWarning, match="position_ids restart"):
+        model(ids[:, 4:10], position_ids=positions, past_key_values=cache)
+    with pytest.raises(hea.InputError, match="cached tokens"):
+        model(ids[:, 10:], past_key_values=cache, seq_idx=NUMBERS[:, :5])
+    warn_once.cache_clear()
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    cache = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values
+    positions = torch.tensor([[1, 1, 0, 1, 2], [4, 5, 6, 7, 8]])
+    model(ids[:, 4:9], attention_mask=mask[:, :9], position_ids=positions, past_key_values=cache)
+
+
+@every_case
+def test_replaced_attention_functions_are_refused(case: Case) -> None:
+    """Where the layers never call it, or add to it what it knows nothing of."""
+    model: Any = case.model()
+    name = model.config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS[name] = lambda *args, **kwargs: None
+    try:
+        with pytest.raises(hea.UnsupportedBackendError, match="Ulysses"):
+            model(random_ids(1, 5))
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[name]
+    model(random_ids(1, 5))
+
+
+@pytest.mark.parametrize("said", [{"cu_seq_lens_q": ENDS}, {"seq_idx": NUMBERS}], ids=["ends", "numbers"])
+def test_encoder_decoders_refuse_packing(said: dict[str, Any]) -> None:
+    model = SEQ2SEQ_CASES[0].model()
+    with pytest.raises(hea.InputError, match="documents cannot be packed"):
+        model(random_ids(1, 15), decoder_input_ids=random_ids(1, 3), **said)
+
+
+def test_segments_of_texts_have_no_documents() -> None:
+    model = next(case for case in CASES if case.name == "span-adaptive").model()
+    with pytest.raises(hea.InputError, match="segment_index and seq_idx exclude each other"):
+        model(random_ids(1, 15), segment_index=torch.zeros(1, dtype=torch.long), seq_idx=NUMBERS)
+
+
+def test_collator_with_flattening_needs_no_positions() -> None:
+    model = next(case for case in CASES if case.name == "sparse-longformer-causal").model()
+    rows = [{"input_ids": row[: 3 + index]} for index, row in enumerate(random_ids(4, 9).tolist())]
+    collate = transformers.DataCollatorWithFlattening
+    losses = [
+        model(**collate(return_flash_attn_kwargs=not positions, return_position_ids=positions)(rows)).loss
+        for positions in (True, False)
+    ]
+    torch.testing.assert_close(*losses)
