@@ -48,6 +48,12 @@ PATTERNS: dict[str, Pattern] = {
 }
 # its positions are the nodes of a tree, so that few lengths are possible
 SPAN_TREE = "span tree"
+# for numbers of heads that three divides
+THREE_PATTERNS = "three patterns"
+MORE_PATTERNS: dict[str, Pattern] = {
+    SPAN_TREE: SpanTree(2),
+    THREE_PATTERNS: PerHead([Band(2, 0), bigbird(4, 1, plan="authors"), Causal()]) | Dilated(9, 9, 3),
+}
 TREE_TOKENS, TREE_POSITIONS = 64, 127
 LENGTHS = (1, 2, 63, 64, 65, 127, 1000, 1024)
 MASKS = ("none", "left", "right", "holes", "documents", "globals")
@@ -111,6 +117,7 @@ class Case:
     memory: tuple[str, str, str, str] = ("plain",) * 4
     learned: tuple[int, ...] = (0, 1, 2, 3)
     score_factor: float = 1.0
+    scale: float = SCALE
 
     def __str__(self) -> str:
         parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
@@ -122,6 +129,7 @@ class Case:
             ", ".join(name for name in self.memory if name != "plain"),
             self.learned != Case.learned and f"learned {self.learned}",
             self.score_factor != 1 and f"scores x {self.score_factor:g}",
+            self.scale != SCALE and f"scale {self.scale:g}",
         )
         return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
 
@@ -129,7 +137,7 @@ class Case:
     def layout(self) -> Layout:
         """The layout, the queries being the last positions."""
         num_queries = self.num_queries or self.num_keys
-        pattern = SpanTree(2) if self.pattern == SPAN_TREE else PATTERNS[self.pattern]
+        pattern = (PATTERNS | MORE_PATTERNS)[self.pattern]
         return Layout(pattern, self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
 
     def request(self, device: str = "cpu") -> Request:
@@ -195,7 +203,7 @@ def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "
     tokens = token_mask(case.mask, case.num_keys)
     moved = TokenMask(*(None if mask is None else mask.to(device) for mask in vars(tokens).values()))
     terms = tuple(Term(values, case.label) for values in tensors.values if case.label)
-    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.layout, moved, terms, SCALE, 0.0)
+    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.layout, moved, terms, case.scale, 0.0)
     assert out.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert not lse.requires_grad
@@ -220,7 +228,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
         leaf.requires_grad_()
     tokens, cpu = token_mask(case.mask, case.num_keys), torch.device("cpu")
     keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
-    scores = tensors.q @ keys.transpose(-1, -2) * SCALE
+    scores = tensors.q @ keys.transpose(-1, -2) * case.scale
     bias = term_bias([Term(each, case.label) for each in tensors.values if case.label], case.layout, tokens, cpu)
     allowed = allowed_pairs(case.layout, tokens, BATCH_SIZE, cpu)
     if bias is not None:
@@ -275,7 +283,7 @@ def memory_cases() -> list[Case]:
         for place in range(4):
             memory = tuple(name if index == place else "plain" for index in range(4))
             pattern, dtype = patterns[(number + place) % len(patterns)], DTYPES[(number + 2 * place) % len(DTYPES)]
-            cases.append(Case(pattern, 90, masks[place], dtype, memory=memory))
+            cases.append(Case(pattern, 10 if number % 2 else 90, masks[place], dtype, memory=memory))
         cases.append(
             Case("band", 90, "holes", num_queries=1 + number, memory=(name, name, "plain", name), label=Distance(-3, 6))
         )
@@ -311,6 +319,7 @@ def special_cases() -> list[Case]:
         Case("globals", 90, "holes", torch.bfloat16, label=clipped),
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),
+        *(Case(pattern, 90, scale=scale) for pattern in ("full", "causal", "band") for scale in (-0.5, 0.0)),
         Case("causal", 90, value_dim=8),
         Case(SPAN_TREE, TREE_POSITIONS),
         Case(SPAN_TREE, TREE_POSITIONS, label=SpanRelation(TREE_TOKENS, 2, clip_distance=3)),

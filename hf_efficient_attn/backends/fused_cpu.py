@@ -1,8 +1,9 @@
 """The fused operator behind torch's SDPA on CPUs, which torch keeps to itself: what it assumes, said in one place.
 
 It checks nothing. Within a row it steps from number to number whatever the stride of the last dimension says, and so
-reads foreign memory; in half precision its backward pass fails where rows overlap. `plain_rows` makes inputs that are
-right; views of these that leave the last dimension alone, such as blocks of keys that overlap, are right too.
+reads foreign memory; of rows that overlap or are one, some products are left unwritten, and in half precision its
+backward pass fails. `plain_rows` makes inputs that are right; views of these that leave their rows alone, such as
+blocks of keys that overlap, are right too. With `is_causal` it scales what it has masked: no scale of 0 or less.
 """
 
 import torch
@@ -12,16 +13,16 @@ from torch import Tensor
 def plain_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors [batch, heads, tokens, width] as the operator may read them; copies only of those it may not.
 
-    Examples, heads and tokens may lie in any order in memory, and be repeated by a stride of 0.
+    Examples, heads and tokens may lie in any order in memory; examples and heads may overlap, or be one.
     """
     return tuple(tensor if has_plain_rows(tensor) else tensor.contiguous() for tensor in tensors)
 
 
 def has_plain_rows(tensor: Tensor) -> bool:
-    """Return whether the last dimension is contiguous, and no two rows overlap in part."""
+    """Return whether the last dimension is contiguous, and no two rows overlap."""
     tokens, width = tensor.shape[-2:]
     token_stride, stride = tensor.stride()[-2:]
-    return (stride == 1 or width == 1) and (token_stride >= width or token_stride == 0 or tokens == 1)
+    return (stride == 1 or width == 1) and (token_stride >= width or tokens == 1)
 
 
 def fused_attention(

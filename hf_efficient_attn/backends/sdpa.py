@@ -54,6 +54,9 @@ def attend(
             closed = (mask == -torch.inf).all(-1, keepdim=True)
             mask = mask.masked_fill(closed, 0.0)
             keyless = closed if keyless is None else closed | keyless
+    if is_causal and scale <= 0.0:
+        # kernels close the causal triangle by -inf before they scale, and -inf times such a number is no mask
+        q, scale = q * scale, 1.0
     out, lse = _fused(q, keys, values, mask, is_causal, scale, dropout, need_lse)
     if need_lse and lse is None:
         lse = row_lse(q, k, layout, tokens, terms, scale)
