@@ -71,6 +71,15 @@ def check_numbers(
         raise InputError(f"layer={layer!r} must be the index of a layer, an integer of at least 0.")
 
 
+def check_heads(first_head: int, num_model_heads: int | None) -> None:
+    """Raise InputError if the place of the heads in the model is no number; `Layout` knows their range."""
+    if not isinstance(first_head, int) or not (num_model_heads is None or isinstance(num_model_heads, int)):
+        raise InputError(
+            f"first_head={first_head!r} and num_model_heads={num_model_heads!r} must be integers, or None for "
+            "num_model_heads, if there are no other heads."
+        )
+
+
 def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
     """Return the error that says what is wrong with the shapes of q, k and v."""
     return InputError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: {problem}")

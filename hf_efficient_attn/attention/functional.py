@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.checks import check_kinds, check_numbers, check_shapes, check_terms
+from hf_efficient_attn.attention.checks import check_heads, check_kinds, check_numbers, check_shapes, check_terms
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
@@ -31,6 +31,8 @@ def attention(
     return_lse: bool = False,
     query_offset: int | Tensor | None = None,
     layer: int = 0,
+    first_head: int = 0,
+    num_model_heads: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
 
@@ -59,6 +61,9 @@ def attention(
         query_offset: position of the first query on the axis of the keys, also as an integer tensor, as static caches
             have it; None: the queries are the last positions, as in cached decoding.
         layer: index of the layer, which random patterns depend on.
+        first_head: number of the first of these heads in the model, where a process has only some of them; random
+            patterns and `PerHead` are laid over all heads.
+        num_model_heads: query heads of the model; None: these are all.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit together.
@@ -70,6 +75,7 @@ def attention(
     check_kinds(q, k, v)
     if not torch.compiler.is_compiling():
         check_numbers(pattern, scale, dropout, query_offset, layer)
+        check_heads(first_head, num_model_heads)
     tokens = TokenMask(key_mask, segment_ids, global_mask)
     tokens.check(q.shape[0], k.shape[2], q.device)
     check_terms(terms, q)
@@ -78,8 +84,8 @@ def attention(
         query_offset = k.shape[2] - q.shape[2]
     layer = drawn_layer(pattern, layer)
     if q.shape[2] == k.shape[2] and not torch.compiler.is_compiling():
-        warn_of_keyless(pattern, q.shape[1], k.shape[2], layer)
-    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer)
+        warn_of_keyless(pattern, num_model_heads or q.shape[1], k.shape[2], layer)
+    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer, first_head, num_model_heads)
     request = Request(
         layout=layout,
         device=q.device.type,

@@ -4,6 +4,7 @@ A model whose config has an `attention_pattern` computes that; any other compute
 sliding windows, padding and packing included. What a layer follows is decided in `layer_patterns`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
+from hf_efficient_attn.attention.model_heads import place_of_heads
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.trial import TRIAL, trial_attention, trial_mask
@@ -54,10 +56,12 @@ def efficient_attention_forward(
     Raises:
         ConfigurationError: an `attention_pattern` that the model, or cached decoding, cannot have.
         InputError: a mask that does not belong to these queries and keys.
-        UnsupportedBackendError: the model needs what the engine cannot compute.
+        UnsupportedBackendError: the model needs what the engine cannot compute, or has heads that cannot be numbered.
     """
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
+    first_head, num_model_heads = place_of_heads(module, followed.pattern, query.shape[1])
+    followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads)
     check_lengths(module, followed, query, key)
     attention_mask = with_said_documents(module, attention_mask, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
@@ -86,7 +90,9 @@ def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key:
     pattern, num_queries, num_keys = followed.pattern, query.shape[2], key.shape[2]
     if num_queries == num_keys:
         if not torch.compiler.is_compiling():
-            warn_of_keyless(pattern, query.shape[1], num_keys, drawn_layer(pattern, followed.layer))
+            warn_of_keyless(
+                pattern, followed.num_model_heads or query.shape[1], num_keys, drawn_layer(pattern, followed.layer)
+            )
     elif pattern.depends_on_length:
         raise ConfigurationError(
             f"A pattern of kind {pattern.kind!r} is drawn anew for every length, so decoding with a cache would not "

@@ -86,6 +86,8 @@ def attend_layer(
         backend=backend,
         query_offset=columns.query_offset,
         layer=followed.layer,
+        first_head=followed.first_head,
+        num_model_heads=followed.num_model_heads,
     )
     return attended.transpose(1, 2).contiguous(), None
 
@@ -143,7 +145,8 @@ def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, query: 
     """Return the layer's pattern laid over these queries and keys; by default the queries are the last positions."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     offset = num_keys - num_queries if query_offset is None else int(query_offset)
-    return Layout(followed.pattern, query.shape[1], num_queries, num_keys, offset, followed.layer)
+    heads = (followed.first_head, followed.num_model_heads)
+    return Layout(followed.pattern, query.shape[1], num_queries, num_keys, offset, followed.layer, *heads)
 
 
 def added_scores(matrix: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

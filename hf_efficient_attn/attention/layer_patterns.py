@@ -43,6 +43,7 @@ class LayerPattern:
         is_causal: the config's pattern is in its causal form.
         reads_all: every query reads every token: full attention of the layer's own, or cross-attention, whose queries
             and keys stand in different sequences.
+        first_head, num_model_heads: which of the model's heads are computed; see `attention`.
     """
 
     pattern: Pattern
@@ -50,6 +51,8 @@ class LayerPattern:
     is_own: bool = True
     is_causal: bool = False
     reads_all: bool = False
+    first_head: int = 0
+    num_model_heads: int | None = None
 
 
 def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> LayerPattern:

@@ -44,7 +44,7 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
 def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
     return pairs_operator(
         *(tokens.key_mask, tokens.segment_ids, tokens.global_mask),
-        write_plan(layout.pattern, layout.layer, ()),
+        write_plan(layout.pattern, layout.layer, (), layout.first_head, layout.num_model_heads),
         [1 if tokens.is_empty else batch_size, layout.num_heads, layout.num_queries, layout.num_keys],
         layout.query_offset,
         device,
@@ -62,9 +62,9 @@ def pairs_operator(
     device: torch.device,
 ) -> Tensor:
     """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace what patterns do."""
-    pattern, layer, _ = read_plan(plan)
+    pattern, layer, _, first_head, num_model_heads = read_plan(plan)
     batch_size, num_heads, num_queries, num_keys = shape
-    layout = Layout(pattern, num_heads, num_queries, num_keys, query_offset, layer)
+    layout = Layout(pattern, num_heads, num_queries, num_keys, query_offset, layer, first_head, num_model_heads)
     allowed = allowed_pairs(layout, TokenMask(key_mask, segment_ids, global_mask), batch_size, device)
     if allowed is None:
         return torch.ones(*shape, dtype=torch.bool, device=device)

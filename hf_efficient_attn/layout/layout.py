@@ -7,6 +7,9 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
+# (number of the first head, heads of the call, heads of the model)
+Heads = tuple[int, int, int]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -17,9 +20,11 @@ class Layout:
 
     Attributes:
         pattern: as the user gave it; `head_patterns` draws its random parts.
-        num_heads: query heads.
+        num_heads: query heads of this call.
         num_queries, num_keys, query_offset: in tokens.
         layer: index of the layer; random patterns differ by it.
+        first_head: number of the first of these heads in the model.
+        num_model_heads: heads of the model, over which the pattern is laid; None: there are no others.
     """
 
     pattern: Pattern
@@ -28,8 +33,17 @@ class Layout:
     num_keys: int
     query_offset: int = 0
     layer: int = 0
+    first_head: int = 0
+    num_model_heads: int | None = None
 
     def __post_init__(self) -> None:
+        last_first = (self.num_model_heads or self.num_heads) - self.num_heads
+        if not 0 <= self.first_head <= last_first:
+            raise InputError(
+                f"{self.num_heads} heads from number {self.first_head} on are not among the "
+                f"{self.num_model_heads or self.num_heads} of the model. Give num_model_heads, all heads of the model, "
+                f"and first_head between 0 and {max(0, last_first)}."
+            )
         last = self.query_offset + self.num_queries
         if self.query_offset < 0 or last > self.num_keys:
             raise InputError(
@@ -43,13 +57,21 @@ class Layout:
         """The positions of the queries."""
         return slice(self.query_offset, self.query_offset + self.num_queries)
 
+    @property
+    def heads(self) -> Heads:
+        """(first, number, all of the model) of the heads."""
+        return self.first_head, self.num_heads, self.num_model_heads or self.num_heads
+
     def head_patterns(self) -> tuple[Pattern, ...]:
         """Return the pattern of each query head, every random part drawn for these lengths."""
-        return _head_patterns(self.pattern, self.num_heads, self.num_keys, self.layer)
+        return _head_patterns(self.pattern, self.heads, self.num_keys, self.layer)
 
     def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
-        """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns."""
-        return _head_groups(self.pattern, self.num_heads, self.num_keys, self.layer)
+        """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns.
+
+        Heads count within this call.
+        """
+        return _head_groups(self.pattern, self.heads, self.num_keys, self.layer)
 
     def of_document(self, start: int, stop: int, global_positions: tuple[int, ...] = ()) -> "Layout":
         """Return the layout of the document at positions `start` … `stop - 1`, which counts from zero again.
@@ -71,15 +93,16 @@ def drawn_layer(pattern: Pattern, layer: int) -> int:
 
 
 @cached()
-def _head_patterns(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[Pattern, ...]:
-    heads = pattern.heads(num_heads)
-    return tuple(one.resolve(num_keys, layer, head, num_heads) for head, one in enumerate(heads))
+def _head_patterns(pattern: Pattern, heads: Heads, num_keys: int, layer: int) -> tuple[Pattern, ...]:
+    first, count, total = heads
+    own = pattern.heads(total)[first : first + count]
+    return tuple(one.resolve(num_keys, layer, head, total) for head, one in enumerate(own, first))
 
 
 @cached()
-def _head_groups(pattern: Pattern, num_heads: int, num_keys: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
+def _head_groups(pattern: Pattern, heads: Heads, num_keys: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
     groups: list[tuple[int, int, Pattern]] = []
-    for head, drawn in enumerate(_head_patterns(pattern, num_heads, num_keys, layer)):
+    for head, drawn in enumerate(_head_patterns(pattern, heads, num_keys, layer)):
         if groups and groups[-1][2] == drawn:
             first, count, _ = groups[-1]
             groups[-1] = (first, count + 1, drawn)

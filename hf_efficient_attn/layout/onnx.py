@@ -7,7 +7,7 @@ from hf_efficient_attn.layout.plan import read_plan
 
 
 def refuse_onnx(plan: str) -> None:
-    """Raise UnsupportedBackendError during `torch.onnx.export`; called by the operators' shapes, which tracing needs."""
+    """Raise UnsupportedBackendError during `torch.onnx.export`; called by the operators' shapes, which it needs."""
     if torch.onnx.is_in_onnx_export():
         raise UnsupportedBackendError(
             f"ONNX has no operator for attention with a {read_plan(plan)[0].kind} pattern. Use torch.export, or export "

@@ -1,4 +1,4 @@
-"""A plan: pattern, layer and labels as one line of JSON, since an operator takes only tensors, numbers and text."""
+"""A plan: pattern, layer, labels, heads as one line of JSON, since an operator takes only tensors, numbers and text."""
 
 import json
 from operator import index
@@ -12,21 +12,27 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import written_fields
 
 
-def write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
-    """Return pattern, layer and labels as JSON text.
+def write_plan(
+    pattern: Pattern, layer: int, labels: tuple[Label, ...], first_head: int = 0, num_model_heads: int | None = None
+) -> str:
+    """Return pattern, layer, labels, and which of the model's heads the call has, as JSON text.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> write_plan(Band(2, 0), 1, ())
-    '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": []}'
+    '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": [], "heads": [0, null]}'
     """
     if torch.compiler.is_compiling():
         # traced, so that the compiled graph is guarded by every field it depends on
-        return _write_plan(pattern, layer, labels)
-    return _written_plan(pattern, layer, labels)
+        return _write_plan(pattern, layer, labels, first_head, num_model_heads)
+    return _written_plan(pattern, layer, labels, first_head, num_model_heads)
 
 
-def _write_plan(pattern: Pattern, layer: int, labels: tuple[Label, ...]) -> str:
-    return f'{{"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}}}'
+def _write_plan(
+    pattern: Pattern, layer: int, labels: tuple[Label, ...], first_head: int, num_model_heads: int | None
+) -> str:
+    heads = f"[{to_text(first_head)}, {to_text(num_model_heads)}]"
+    fields = f'"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}, "heads": {heads}'
+    return "{" + fields + "}"
 
 
 _written_plan = cached()(_write_plan)
@@ -50,11 +56,11 @@ def to_text(value: Any) -> str:
 
 
 @cached()
-def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...]]:
-    """Return the pattern, layer and labels that `write_plan` wrote."""
+def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...], int, int | None]:
+    """Return the arguments of the `write_plan` that wrote it."""
     data = json.loads(plan)
     labels = tuple(Label.from_dict(label) for label in data["labels"])
-    return Pattern.from_dict(data["pattern"]), data["layer"], labels
+    return Pattern.from_dict(data["pattern"]), data["layer"], labels, *data["heads"]
 
 
 @cached()

@@ -4,11 +4,24 @@ A backend joins by one line in BACKENDS.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
-from backends_contract import MEMORY, Case, check, huge_score_cases, memory_cases, pairwise_cases, special_cases
+from backends_contract import (
+    MEMORY,
+    SCALE,
+    THREE_PATTERNS,
+    Case,
+    check,
+    huge_score_cases,
+    memory_cases,
+    pairwise_cases,
+    special_cases,
+    tensors_of,
+    token_mask,
+)
 
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
@@ -47,6 +60,25 @@ def test_contract(backend: ModuleType, case: Case) -> None:
     if reason is not None:
         pytest.skip(reason)
     check(case, backend)
+
+
+@pytest.mark.parametrize("name", ["per head", "random", THREE_PATTERNS])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_heads_have_the_numbers_of_the_model(backend: ModuleType, name: str) -> None:
+    """A process that has four of the heads computes what one with all twelve does in these."""
+    case = Case(name, 40, "documents", heads=(12, 6))
+    tensors = tensors_of(case, torch.float32)
+    tokens = token_mask(case.mask, case.num_keys)
+    whole, _ = backend.attend(tensors.q, tensors.k, tensors.v, case.layout, tokens, (), SCALE, 0.0)
+    for first in (0, 4, 8):
+        layout = replace(case.layout, num_heads=4, first_head=first, num_model_heads=12)
+        queries, keys = slice(first, first + 4), slice(first // 2, first // 2 + 2)
+        own = (tensors.q[:, queries], tensors.k[:, keys], tensors.v[:, keys])
+        found, _ = backend.attend(*own, layout, tokens, (), SCALE, 0.0)
+        torch.testing.assert_close(found, whole[:, queries])
+    torch.compiler.reset()
+    compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, layout, tokens, (), SCALE, 0.0)
+    torch.testing.assert_close(compiled, found)
 
 
 # torch's own imports warn when it compiles for the first time

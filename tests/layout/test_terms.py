@@ -16,7 +16,7 @@ LABELS = [*INDICES, SoftSpan(32, shift=1, num_inner=7)]
 @pytest.mark.parametrize("label", LABELS, ids=str)
 def test_json_and_plans(label: Label) -> None:
     assert Label.from_dict(label.to_dict()) == label
-    assert read_plan(write_plan(Band(1, 1), 3, (label,))) == (Band(1, 1), 3, (label,))
+    assert read_plan(write_plan(Band(1, 1), 3, (label,), 2, 8)) == (Band(1, 1), 3, (label,), 2, 8)
 
 
 @pytest.mark.parametrize("label", INDICES, ids=str)

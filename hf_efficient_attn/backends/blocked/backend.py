@@ -38,7 +38,8 @@ def attend(
         need_lse: of no use here; lse is always there.
         query_start: position of the first query as an integer tensor, in the place of the layout's `query_offset`.
     """
-    plan = write_plan(layout.pattern, layout.layer, tuple(term.label for term in terms))
+    labels = tuple(term.label for term in terms)
+    plan = write_plan(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads)
     seed = torch.randint(2**62, (), dtype=torch.int64) if dropout > 0.0 else None
     return blocked_attention(
         q,

@@ -252,7 +252,8 @@ def fold_batch(call: Call, tensors: tuple[Tensor, ...]) -> tuple[Call, tuple[Ten
     is_alike = call.tokens.is_empty and len(call.layout.head_groups()) == 1
     if batch_size == 1 or not is_alike or any(not is_foldable(tensor, num_heads) for tensor in tensors):
         return call, tensors
-    layout = replace(call.layout, pattern=call.layout.head_patterns()[0], num_heads=batch_size * num_heads)
+    drawn = call.layout.head_patterns()[0]
+    layout = replace(call.layout, pattern=drawn, num_heads=batch_size * num_heads, first_head=0, num_model_heads=None)
     terms = tuple(replace(term, values=fold_values(term.values, batch_size, num_heads)) for term in call.terms)
     return replace(call, layout=layout, terms=terms), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
 

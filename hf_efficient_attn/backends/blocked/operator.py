@@ -86,9 +86,10 @@ def _call(
     scale: float,
     dropout: float,
 ) -> Call:
-    pattern, layer, labels = read_plan(plan)
+    pattern, layer, labels, first_head, num_model_heads = read_plan(plan)
     query_offset = query_offset if query_start is None else int(query_start)
-    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], query_offset, layer)
+    lengths = (q.shape[2], k.shape[2], query_offset)
+    layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads)
     terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
     return Call(layout, TokenMask(*masks), terms, scale, dropout, 0 if seed is None else int(seed))
 

@@ -1,0 +1,74 @@
+"""Which of its model's heads an attention module has: under tensor parallelism a process holds some of them.
+
+A pattern that differs from head to head is laid over all heads of the model, so that a process computes in its heads
+exactly what one alone would.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from hf_efficient_attn.attention.untraced import run_untraced
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# where a module keeps what was found about it
+KNOWN = "_attention_heads"
+# where modules and configs of transformers say how many heads a layer has, first match
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+DECODER_COUNT = "decoder_attention_heads"
+
+# (number of the first head, heads of the model or None: there are no others)
+Place = tuple[int, int | None]
+
+
+def place_of_heads(module: nn.Module, pattern: Pattern, num_heads: int) -> Place:
+    """Return which heads of the model the `num_heads` query heads of a call are, as far as the pattern depends on it.
+
+    Raises:
+        UnsupportedBackendError: the module has more heads than these, and which these are cannot be told.
+    """
+    if not (pattern.is_random or pattern.num_head_patterns > 1):
+        return 0, None
+    run_untraced(keep_heads, module)
+    declared, shards = module.__dict__[KNOWN]
+    if declared is None and not shards:
+        return 0, None
+    if declared is not None and num_heads >= declared:
+        return 0, None
+    for rank, num_shards in shards:
+        if declared == num_shards * num_heads:
+            return rank * num_heads, declared
+    raise UnsupportedBackendError(
+        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and which "
+        f"these are its parameters do not tell, but the pattern ({pattern.kind}) differs from head to head. Use the "
+        "tensor parallelism of transformers, with a number of processes that divides the heads, or a pattern that is "
+        "the same for all heads."
+    )
+
+
+def keep_heads(module: nn.Module) -> None:
+    """Keep with a module how many heads it says to have, and (rank, number) of each way its projections are cut."""
+    module.__dict__[KNOWN] = (declared_heads(module), tuple(shards_of(module)))
+
+
+def declared_heads(module: nn.Module) -> int | None:
+    """Return how many heads a layer of this kind has in all; None: nothing says so."""
+    config: Any = getattr(module, "config", None)
+    names = ((DECODER_COUNT,) if getattr(module, "is_decoder", False) else ()) + HEAD_COUNTS
+    counts = (getattr(place, name, None) for place in (module, config) for name in names)
+    return next((count for count in counts if isinstance(count, int)), None)
+
+
+def shards_of(module: nn.Module) -> list[tuple[int, int]]:
+    """Return (rank of this process, number of shards) of every way in which outputs of the module's layers are cut."""
+    found: list[tuple[int, int]] = []
+    for layer in module.children():
+        parameter: Any
+        for parameter in layer.parameters(recurse=False):
+            for dimension, placement in enumerate(getattr(parameter, "placements", ())):
+                if placement.is_shard() and placement.dim in (0, -parameter.ndim):
+                    mesh = parameter.device_mesh
+                    shard = (mesh.get_local_rank(dimension), mesh.size(dimension))
+                    found += [] if shard in found else [shard]
+    return found

@@ -1,0 +1,65 @@
+"""Under tensor parallelism every process has some of the heads, and follows for them what one process would.
+
+One torchrun (two processes, gloo, CPU) runs `tensor_parallel_script.py` on models that this process saves and computes.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensor_parallel_script import results
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, Causal, Dilated, PerHead, RandomBlocks
+
+SCRIPT = Path(__file__).parents[1] / "tensor_parallel_script.py"
+PER_HEAD = PerHead([Band(3, 0), Dilated(12, 0, 3), Band(0, 0) | RandomBlocks(1, 4, is_causal=True), Causal()])
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
+
+
+def llama() -> PreTrainedModel:
+    """Return a Llama whose eight heads share four key heads and follow four patterns."""
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, pad_token_id=0))
+    return hea.sparsify(model, PER_HEAD)
+
+
+def sparse() -> PreTrainedModel:
+    """Return one of our own, of which only the MLPs are cut."""
+    return hea.SparseTransformerForCausalLM(
+        hea.SparseTransformerConfig(**SIZES, is_causal=True, attention_pattern=PER_HEAD.to_dict(), pad_token_id=0)
+    )
+
+
+MODELS = {"llama": llama, "sparse": sparse}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the models, what one process computes with them, and what two do."""
+    folder = tmp_path_factory.mktemp("tensor_parallel")
+    torch.manual_seed(0)
+    for name, build in MODELS.items():
+        model = build().eval()
+        model.save_pretrained(folder / name)
+        torch.save(results(model), folder / f"{name}-alone.pt")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT, folder]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
+    alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
+    for quantity, expected in alone.items():
+        assert expected.abs().max() > 1e-4
+        torch.testing.assert_close(together[quantity], expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-5)
+
+
+def test_heads_without_numbers_are_refused(folder: Path) -> None:
+    message = bytes(torch.load(folder / "llama.pt")["refused"].tolist()).decode()
+    assert "LlamaAttention computes 4 of 8 heads" in message
