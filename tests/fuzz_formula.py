@@ -1,0 +1,231 @@
+"""Attention as a dense formula of its own, in any dtype: what `tests/fuzz_engine.py` holds the engine against.
+
+Every pattern is read here once more, from its documentation; nothing of the engine is called but the random draws, and
+the line of the span tree.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
+from hf_efficient_attn.patterns import Pattern
+
+
+@dataclass(frozen=True)
+class Head:
+    """Which head of which layer reads: random patterns and `PerHead` depend on it."""
+
+    layer: int
+    head: int
+    num_heads: int
+
+
+def readable(pattern: Pattern, num_tokens: int, head: Head) -> Tensor:
+    """Return which query may read which key of a sequence, bool [num_tokens, num_tokens]."""
+    return READ[pattern.kind](pattern, num_tokens, head)
+
+
+def grid(num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the positions of queries, a column, and of keys, a row."""
+    return torch.arange(num_tokens)[:, None], torch.arange(num_tokens)[None]
+
+
+def read_distances(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """Full, causal, band, dilated, strided: every step-th key, `left` before and `right` after the query at most."""
+    query, key = grid(num_tokens)
+    left, right = (num_tokens if limit is None else limit for limit in (pattern.left, pattern.right))
+    ahead = key - query
+    return (ahead.remainder(pattern.step) == 0) & (ahead >= -left) & (ahead <= right)
+
+
+def read_global_tokens(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """Tokens that read all, are read by all, or both; negative positions count from the end."""
+    reads = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
+    for position in pattern.positions:
+        if -num_tokens <= position < num_tokens:
+            reads[position, :] |= pattern.reads_all
+            reads[:, position] |= pattern.read_by_all
+    return reads
+
+
+def read_key_table(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """Query q reads the keys of row q."""
+    reads = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
+    for row, keys in enumerate(pattern.rows[:num_tokens]):
+        reads[row, [each for each in keys if each < num_tokens]] = True
+    return reads
+
+
+def read_blocks(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """All keys of the blocks that the query's own block reads."""
+    query, key = (positions // pattern.block_tokens for positions in grid(num_tokens))
+    return readable(pattern.pattern, math.ceil(num_tokens / pattern.block_tokens), head)[query, key]
+
+
+def read_block_local(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """The keys of the query's own block."""
+    query, key = (positions // pattern.block_tokens for positions in grid(num_tokens))
+    return query == key
+
+
+def read_union(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """What any of the patterns reads."""
+    return torch.stack([readable(part, num_tokens, head) for part in pattern.patterns]).any(0)
+
+
+def read_intersection(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """What all of the patterns read."""
+    return torch.stack([readable(part, num_tokens, head) for part in pattern.patterns]).all(0)
+
+
+def read_complement(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """What the pattern does not read."""
+    return ~readable(pattern.pattern, num_tokens, head)
+
+
+def read_per_head(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """The heads share the patterns in equal runs."""
+    return readable(pattern.patterns[head.head * len(pattern.patterns) // head.num_heads], num_tokens, head)
+
+
+def read_drawn(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """Blocks as they are drawn for this layer, head and length."""
+    return readable(pattern.resolve(num_tokens, head.layer, head.head, head.num_heads), num_tokens, head)
+
+
+def read_tree(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """The span tree's own line, which tests/patterns holds against the paper."""
+    reads: Tensor = pattern.resolve(num_tokens).allowed(*grid(num_tokens))
+    return reads
+
+
+READ: dict[str, Callable[[Any, int, Head], Tensor]] = {
+    **dict.fromkeys(("full", "causal", "band", "dilated", "strided"), read_distances),
+    "global_tokens": read_global_tokens,
+    "key_table": read_key_table,
+    "blocks": read_blocks,
+    "block_local": read_block_local,
+    "union": read_union,
+    "intersection": read_intersection,
+    "complement": read_complement,
+    "per_head": read_per_head,
+    **dict.fromkeys(("random_blocks", "bigbird_blocks"), read_drawn),
+    **dict.fromkeys(("span_tree", "sized_span_tree"), read_tree),
+}
+
+
+@dataclass
+class Masks:
+    """As the engine takes them, [batch, keys] each."""
+
+    key_mask: Tensor | None = None
+    segment_ids: Tensor | None = None
+    global_mask: Tensor | None = None
+
+    def documents(self, example: int, num_keys: int) -> list[list[int]]:
+        """Return the positions from the first to the last token of each document of an example."""
+        found: list[list[int]] = []
+        for position in range(num_keys):
+            ids = None if self.segment_ids is None else self.segment_ids[example].tolist()
+            is_new = position == 0 or (ids is not None and ids[position] != ids[position - 1])
+            found += [[position]] if is_new else []
+            found[-1] += [] if is_new else [position]
+        if self.key_mask is not None:
+            kept = [[each for each in document if self.key_mask[example, each]] for document in found]
+            found = [list(range(document[0], document[-1] + 1)) for document in kept if document]
+        return found
+
+
+def pairs_and_distances(
+    pattern: Pattern, masks: Masks, batch_size: int, num_keys: int, heads: Sequence[Head]
+) -> tuple[Tensor, Tensor]:
+    """Return the allowed pairs [batch, heads, keys, keys], and query − key where both are of one document."""
+    allowed = torch.zeros(batch_size, len(heads), num_keys, num_keys, dtype=torch.bool)
+    known: dict[tuple[int, Head], Tensor] = {}
+    for example in range(batch_size):
+        for document in masks.documents(example, num_keys):
+            place = slice(document[0], document[-1] + 1)
+            size = len(document)
+            chosen = torch.zeros(size, dtype=torch.bool)
+            if masks.global_mask is not None:
+                chosen = masks.global_mask[example, place]
+            more = chosen[:, None] | chosen[None]
+            more &= torch.ones(size, size, dtype=torch.bool).tril() if pattern.is_causal else more
+            for number, head in enumerate(heads):
+                if (size, head) not in known:
+                    known[size, head] = readable(pattern, size, head)
+                allowed[example, number, place, place] = known[size, head] | more
+        if masks.key_mask is not None:
+            allowed[example] &= masks.key_mask[example][None, :, None] & masks.key_mask[example][None, None, :]
+    index = torch.arange(num_keys)
+    return allowed, index[:, None] - index[None]
+
+
+def bias_of(values: Tensor, label: Label, distances: Tensor) -> Tensor:
+    """Return what a term adds to the scores of pairs with these distances [queries, keys]."""
+    if isinstance(label, Distance):
+        index = distances.clamp(label.first, label.last) - label.first
+        spread = values.expand(*values.shape[:2], len(distances), -1)
+        return spread.gather(-1, index.expand(*values.shape[:2], -1, -1))
+    assert isinstance(label, SoftSpan)
+    inside = (label.ramp + values - (distances.abs() - label.shift)) / label.ramp
+    # the logarithm of 0 has no gradient
+    return inside.masked_fill(inside <= 0, 1.0).clamp(max=1).log().masked_fill(inside <= 0, -torch.inf)
+
+
+@dataclass
+class Answer:
+    """What the formula gives.
+
+    Attributes:
+        weights: [batch, heads, queries, keys].
+        largest: the largest score of an allowed pair, by absolute value.
+    """
+
+    out: Tensor
+    lse: Tensor
+    weights: Tensor
+    largest: float
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bias: Tensor | None) -> Answer:
+    """Return attention of q, k and v, in their dtype."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(-1, -2) * scale
+    if bias is not None:
+        allowed = allowed & (bias > -torch.inf)
+        scores = scores + bias.masked_fill(~allowed, 0.0)
+    has_keys = allowed.any(-1, keepdim=True)
+    scores = scores.masked_fill(~allowed, 0.0)
+    # a row without keys takes the softmax of zeros, and is cut afterwards
+    closed = scores.masked_fill(~allowed & has_keys, -torch.inf)
+    weights = torch.softmax(closed, -1).masked_fill(~allowed, 0.0)
+    lse = closed.logsumexp(-1).masked_fill(~has_keys[..., 0], -torch.inf)
+    return Answer(weights @ v, lse, weights, float(scores.detach().abs().amax()))
+
+
+def magnitudes(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, answer: Answer, scale: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the sums of absolute values behind the output and the gradients of q, k and v, and behind the scores'.
+
+    Rounding shows relative to these, also where the sums themselves cancel.
+    """
+    group = q.shape[1] // k.shape[1]
+    weights, grad = answer.weights.detach(), grad.abs()
+    keys, values = (each.detach().abs().repeat_interleave(group, 1) for each in (k, v))
+    d_scores = weights * (grad @ values.transpose(-1, -2) + (grad * (weights @ values)).sum(-1, keepdim=True))
+    of_keys = d_scores.transpose(-1, -2) @ q.detach().abs() * abs(scale)
+    of_values = weights.transpose(-1, -2) @ grad
+    return {
+        "out": weights @ values,
+        "q": d_scores @ keys * abs(scale),
+        "k": of_keys.unflatten(1, (-1, group)).sum(2),
+        "v": of_values.unflatten(1, (-1, group)).sum(2),
+    }, d_scores
