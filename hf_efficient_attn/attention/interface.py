@@ -17,6 +17,7 @@ from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer
 from hf_efficient_attn.attention.mask_users import efficient_mask
 from hf_efficient_attn.attention.model_heads import place_of_heads
 from hf_efficient_attn.attention.notices import warn_of_keyless
+from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.trial import TRIAL, trial_attention, trial_mask
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -54,7 +55,8 @@ def efficient_attention_forward(
             apart (`call_documents`) count; others are ignored.
 
     Raises:
-        ConfigurationError: an `attention_pattern` that the model, or cached decoding, cannot have.
+        ConfigurationError: an `attention_pattern` that the model, or cached decoding, cannot have, or that other
+            processes do not have.
         InputError: a mask that does not belong to these queries and keys.
         UnsupportedBackendError: the model needs what the engine cannot compute, or has heads that cannot be numbered.
     """
@@ -63,6 +65,8 @@ def efficient_attention_forward(
     first_head, num_model_heads = place_of_heads(module, followed.pattern, query.shape[1])
     followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads)
     check_lengths(module, followed, query, key)
+    if not getattr(module, "layer_idx", None):
+        compare_processes(module)
     attention_mask = with_said_documents(module, attention_mask, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return attend_layer(

@@ -24,6 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS, said_positions
+from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
@@ -222,6 +223,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
                 their own. None: the input stands for itself.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        compare_processes(self)
         clamp_spans(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)

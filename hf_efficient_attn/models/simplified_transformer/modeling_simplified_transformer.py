@@ -27,6 +27,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.cached_states import append_to_cache
@@ -244,6 +245,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             raise InputError("Pass exactly one of input_ids and inputs_embeds.")
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
         refuse_overridden(self.config._attn_implementation, f"block={self.config.block!r}")
+        compare_processes(self)
         clamp_spans(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
 from hf_efficient_attn.models.masks import check_mask, token_table
@@ -58,6 +59,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
     ) -> BaseModelOutput:
         """Return the last hidden state; arguments as in `SparseSeq2SeqModel.forward`."""
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        compare_processes(self)
         check_positions(kwargs)
         if inputs_embeds is None:
             inputs_embeds = self.embed(input_ids)

@@ -19,6 +19,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.bigbird_evaluation import check_packing
 from hf_efficient_attn.models.embeddings import EmbeddingSum
 from hf_efficient_attn.models.generation_globals import extend_global_mask
@@ -88,6 +89,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
                 of what the config's `global_tokens` says.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        compare_processes(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         tokens = inputs_embeds.shape[1]
