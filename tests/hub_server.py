@@ -40,10 +40,15 @@ class HubError(Exception):
 
 @dataclass
 class Hub:
-    """A running server: `url`, and `folder` with one folder per user and repository."""
+    """A running server: `url`, and `folder` with one folder per user and repository.
+
+    `refusals`: status and error code instead of every file of a repository ("user/name"), or of one file of it
+    ("user/name/file").
+    """
 
     url: str
     folder: Path
+    refusals: dict[str, tuple[HTTPStatus, str]]
 
     def files(self, repo: str) -> Path:
         """Return the folder that holds the files of `repo`."""
@@ -68,11 +73,11 @@ class Hub:
 def running_hub(folder: Path) -> Iterator[Hub]:
     """Serve `folder` on a free port of 127.0.0.1 until the block ends."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    server.folder = folder
+    server.folder, server.refusals = folder, {}
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield Hub(f"http://127.0.0.1:{server.server_port}", folder)
+        yield Hub(f"http://127.0.0.1:{server.server_port}", folder, server.refusals)
     finally:
         server.shutdown()
         server.server_close()
@@ -185,6 +190,9 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send_json([{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()])
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
+        for refused in (repo, f"{repo}/{name}"):
+            if refused in self.server.refusals:
+                raise HubError(*self.server.refusals[refused])
         folder = self.repo_folder(repo)
         commit = commit_id(folder)
         if revision not in ("main", commit):

@@ -44,6 +44,8 @@ def check_parity(source: Source, model: PreTrainedModel, request: Request) -> st
     if reason is not None:
         return f"Outputs were not compared with the source's, as {reason}."
     found = compare(source, model, request)
+    if found is None:
+        return "Outputs were not compared with the source's, as those are not finite."
     apart = f"{found.output} differs by {found.share:.1g} of its largest number on {found.tokens} random tokens"
     if found.share <= TOLERANCE:
         return f"Compared with the source in eval mode: {apart}."
@@ -56,8 +58,11 @@ def check_parity(source: Source, model: PreTrainedModel, request: Request) -> st
     )
 
 
-def compare(source: Source, model: PreTrainedModel, request: Request) -> Difference:
-    """Return the largest difference in eval mode and float32; neither model is changed, nor any random state."""
+def compare(source: Source, model: PreTrainedModel, request: Request) -> Difference | None:
+    """Return the largest difference in eval mode and float32; None: the source's outputs are not finite.
+
+    Neither model is changed, nor any random state.
+    """
     types = [each for each in (source.model.config, model.config) if each.model_type in COUNTERPARTS]
     exceptions = {exception for each in types for exception in EXCEPTIONS[each.model_type]}
     tokens = _tokens(source, model, request)
@@ -76,6 +81,8 @@ def compare(source: Source, model: PreTrainedModel, request: Request) -> Differe
         ours = _outputs(_with_new_weights(source, deepcopy(model)).to(source.model.device), inputs)
     finally:
         np.random.set_state(before)  # noqa: NPY002
+    if not all(bool(torch.isfinite(each).all()) for each in theirs.values()):
+        return None
     shared = [name for name in theirs if name in ours]
     shares = {name: _share(theirs[name], ours[name], inputs["attention_mask"]) for name in shared}
     worst = max(shares, key=lambda name: shares[name])

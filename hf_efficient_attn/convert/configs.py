@@ -1,5 +1,7 @@
 """Configs: theirs → ours, ours → theirs, and what a change of length or pattern does to ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -8,7 +10,8 @@ from transformers import AutoConfig
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, config_patterns, is_by_part
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.convert.reading import one_line
+from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.patterns.checks import is_integer
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -45,8 +48,9 @@ def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -
         if not hasattr(theirs, name):
             continue
         fields |= dict.fromkeys([ours] if isinstance(ours, str) else ours, getattr(theirs, name))
-    fields |= counterpart.to_ours(theirs, head, parity)
-    return AutoConfig.for_model(counterpart.family, **fields)
+    with _translating(counterpart.model_type, counterpart.family):
+        fields |= counterpart.to_ours(theirs, head, parity)
+        return AutoConfig.for_model(counterpart.family, **fields)
 
 
 def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, int, dict[str, str]]:
@@ -60,7 +64,8 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, i
     fields = {name: getattr(ours, name) for name in COMMON_FIELDS}
     for name, target in counterpart.fields.items():
         fields[name] = getattr(ours, target if isinstance(target, str) else target[0])
-    theirs = AutoConfig.for_model(counterpart.model_type, **{**fields, **counterpart.to_theirs(ours)})
+    with _translating(counterpart.family, counterpart.model_type):
+        theirs = AutoConfig.for_model(counterpart.model_type, **{**fields, **counterpart.to_theirs(ours)})
     again = our_config(counterpart, theirs, head, parity=True)
     lost = differences(with_fields(ours, position_offset=again.position_offset), again, head)
     unsayable = [name for name in lost if name not in counterpart.deviations]
@@ -69,6 +74,20 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, i
         raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
     notes = {name: f"{_said(ours, name)} is not kept: {counterpart.deviations[name]}." for name in lost}
     return theirs, again.position_offset, notes
+
+
+@contextmanager
+def _translating(source_type: str, target_type: str) -> Iterator[None]:
+    """Say of values that one config allows, and that the other or its table cannot be made of, what they are."""
+    try:
+        yield
+    except EfficientAttentionError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"The {source_type} config has a value from which no {target_type} config can be made: {one_line(error)}. "
+            "Correct it in config.json."
+        ) from error
 
 
 def differences(config: Any, other: Any, head: str) -> list[str]:

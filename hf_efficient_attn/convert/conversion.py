@@ -8,13 +8,14 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.compare import check_parity
 from hf_efficient_attn.convert.configs import Request, longest_input
-from hf_efficient_attn.convert.destination import check_destination, note_kept, note_leftovers
+from hf_efficient_attn.convert.destination import check_destination, check_path, note_kept, note_leftovers
 from hf_efficient_attn.convert.dtypes import note_mixed
 from hf_efficient_attn.convert.into_ours import build_ours
 from hf_efficient_attn.convert.into_theirs import build_theirs
 from hf_efficient_attn.convert.load_tokenizer import load_tokenizer
 from hf_efficient_attn.convert.move_journal import finish_interrupted
 from hf_efficient_attn.convert.notes import give
+from hf_efficient_attn.convert.numbers import check_numbers
 from hf_efficient_attn.convert.parity import note_exceptions
 from hf_efficient_attn.convert.preflight import check_request
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
@@ -97,6 +98,8 @@ def convert(
     >>> long.config.max_position_embeddings, long.config.attention_pattern
     (2048, {'kind': 'band', 'left': 256, 'right': 256})
     """
+    if dst is not None:
+        check_path(dst)
     give([*finish_interrupted(dst), *note_leftovers(dst)])
     path = check_destination(dst, overwrite, src)
     config, head, is_own_head = describe_source(src, head)
@@ -108,6 +111,7 @@ def convert(
     )
     check_request(config, head, target, request)
     source = load_source(src, head, is_own_head)
+    source.notes += check_numbers(source.model)
     model = build_ours(source, request)
     source.notes += note_mixed(source.model, source.path, model.dtype)
     config = model.config

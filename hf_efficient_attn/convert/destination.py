@@ -8,7 +8,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from hf_efficient_attn.convert.reading import one_line
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 
 # what is written, and hence replaced: weights in the names that transformers looks for, in one file or in shards
 WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
@@ -30,6 +32,8 @@ TOKENIZERS = (
     "vocab.json",
     "vocab.txt",
 )
+# of the 255 bytes that file systems allow, what temporary folders add to a name
+LONGEST_NAME = 255 - 10
 # of a list of files in a note
 LETTERS = 200
 
@@ -43,7 +47,7 @@ def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: 
     """
     if dst is None:
         return None
-    path = Path(dst)
+    path = check_path(dst)
     _check_source_apart(path, src)
     place = nearest_existing(path)
     if not place.is_dir():
@@ -51,6 +55,30 @@ def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: 
     if path.exists() and any(path.iterdir()):
         _check_replaceable(path, overwrite)
     return path
+
+
+def check_path(dst: str | os.PathLike[str]) -> Path:
+    """Return the path of a destination that a folder, and a temporary one beside it, can have.
+
+    Raises:
+        ConfigurationError: a name that is too long, or that no folder can have; a loop of links; no access.
+    """
+    try:
+        whole = Path(dst).resolve()
+        longest = max(len(os.fsencode(name)) for name in whole.parts)
+        if longest > LONGEST_NAME:
+            raise ConfigurationError(
+                f"{shown(os.fspath(dst))} has a name of {longest} bytes; folders, and the temporary ones beside them, "
+                f"can have {LONGEST_NAME}. Give a shorter path."
+            )
+        nearest_existing(whole)
+    except ConfigurationError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{shown(os.fspath(dst))} can be no folder: {one_line(error)}. Give another path."
+        ) from error
+    return Path(dst)
 
 
 def is_replaced(name: str) -> bool:

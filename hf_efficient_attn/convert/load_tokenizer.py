@@ -5,6 +5,8 @@ from typing import Any
 from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
+from hf_efficient_attn.convert.hub import why_not_from_hub
+from hf_efficient_attn.convert.reading import reading
 from hf_efficient_attn.errors import CheckpointError
 
 # every checkpoint that has a tokenizer has one of these; without any, transformers makes up an empty tokenizer
@@ -28,10 +30,8 @@ def load_tokenizer(src: str | None, num_positions: int | None) -> Any:
     """
     if src is None or not _has_tokenizer(src):
         return None
-    try:
+    with reading(src, f"The tokenizer in {src}", "Copy or download it again, or take its files away."):
         tokenizer = AutoTokenizer.from_pretrained(src)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"The tokenizer in {src} cannot be read: {error}.") from error
     if num_positions is not None:
         tokenizer.model_max_length = num_positions
     return tokenizer
@@ -44,5 +44,8 @@ def _has_tokenizer(src: str) -> bool:
 def _has_file(src: str, name: str) -> bool:
     try:
         return cached_file(src, name) is not None
-    except OSError:
+    except OSError as error:
+        answer = why_not_from_hub(src, error)
+        if answer is not None:
+            raise CheckpointError(answer) from error
         return False

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.dtypes import check_floating
 from hf_efficient_attn.convert.find_head import find_head
+from hf_efficient_attn.convert.hub import check_weights, find_on_hub
 from hf_efficient_attn.convert.notes import summarize
+from hf_efficient_attn.convert.reading import reading
 from hf_efficient_attn.convert.registry import (
     AUTO_CLASSES,
     COUNTERPARTS,
@@ -18,8 +20,9 @@ from hf_efficient_attn.convert.registry import (
     resolve_head,
 )
 from hf_efficient_attn.convert.rename import covers
-from hf_efficient_attn.convert.weight_names import is_old_buffer
-from hf_efficient_attn.errors import CheckpointError, ConfigurationError, EfficientAttentionError
+from hf_efficient_attn.convert.saved_fields import check_saved_config
+from hf_efficient_attn.convert.weight_names import WEIGHT_FILES, is_old_buffer
+from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.models.checkpoints import saved_config
 
 
@@ -68,23 +71,16 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
         if wanted not in (None, found):
             raise ConfigurationError(f"A {type(src).__name__} in memory keeps its head; save it to load another head.")
         return src.config, _known_head(found, src.config.model_type, [type(src).__name__]), True
-    saved = saved_config(src, {})
-    if "model_type" not in saved:
-        raise CheckpointError(
-            f"{src} has no config.json with a model_type. Give a folder that save_pretrained wrote, or a name on the "
-            "Hub that can be reached."
-        )
+    path = find_on_hub(str(src))
+    saved = saved_config(path, {})
+    check_saved_config(path, saved)
     model_type, architectures = saved["model_type"], saved.get("architectures") or []
     check_source(model_type)
-    try:
-        config = AutoConfig.from_pretrained(src)
-    except EfficientAttentionError:
-        raise
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        raise CheckpointError(f"The config in {src} describes no {model_type!r} model: {error}. Correct it.") from error
+    with reading(path, f"The config in {path}, of a {model_type!r} model,", "Correct it."):
+        config = AutoConfig.from_pretrained(path)
     own = head_of_class(architectures[0]) if architectures else None
     if wanted is None and not architectures and model_type in COUNTERPARTS:
-        own = find_head(str(src), config, COUNTERPARTS[model_type])
+        own = find_head(path, config, COUNTERPARTS[model_type])
     return config, _known_head(wanted or own, model_type, architectures), wanted in (None, own)
 
 
@@ -96,8 +92,11 @@ def load_source(src: Any, head: str, is_own_head: bool) -> Source:
     """
     if isinstance(src, PreTrainedModel):
         return Source(src, head)
-    model, info = _load(str(src), head)
-    source = Source(model, head, str(src))
+    path = find_on_hub(str(src))
+    check_weights(path, WEIGHT_FILES)
+    model, info = _load(path, head)
+    source = Source(model, head, path)
+    check_floating(path)
     _check_loaded(source, info, is_own_head)
     return source
 
@@ -117,18 +116,12 @@ def _known_head(head: str | None, model_type: str, architectures: list[str]) -> 
 
 def _load(path: str, head: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     auto_class = getattr(transformers, AUTO_CLASSES[head])
-    try:
+    what = f"The weights in {path}, as those of {AUTO_CLASSES[head]},"
+    with reading(path, what, "Copy or download the checkpoint again if it is incomplete."):
         # weights of other shapes are reported here, by name
         model, info = auto_class.from_pretrained(
             path, output_loading_info=True, dtype="auto", ignore_mismatched_sizes=True
         )
-    except EfficientAttentionError:
-        raise
-    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(
-            f"The weights in {path} cannot be read as {AUTO_CLASSES[head]}: {error}. Copy or download the checkpoint "
-            "again if it is incomplete."
-        ) from error
     return model, info
 
 

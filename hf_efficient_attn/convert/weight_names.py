@@ -1,12 +1,11 @@
 """Names of the weights in the files of a checkpoint; no weight is read."""
 
 import json
-import pickle
 import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
@@ -15,8 +14,12 @@ from transformers.utils import (
     cached_file,
 )
 
+from hf_efficient_attn.convert.hub import why_not_from_hub
+from hf_efficient_attn.convert.reading import reading
 from hf_efficient_attn.errors import CheckpointError
 
+# in the order in which transformers looks for them
+WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 # buffers that earlier versions of transformers, or fairseq, saved beside the weights, and that models now make anew
 OLD_BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|(encoder|decoder)\.version|(\w+_)?inv_freq)$")
 # how TensorFlow calls gains and biases of norms, which the first checkpoints kept
@@ -29,24 +32,17 @@ def weight_names(path: str) -> list[str]:
     Raises:
         CheckpointError: no file with weights, or one that is damaged.
     """
-    # in the order in which transformers looks for them
-    readers = {
-        SAFE_WEIGHTS_NAME: _in_safetensors,
-        SAFE_WEIGHTS_INDEX_NAME: _in_index,
-        WEIGHTS_NAME: _in_pickle,
-        WEIGHTS_INDEX_NAME: _in_index,
-    }
+    readers = dict(zip(WEIGHT_FILES, (_in_safetensors, _in_index, _in_pickle, _in_index), strict=True))
     for name, read in readers.items():
         try:
             file = cached_file(path, name)
-        except OSError:
+        except OSError as error:
+            answer = why_not_from_hub(path, error)
+            if answer is not None:
+                raise CheckpointError(answer) from error
             continue
-        try:
+        with reading(path, f"The file {name} of {path}", "Copy or download the checkpoint again."):
             return [_as_today(each) for each in read(Path(str(file)))]
-        except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.PickleError, SafetensorError) as error:
-            raise CheckpointError(
-                f"The file {name} of {path} cannot be read: {error}. Copy or download the checkpoint again."
-            ) from error
     raise CheckpointError(f"The weights of {path} cannot be read: it has none of the files {', '.join(readers)}.")
 
 

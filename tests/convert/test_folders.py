@@ -172,7 +172,7 @@ def test_truncated_weights(bert: Path, tmp_path: Path) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(hea.CheckpointError, match=r"no config\.json"):
+    with pytest.raises(hea.CheckpointError, match=r"is no folder here"):
         hea.convert(tmp_path / "absent", tmp_path / "new")
     (tmp_path / "bare").mkdir()
     with pytest.raises(hea.CheckpointError, match=r"no config\.json"):

@@ -48,7 +48,7 @@ def test_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--attention_window", "7"], "attention_window=7"),
         (["--max_length", "0"], "max_length=0"),
         (["--max_len", "64", "--window", "8"], "Unknown option --window."),
-        (["--model_name_or_path", "/nothing/here"], "no config.json"),
+        (["--model_name_or_path", "/nothing/here"], "is no folder here"),
     ],
 )
 def test_user_errors_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:

@@ -1,0 +1,123 @@
+"""What the Hub answers when a checkpoint is asked for by name: each of its refusals in a sentence of its own."""
+
+import os
+from collections.abc import Iterable, Iterator
+
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from transformers.utils import CONFIG_NAME
+
+from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.messages import shown
+
+# of every library that huggingface_hub has used for HTTP
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+# for the one question whether the Hub has a checkpoint at all; downloads have limits of their own
+SECONDS = 10
+
+
+def find_on_hub(name: str) -> str:
+    """Return a folder or Hub name to read from: itself, or, where the Hub is silent, the folder of an earlier copy.
+
+    The Hub is asked once for the config.
+
+    Raises:
+        CheckpointError: it has none, refuses, or is silent, and there is no copy.
+    """
+    copy = None
+    try:
+        if os.path.lexists(name):
+            return name
+        copy = try_to_load_from_cache(name, CONFIG_NAME)
+        _ask(name, CONFIG_NAME)
+    except (HTTP_ERROR, OSError, ValueError, EntryNotFoundError) as error:
+        # a copy answers for a Hub that is silent, but not for one that says no
+        if isinstance(copy, str) and _is_silent(error):
+            return os.path.dirname(copy)
+        said = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked for: {type(error).__name__}."
+        raise CheckpointError(said) from error
+    return name
+
+
+def check_weights(name: str, files: Iterable[str]) -> None:
+    """Ask the Hub for the first of these files that it has, as transformers says of a failing Hub that it has none.
+
+    Raises:
+        CheckpointError: it has none of them, refuses, or fails.
+    """
+    if os.path.lexists(name):
+        return
+    listed = tuple(files)
+    for file in listed:
+        try:
+            return _ask(name, file)
+        except EntryNotFoundError:
+            continue
+        except (HTTP_ERROR, OSError) as error:
+            raise CheckpointError(why_not_from_hub(name, error) or _unreachable(name, error)) from error
+    raise CheckpointError(f"{name} has no weights on the Hub: none of the files {', '.join(listed)}.")
+
+
+def _ask(name: str, file: str) -> None:
+    get_hf_file_metadata(hf_hub_url(name, file), timeout=SECONDS)
+
+
+def why_not_from_hub(name: str, error: BaseException) -> str | None:
+    """Return why the Hub did not give what was asked for, by an error of any library above it; None: not its answer."""
+    return next((said for each in _causes(error) if (said := _say(name, each)) is not None), None)
+
+
+def _say(name: str, error: BaseException) -> str | None:
+    where, status = f"The Hub ({constants.ENDPOINT})", getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, HFValidationError):
+        return f"{shown(name)} is no folder here, and no name that a model on the Hub can have."
+    if isinstance(error, OfflineModeIsEnabled):
+        return f"{name} is no folder here nor in the cache, and HF_HUB_OFFLINE is set: unset it, or give a folder."
+    if isinstance(error, GatedRepoError) or status == 403:
+        return f"{where} answers {status}: {name} is gated, or closed to your token. Ask for access on its page there."
+    if status == 401:
+        return (
+            f"{where} answers 401: {name} is private, or there is no such model, and the token is missing or not "
+            "valid. Log in with `hf auth login`, or set HF_TOKEN."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{where} answers 404: there is no model {name}, and no folder of that name here. Check the name."
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        return f"{where} answers 404: {name} has no {CONFIG_NAME}. Give the name of a model of transformers."
+    if status == 429:
+        return f"{where} answers 429: too many requests. Wait a few minutes, or log in with `hf auth login`."
+    if status is not None and status >= 500:
+        return f"{where} answers {status} for {name}: it has failed, not the name. Try again later."
+    if status is not None:
+        return f"{where} answers {status} for {name}. Check the name, and HF_ENDPOINT if it is set."
+    return _unreachable(name, error) if isinstance(error, HTTP_ERROR) else None
+
+
+def _unreachable(name: str, error: BaseException) -> str:
+    return (
+        f"{name} is no folder here nor in the cache, and the Hub ({constants.ENDPOINT}) cannot be reached: "
+        f"{type(error).__name__}. Check the network, proxies, and HF_ENDPOINT if it is set; or give a folder."
+    )
+
+
+def _is_silent(error: BaseException) -> bool:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status is None or status >= 500 or status == 429
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what has led to it."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__

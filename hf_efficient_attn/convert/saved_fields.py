@@ -1,0 +1,61 @@
+"""Fields of a config.json that must be right before transformers may look at them: their kind, and no quantization."""
+
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_efficient_attn.errors import CheckpointError, ConfigurationError
+from hf_efficient_attn.messages import shown
+
+
+def check_saved_config(path: str, saved: dict[str, Any]) -> None:
+    """Look at what a config.json says of itself; `saved` is empty if there is none.
+
+    Raises:
+        CheckpointError: none, or one of no model, or fields of another kind than they can be.
+        ConfigurationError: quantized weights, weights of an unknown dtype, or an unknown attention.
+    """
+    if "model_type" not in saved:
+        raise CheckpointError(
+            f"{path} has no config.json with a model_type. Give a folder that save_pretrained wrote, or a name on the "
+            "Hub."
+        )
+    model_type, architectures = saved["model_type"], saved.get("architectures")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"The config in {path} says model_type={shown(model_type)}, which must be a name.")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise CheckpointError(
+            f"The config in {path} says architectures={shown(architectures)}, which must be a list of names of classes."
+        )
+    if saved.get("quantization_config") is not None:
+        raise ConfigurationError(
+            f"The weights in {path} are quantized (quantization_config={shown(saved['quantization_config'])}). Convert "
+            "the checkpoint that they were made of, and quantize what it becomes."
+        )
+    _check_dtype(path, saved)
+    _check_attention(path, saved)
+
+
+def _check_dtype(path: str, saved: dict[str, Any]) -> None:
+    for field in ("dtype", "torch_dtype"):
+        name = saved.get(field)
+        dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+        if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ConfigurationError(
+                f"The config in {path} says {field}={shown(name)}; it must be a floating-point dtype of torch, such as "
+                "'float32' or 'bfloat16'. Correct it, or take the field out."
+            )
+
+
+def _check_attention(path: str, saved: dict[str, Any]) -> None:
+    """Refuse the attention of a repository on the Hub, whose code loading the model would run, and what is none."""
+    for field in ("attn_implementation", "_attn_implementation"):
+        name = saved.get(field)
+        if name is not None and name not in ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()):
+            raise ConfigurationError(
+                f"The config in {path} says {field}={shown(name)}, which is no attention of transformers or of this "
+                "package. Take the field out: attn_implementation is an argument of from_pretrained."
+            )

@@ -1,0 +1,96 @@
+"""What the Hub answers, over real HTTP: each refusal in a sentence of its own, and without waiting."""
+
+import json
+import subprocess
+import sys
+from http import HTTPStatus
+
+import pytest
+from hub_server import Hub, running_hub
+from in_tree_models import in_tree
+
+SCRIPT = """
+import json, sys, time, warnings
+import hf_efficient_attn as hea
+warnings.simplefilter("ignore")
+answers = {}
+for name in sys.argv[1:]:
+    start = time.monotonic()
+    try:
+        answer = type(hea.convert(name)).__name__
+    except hea.CheckpointError as error:
+        answer = str(error)
+    answers[name] = answer, time.monotonic() - start
+print(json.dumps(answers))
+"""
+REFUSALS = {
+    "tester/private": (HTTPStatus.UNAUTHORIZED, "Unauthorized"),
+    "tester/gated": (HTTPStatus.FORBIDDEN, "GatedRepo"),
+    "tester/busy": (HTTPStatus.TOO_MANY_REQUESTS, ""),
+    "tester/failing": (HTTPStatus.INTERNAL_SERVER_ERROR, ""),
+    "tester/teapot": (HTTPStatus.IM_A_TEAPOT, ""),
+    "tester/late/model.safetensors": (HTTPStatus.INTERNAL_SERVER_ERROR, ""),
+}
+SENTENCES = {
+    "tester/private": "answers 401: tester/private is private, or there is no such model, and the token",
+    "tester/gated": "answers 403: tester/gated is gated",
+    "tester/busy": "answers 429: too many requests",
+    "tester/failing": "answers 500 for tester/failing: it has failed, not the name",
+    "tester/teapot": "answers 418 for tester/teapot",
+    "tester/late": "answers 500 for tester/late",
+    "tester/none": "answers 404: there is no model tester/none",
+    "tester/empty": "answers 404: tester/empty has no config.json",
+    "a/b/c": "'a/b/c' is no folder here, and no name that a model on the Hub can have",
+    "x y": "no name that a model on the Hub can have",
+}
+
+
+def start(hub: Hub, names: list[str], **changes: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", SCRIPT, *names]
+    environment = {**hub.environment(), **changes}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def answers(process: subprocess.Popen[str]) -> dict[str, tuple[str, float]]:
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[str, float]]]:
+    """Return the answers of a Hub that is asked, of none, and of one that nobody reaches."""
+    with running_hub(tmp_path_factory.mktemp("hub")) as hub:
+        for name in ("tester/model", "tester/late"):
+            in_tree("bert").save_pretrained(hub.files(name))
+        hub.files("tester/empty").mkdir(parents=True)
+        (hub.files("tester/empty") / "README.md").write_text("nothing")
+        hub.refusals.update(REFUSALS)
+        found = {"asked": answers(start(hub, ["tester/model", *SENTENCES]))}
+        names = ["tester/model", "tester/none"]
+        silent = {"offline": {"HF_HUB_OFFLINE": "1"}, "unreachable": {"HF_ENDPOINT": "http://127.0.0.1:9"}}
+        processes = {how: start(hub, names, **changes) for how, changes in silent.items()}
+        return {**found, **{how: answers(process) for how, process in processes.items()}}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_refusals(said: dict[str, dict[str, tuple[str, float]]], name: str) -> None:
+    sentence, _ = said["asked"][name]
+    assert SENTENCES[name] in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("offline", "tester/none is no folder here nor in the cache, and HF_HUB_OFFLINE is set"),
+        ("unreachable", r"tester/none is no folder here nor in the cache, and the Hub (http://127.0.0.1:9) cannot be"),
+    ],
+)
+def test_a_silent_hub(said: dict[str, dict[str, tuple[str, float]]], how: str, sentence: str) -> None:
+    """What was downloaded before is converted all the same."""
+    assert said["asked"]["tester/model"][0] == said[how]["tester/model"][0] == "SparseTransformerModel"
+    found, seconds = said[how]["tester/none"]
+    assert found.startswith(sentence)
+    # a question or two; the downloads of transformers ask again and again, for 23 seconds
+    assert seconds < 10
