@@ -1,6 +1,6 @@
 """BlockLayout: which blocks of keys each block of queries reads, compressed into runs of alike blocks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -77,13 +77,13 @@ class Part:
     Attributes:
         first_head, num_heads: the query heads that are alike in this.
         queries: rows of the queries in this order, counted from the first query of the call.
-        keys: positions of the keys in this order.
+        keys: positions of the keys in this order. Both are ranges, or int64 on the device of the call.
     """
 
     first_head: int
     num_heads: int
-    queries: Sequence[int]
-    keys: Sequence[int]
+    queries: range | Tensor
+    keys: range | Tensor
     runs: tuple[Run, ...]
 
 

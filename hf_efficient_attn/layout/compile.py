@@ -46,8 +46,8 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
     parts = []
     for job, heads in heads_of.items():
         runs = PartCompiler(job, block_tokens, device).runs()
-        queries = job.rows(layout.query_offset)
-        parts += [Part(first, count, queries, job.piece.keys, runs) for first, count in neighbours(heads) if runs]
+        queries, keys = (on_device(order, device) for order in (job.rows(layout.query_offset), job.piece.keys))
+        parts += [Part(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
     return BlockLayout(tuple(parts))
 
 
@@ -218,6 +218,11 @@ class PartCompiler:
         bias = torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
         empty_rows = ~allowed.any(-1)
         return bias.to(self.device), empty_rows.to(self.device) if empty_rows.any() else None
+
+
+def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
+    """Return a regular order as it is, and another as a tensor, so that no call has to copy it to the device."""
+    return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)
 
 
 def positions(order: Sequence[int], places: list[Spans]) -> Tensor:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache
+from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.plan import read_plan, write_plan
@@ -51,7 +51,8 @@ def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     )
 
 
-@torch.library.custom_op("hf_efficient_attn::allowed_pairs", mutates_args=())
+# it may look at masks on the host, which a CUDA graph cannot replay
+@torch.library.custom_op("hf_efficient_attn::allowed_pairs", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pairs_operator(
     key_mask: Tensor | None,
     segment_ids: Tensor | None,
@@ -117,8 +118,8 @@ def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
     keyless = ~allowed.any(-1, keepdim=True)
     closed = ~(allowed | keyless)
     mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
-    # whether there are such queries is a question to the device, which a traced program cannot ask
-    has_keyless = torch.compiler.is_compiling() or bool(keyless.any())
+    # whether there are such queries is a question to the device, which a traced program cannot ask; no GPU shall wait
+    has_keyless = torch.compiler.is_compiling() or keyless.device.type != "cpu" or bool(keyless.any())
     return mask, keyless if has_keyless else None
 
 
@@ -144,7 +145,17 @@ def reads_everything(layout: Layout) -> bool:
 def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
     keys = torch.arange(layout.num_keys, device=device)
     queries = torch.arange(layout.num_queries, device=device) + layout.query_offset
-    return _of_heads(layout.head_groups(), queries[None], keys[None])
+    return _of_heads(_groups_on(layout, device), queries[None], keys[None])
+
+
+@cached()
+def _groups_on(layout: Layout, device: torch.device) -> Groups:
+    """Return the groups of heads, off the CPU with the lookup tables of their patterns as tensors there."""
+    groups = layout.head_groups()
+    if device.type == "cpu":
+        return groups
+    convert = partial(torch.tensor, device=device)
+    return tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in groups)
 
 
 def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
@@ -152,15 +163,14 @@ def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
     parts = [pattern.allowed(queries[:, :, None], keys[:, None, :])[:, None] for _, _, pattern in groups]
     if len(parts) == 1:
         return parts[0]
-    counts = torch.tensor([count for _, count, _ in groups], device=keys.device)
-    return torch.cat(parts, 1).repeat_interleave(counts, 1, output_size=sum(count for _, count, _ in groups))
+    return torch.cat([part.expand(-1, count, -1, -1) for part, (_, count, _) in zip(parts, groups, strict=True)], 1)
 
 
 def _of_tables(layout: Layout, tables: TokenTables) -> Tensor:
     """Documents are laid under the pattern all at once; right for patterns that are the same at every length."""
     rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
     queries, keys = tables.positions[:, rows], tables.positions
-    allowed = _of_heads(layout.head_groups(), queries, keys)
+    allowed = _of_heads(_groups_on(layout, keys.device), queries, keys)
     if tables.is_global is not None:
         chosen = tables.is_global[:, rows, None] | tables.is_global[:, None, :]
         if layout.pattern.is_causal:

@@ -141,8 +141,16 @@ class SoftSpan(Label):
         return Band(reach, reach) if self.num_inner else None
 
     def check(self, values: Tensor) -> None:
-        """Raise InputError for a span that ends before the keys that all contain."""
-        shortest = float(values.detach().amin()) if self.num_inner and values.numel() else inf
+        """Raise InputError for a span that ends before the keys that all contain; on GPUs, which it does not wait for,
+        a failed assertion of the device.
+        """
+        if not self.num_inner or not values.numel():
+            return
+        shortest_value = values.detach().amin()
+        if values.device.type != "cpu":
+            torch._assert_async(shortest_value >= self.num_inner - 1, "SoftSpan: num_inner keys are not in every span.")
+            return
+        shortest = float(shortest_value)
         if shortest < self.num_inner - 1:
             raise InputError(
                 f"SoftSpan says that {self.num_inner} keys are within every span (num_inner), but the shortest is "

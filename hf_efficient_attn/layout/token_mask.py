@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Document:
     stop: int
     global_positions: tuple[int, ...] = ()
     has_holes: bool = False
+
+
+_found: BoundedCache[tuple[tuple[Document, ...], ...]] = BoundedCache(SMALL_BYTES)
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,25 @@ class TokenMask:
                     f"{'a token' if name == 'key_mask' else 'a global token'}. Use {name}.bool() on a mask of 0 and 1."
                 )
 
-    def documents(self, batch_size: int, num_keys: int) -> list[tuple[Document, ...]]:
+    def documents(self, batch_size: int, num_keys: int) -> tuple[tuple[Document, ...], ...]:
         """Return the documents of each example, in order. An example whose tokens are all masked has none."""
         if self.is_empty:
-            return [(Document(0, num_keys),)] * batch_size
-        keys, segments, chosen = (
-            mask if mask is None else mask.cpu() for mask in (self.key_mask, self.segment_ids, self.global_mask)
-        )
-        return [
-            tuple(_documents_of(num_keys, *(None if mask is None else mask[row] for mask in (keys, segments, chosen))))
-            for row in range(batch_size)
-        ]
+            return ((Document(0, num_keys),),) * batch_size
+        # off the CPU this waits for the device: the layers of a forward pass, and its backward, ask once
+        masks = (self.key_mask, self.segment_ids, self.global_mask)
+        return _found.get_of(masks, num_keys, lambda: _documents(masks, num_keys))
+
+
+def _documents(masks: tuple[Tensor | None, ...], num_keys: int) -> tuple[tuple[Document, ...], ...]:
+    # one copy for all of them
+    columns = iter(torch.stack([mask.long() for mask in masks if mask is not None], 1).cpu().unbind(1))
+    keys, segments, chosen = (None if mask is None else next(columns) for mask in masks)
+    keys, chosen = (None if column is None else column.bool() for column in (keys, chosen))
+    rows = range(next(len(mask) for mask in masks if mask is not None))
+    return tuple(
+        tuple(_documents_of(num_keys, *(None if each is None else each[row] for each in (keys, segments, chosen))))
+        for row in rows
+    )
 
 
 def _documents_of(

@@ -62,7 +62,8 @@ class EmbeddingSum(nn.Module):
         if self.token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)
-            self._check_types(token_type_ids)
+            else:
+                self._check_types(token_type_ids)
             embedded = embedded + self.token_types(token_type_ids)
         elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(token_type_ids.any()):
             raise InputError(

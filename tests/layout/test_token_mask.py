@@ -15,12 +15,12 @@ def mask(*rows: str) -> torch.Tensor:
 
 
 def test_no_mask_is_one_document() -> None:
-    assert TokenMask().documents(2, 5) == [(Document(0, 5),), (Document(0, 5),)]
+    assert list(TokenMask().documents(2, 5)) == [(Document(0, 5),), (Document(0, 5),)]
 
 
 def test_padding_is_outside_and_holes_are_inside() -> None:
     tokens = TokenMask(key_mask=mask("00111", "11100", "01011", "00000"))
-    assert tokens.documents(4, 5) == [
+    assert list(tokens.documents(4, 5)) == [
         (Document(2, 5),),
         (Document(0, 3),),
         (Document(1, 5, has_holes=True),),
@@ -34,7 +34,7 @@ def test_segments_and_chosen_globals_count_from_the_start_of_their_document() ->
         segment_ids=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]),
         global_mask=mask("0100110"),
     )
-    assert tokens.documents(1, 7) == [(Document(0, 3, (1,)), Document(3, 7, (1,), has_holes=True))]
+    assert list(tokens.documents(1, 7)) == [(Document(0, 3, (1,)), Document(3, 7, (1,), has_holes=True))]
 
 
 @pytest.mark.parametrize(

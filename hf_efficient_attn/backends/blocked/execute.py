@@ -29,8 +29,10 @@ BACKWARD_BLOCK_TOKENS = 96
 EXPLICIT_BLOCK_TOKENS = 64
 # q, k, v, grad and out come first among the tensors of a backward pass
 NUM_READ = 5
-# elements of the largest buffer of one kernel call: small enough for the allocator to use it again
+# elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to use it again; elsewhere a
+# launch costs more than memory that its allocator keeps anyway
 MAX_BUFFER = 1 << 21
+MAX_BUFFER_OFF_CPU = 1 << 25
 # elements of gathered keys per thread in one call of the fused operator: what a core's cache still holds
 MAX_GATHERED = 1 << 18
 
@@ -107,7 +109,7 @@ def forward_part(call: Call, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse
             width = q.shape[-1] if is_fused else run.key_tokens
             if run.gathered is not None:
                 width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
-            for piece in run.cut(max(1, max_buffer(run, is_fused) // (queries[0].shape[0] * width))):
+            for piece in run.cut(max(1, max_buffer(run, is_fused, q.device) // (queries[0].shape[0] * width))):
                 forward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
         for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
             put_back(problem.of_queries(tensor), part.queries, rows)
@@ -165,7 +167,7 @@ def backward_part(call: Call, tensors: tuple[Tensor, ...], d_terms: list[Tensor]
         for run in part.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
             width = q.shape[-1] * copies if is_fused else run.key_tokens
-            for piece in run.cut(max(1, int(max_buffer(run, is_fused) / (queries[0].shape[0] * width)))):
+            for piece in run.cut(max(1, int(max_buffer(run, is_fused, q.device) / (queries[0].shape[0] * width)))):
                 d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
                 if d_scores is not None:
                     for lookup, gradient in zip(kernels.lookups.of(problem, piece), folded, strict=True):
@@ -228,8 +230,10 @@ class Kernels:
         return draw
 
 
-def max_buffer(run: Run, is_fused: bool) -> int:
+def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
     """Return how many elements the largest buffer of one kernel call may have."""
+    if device.type != "cpu":
+        return MAX_BUFFER_OFF_CPU
     if run.gathered is None or not is_fused:
         return MAX_BUFFER
     return min(MAX_BUFFER, MAX_GATHERED * torch.get_num_threads())

@@ -16,8 +16,11 @@ from hf_efficient_attn.layout.plan import read_plan
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
+# they look at masks on the host, which a CUDA graph cannot replay
+TAGS = (torch.Tag.cudagraph_unsafe,)
 
-@torch.library.custom_op("hf_efficient_attn::blocked_attention", mutates_args=())
+
+@torch.library.custom_op("hf_efficient_attn::blocked_attention", mutates_args=(), tags=TAGS)
 def blocked_attention(
     q: Tensor,
     k: Tensor,
@@ -47,7 +50,7 @@ def blocked_attention(
     )
 
 
-@torch.library.custom_op("hf_efficient_attn::blocked_attention_backward", mutates_args=())
+@torch.library.custom_op("hf_efficient_attn::blocked_attention_backward", mutates_args=(), tags=TAGS)
 def blocked_attention_backward(
     grad: Tensor,
     q: Tensor,

@@ -134,8 +134,8 @@ def first_distance(problem: Problem, run: Run) -> tuple[int, int] | None:
     return query - keys.start - run.first_key * keys.step, queries.step
 
 
-def position_at(order: Sequence[int], places: Tensor) -> Tensor:
+def position_at(order: range | Tensor, places: Tensor) -> Tensor:
     """Return the positions at the given places of an order."""
     if isinstance(order, range):
         return places * order.step + order.start
-    return torch.tensor(order, device=places.device)[places]
+    return order[places]

@@ -1,24 +1,22 @@
 """The tensors of one run as blocks, and the way back: views wherever a run is regular, copies only where it is not."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.block_layout import Run
 
 
-def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+def in_order(tensor: Tensor, order: range | Tensor) -> Tensor:
     """Return the tokens (dimension 1) of [heads, tokens, ...] at the places of `order`: a view of a regular order."""
     if isinstance(order, range):
         return tensor[:, order.start : order.stop : order.step]
-    return tensor[:, torch.tensor(order, device=tensor.device)]
+    return tensor[:, order]
 
 
-def put_back(tensor: Tensor, order: Sequence[int], part: Tensor) -> None:
+def put_back(tensor: Tensor, order: range | Tensor, part: Tensor) -> None:
     """Write `part`, which `in_order` took out of `tensor`, back to its place. A view needs none."""
     if not isinstance(order, range):
-        tensor.index_copy_(1, torch.tensor(order, device=tensor.device), part)
+        tensor.index_copy_(1, order, part)
 
 
 def query_blocks(tensor: Tensor, run: Run) -> Tensor:
