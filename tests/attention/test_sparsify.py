@@ -133,7 +133,10 @@ DENSE = {name: value for name, value in WIDE.items() if name != "num_attention_h
         (tr.LongT5Config(**SEQ2SEQ, num_layers=2, num_heads=4, d_kv=8, d_ff=64), "no layer of its encoder calls it"),
         (tr.DogeConfig(**DECODER), "uses attention masks itself"),
         (tr.BigBirdPegasusConfig(**SEQ2SEQ, **BART), "uses attention masks itself"),
-        (tr.EncoderDecoderConfig(encoder=tr.BertConfig(**TINY), decoder=tr.BertConfig(**TINY)), "joins two models"),
+        (
+            tr.EncoderDecoderConfig.from_encoder_decoder_configs(tr.BertConfig(**TINY), tr.BertConfig(**TINY)),
+            "joins two models",
+        ),
     ],
     ids=lambda each: each.model_type if isinstance(each, tr.PreTrainedConfig) else "",
 )

@@ -1,6 +1,7 @@
 """Which classes of transformers the sweep tries: one of each model type and kind, found in the auto mappings."""
 
 import importlib
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,8 @@ def _reads_text(name: str) -> bool:
     if model is None or is_backend_dummy(model):
         return False
     config = model.config_class
-    is_text = getattr(model, "main_input_name", None) == "input_ids"
+    # many say so and read patches or features
+    is_text = model.main_input_name == "input_ids" and "input_ids" in inspect.signature(model.forward).parameters
     return is_text and not getattr(config, "sub_configs", None)
 
 

@@ -9,11 +9,12 @@ from transformers import PreTrainedConfig
 from sweep.classes import CAUSAL
 
 VOCABULARY = 61
-MAX_PARAMETERS = 3_000_000
+MAX_PARAMETERS = 8_000_000
 # by the whole name of a field; others by the endings below
 SIZES = {
     "hidden_size": 32, "d_model": 32, "n_embd": 32, "dim": 32, "embed_dim": 32, "emb_dim": 32, "model_dim": 32,
     "embedding_size": 32, "d_embed": 32, "word_embed_proj_dim": 32, "projection_dim": 32, "decoder_hidden_size": 32,
+    "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8,
     "hidden_dim": 64, "d_ff": 64, "n_inner": 64, "ffn_dim": 64, "dim_ff": 64, "intermediate_size": 64,
     "d_kv": 8, "d_inner": 64, "d_head": 8, "head_dim": 8, "d_key": 8,
     "n_layer": 2, "n_layers": 2, "num_layers": 2, "num_hidden_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
@@ -34,17 +35,38 @@ SIZES = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64, "lru_width": 32, "attention_window_size": 5,
 }  # fmt: skip
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [1, 1, 2]}
 # what the rules below cannot know, by model type
 OWN_FIELDS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "hunyuan_vl_text": {"head_dim": 8},
-    "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8},
     "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 3},
     "esmc": {"num_key_value_heads": 4},
     "glm5_next_text": {"num_key_value_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_k": 2},
+    "kimi_linear": {"num_experts_per_token": 2},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "xmod": {"default_language": "en_XX"},
+    "reformer": {"axial_pos_embds": False, "hash_seed": 0},
+    "led": {"attention_window": [8, 8], "max_encoder_position_embeddings": 128, "max_decoder_position_embeddings": 128},
+    "glm4v_text": {"head_dim": 8, "rope_parameters": MROPE},
+    "glm4v_moe_text": {"head_dim": 8, "rope_parameters": MROPE},
+    "glm_image_text": {"head_dim": 8, "rope_parameters": MROPE},
+    "glm_ocr_text": {"head_dim": 8, "rope_parameters": MROPE},
+    "qwen2_vl_text": {"rope_parameters": MROPE},
+    "qwen2_5_vl_text": {"rope_parameters": MROPE},
+    "cosmos3_edge_text": {"head_dim": 8, "rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]}},
+    "longcat_flash": {"ffn_hidden_size": 64, "expert_ffn_hidden_size": 32, "n_routed_experts": 4, "moe_topk": 2},
+    "mistral": {"sliding_window": None},
+    "ministral": {"head_dim": 8, "layer_types": ["full_attention", "sliding_attention"]},
     "bamba": {"attn_layer_indices": [1]},
     "dbrx": {"n_heads": 4, "d_model": 32, "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
 }
