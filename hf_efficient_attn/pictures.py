@@ -1,5 +1,6 @@
 """An empty figure for whoever draws; matplotlib is optional and imported only here."""
 
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -16,3 +17,8 @@ def new_figure(width_inches: float, height_inches: float) -> Any:
             "The picture needs matplotlib, which is not installed. Run: pip install 'hf-efficient-attn[plot]'"
         ) from error
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None

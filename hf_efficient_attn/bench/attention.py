@@ -28,7 +28,6 @@ from hf_efficient_attn.bench.report import (
     resolve_device,
 )
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.pictures import new_figure
 
 PATTERNS = ["band", "longformer", "bigbird", "dilated"]
 LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
@@ -88,7 +87,6 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         EfficientAttentionError: a count below 1, no such pattern, a backend that cannot compute it, CUDA without CUDA
             or with `--profile`.
-        ImportError: matplotlib is missing; raised before anything is measured.
     """
     if args.quick:
         vars(args).update(QUICK)
@@ -103,10 +101,9 @@ def main(args: argparse.Namespace) -> None:
         return
     for name in settings["patterns"]:
         pattern_of(name, max(settings["lengths"])).heads(args.heads)
-    new_figure(1, 1)
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT):
         results = measure(settings, device)
-    publish(args.output, "attention", results, results_markdown(results), results_figure(results))
+    publish(args.output, "attention", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -161,7 +161,9 @@ def clear_caches() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(("hf_efficient_attn.layout.", "hf_efficient_attn.patterns.")):
             for value in vars(module).values():
-                getattr(value, "cache_clear", lambda: None)()
+                # a class of caches has the method, too
+                if not isinstance(value, type):
+                    getattr(value, "cache_clear", lambda: None)()
 
 
 def build_step(name: str, tokens: int, backend: str, shape: dict[str, object]) -> Callable[[], object]:

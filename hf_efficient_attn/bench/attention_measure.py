@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from hf_efficient_attn.attention.explain import allowed_pairs, computed_pairs
 from hf_efficient_attn.attention.select import select
@@ -39,8 +40,9 @@ MEASURES = ("forward", "forward_backward", "decode")
 SAMPLE_SECONDS = 0.05
 SAMPLE_TOKENS = 4096
 SAMPLE_CALLS = 16
-# what may go wrong is a result: ours refuses or needs too much memory, others fail in ways of their own
-OWN_FAILURES: Failures = (UnsupportedBackendError, torch.OutOfMemoryError)
+# what may go wrong is a result: ours refuses, needs too much memory or cannot be compiled; others fail in ways of their
+# own
+OWN_FAILURES: Failures = (UnsupportedBackendError, torch.OutOfMemoryError, TorchDynamoException)
 
 
 def measure_length(tokens: int, shape: Shape, settings: dict[str, Any]) -> tuple[Row, list[Row]]:

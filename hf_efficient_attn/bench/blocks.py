@@ -37,7 +37,6 @@ from hf_efficient_attn.bench.report import (
 )
 from hf_efficient_attn.bench.timing import Case, Timing, time_interleaved
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
-from hf_efficient_attn.pictures import new_figure
 
 REFERENCE = "pre_ln"
 # the models share their code: torch.compile counts one compilation of it per model, mode and length
@@ -87,7 +86,6 @@ def main(args: argparse.Namespace) -> None:
 
     Raises:
         EfficientAttentionError: a count below 1, a shape no model can have, CUDA without a CUDA device.
-        ImportError: matplotlib is missing; raised before anything is measured.
     """
     if args.counts:
         print(counts_table(paper_counts()))
@@ -95,9 +93,8 @@ def main(args: argparse.Namespace) -> None:
     check_counts(args, COUNTS)
     for block in args.blocks:
         shape_of(args).config(block)
-    new_figure(1, 1)
     results = measure(args, resolve_device(args.device))
-    publish(args.output, "blocks", results, results_markdown(results), results_figure(results))
+    publish(args.output, "blocks", results, results_markdown(results), results_figure)
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

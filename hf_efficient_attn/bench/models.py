@@ -42,7 +42,6 @@ from hf_efficient_attn.bench.report import (
     resolve_device,
 )
 from hf_efficient_attn.bench.timing import Timing, time_once, time_within
-from hf_efficient_attn.pictures import new_figure
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MEASURES = ("forward", "training")
@@ -89,14 +88,12 @@ def main(args: argparse.Namespace) -> None:
 
     Raises:
         EfficientAttentionError: a count below 1, a dropout that is none, outputs that differ, CUDA without CUDA.
-        ImportError: matplotlib is missing; raised before anything is measured.
     """
     check_counts(args, COUNTS, "lengths")
     apply_model_options(args)
     device = resolve_device(args.device)
-    new_figure(1, 1)
     results = measure(settings_of(args, device), device)
-    publish(args.output, "models", results, results_markdown(results), results_figure(results))
+    publish(args.output, "models", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

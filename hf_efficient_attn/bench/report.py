@@ -4,7 +4,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.pictures import can_draw
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -92,12 +93,21 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def publish(directory: Path, name: str, results: dict[str, Any], markdown: str, figure: Any) -> None:
-    """Print the tables, write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and say where."""
+def publish(
+    directory: Path, name: str, results: dict[str, Any], markdown: str, draw: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Print the tables, write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and say where.
+
+    Without matplotlib there is no picture, and a line says so: what was measured is never lost for it.
+    """
     print(markdown)
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.{suffix}" for suffix in ("json", "md", "png")]
+    paths = [directory / f"{name}.{suffix}" for suffix in ("json", "md")]
     paths[0].write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     paths[1].write_text(markdown + "\n", encoding="utf-8")
-    figure.savefig(paths[2], dpi=160)
+    if can_draw():
+        paths.append(directory / f"{name}.png")
+        draw(results).savefig(paths[2], dpi=160)
+    else:
+        print("\nNo picture: matplotlib is not installed. Run: pip install 'hf-efficient-attn[plot]'")
     print("\nWritten: " + ", ".join(str(path) for path in paths))

@@ -46,7 +46,6 @@ from hf_efficient_attn.bench.spans_report import results_figure, results_markdow
 from hf_efficient_attn.bench.spans_targets import TRAINING, Row, add_ratios, decode_measure
 from hf_efficient_attn.bench.timing import Case, time_once, time_within
 from hf_efficient_attn.models.span_costs import average_span, span_flops
-from hf_efficient_attn.pictures import new_figure
 
 LIMITS = [1024, 2048, 4096, 8192]
 # one text, for which every step reads all weights, and enough to share them
@@ -89,14 +88,12 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         EfficientAttentionError: a count below 1, a dropout that is none, frozen spans that compute something else, CUDA
             without CUDA.
-        ImportError: matplotlib is missing; raised before anything is measured.
     """
     check_counts(args, COUNTS, "limits", "decode_batch_sizes")
     apply_model_options(args)
     device = resolve_device(args.device)
-    new_figure(1, 1)
     results = measure(settings_of(args, device), device)
-    publish(args.output, "spans", results, results_markdown(results), results_figure(results))
+    publish(args.output, "spans", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 from hf_efficient_attn.bench.attention_cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of
+from hf_efficient_attn.bench.attention_measure import OWN_FAILURES, attempt
 from hf_efficient_attn.bench.attention_peers import PEERS, Problem, build_peer
 from hf_efficient_attn.bench.attention_summary import add_ratios, crossover
+from hf_efficient_attn.bench.timing import Case as TimingCase
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.patterns import bigbird
 
@@ -110,6 +113,15 @@ def test_a_backend_that_has_no_backward_pass_says_so(tmp_path: Path, capsys: pyt
         assert row["backend"] == "flex"
     assert "flex" in row["forward_backward"]["reason"]
     assert "Not measured:" in capsys.readouterr().out
+
+
+def test_an_error_of_the_compiler_is_a_result() -> None:
+    def fail(_: object) -> None:
+        raise InductorError(RuntimeError("no such layout"), None)
+
+    row: dict[str, Any] = {}
+    assert not attempt(row, "forward", TimingCase(fail), OWN_FAILURES, torch.device("cpu"))
+    assert row["forward"]["reason"] == "InductorError: RuntimeError: no such layout"
 
 
 @pytest.mark.parametrize(

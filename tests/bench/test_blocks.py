@@ -1,6 +1,5 @@
 """`hf-efficient-attn bench blocks`: what it writes, counts and refuses. No timing is asserted."""
 
-import builtins
 import json
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from hf_efficient_attn.bench import report
 from hf_efficient_attn.bench.block_counts import paper_counts
 from hf_efficient_attn.bench.block_models import Shape, build_model, random_tokens, run_layers
 from hf_efficient_attn.bench.block_report import MEASURES
@@ -196,14 +196,8 @@ def test_refuses_cuda_without_cuda(monkeypatch, capsys):
     assert resolve_device("auto") == torch.device("cpu")
 
 
-def test_without_matplotlib_names_the_extra_before_measuring(monkeypatch):
-    real_import = builtins.__import__
-
-    def import_without_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", import_without_matplotlib)
-    with pytest.raises(ImportError, match=r"pip install 'hf-efficient-attn\[plot\]'"):
-        bench()
+def test_without_matplotlib_only_the_picture_is_missing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(report, "can_draw", lambda: False)
+    report.publish(tmp_path, "blocks", {"a": 1}, "| a |", draw=lambda results: pytest.fail("drawn"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks.json", "blocks.md"]
+    assert "pip install 'hf-efficient-attn[plot]'" in capsys.readouterr().out
