@@ -68,6 +68,9 @@ MEMORY: dict[str, Callable[[Tensor], Tensor]] = {
     "a number a token": lambda drawn: drawn[..., :1].expand(drawn.shape),
     "one token": lambda drawn: drawn[:, :, :1].expand(drawn.shape),
     "one head": lambda drawn: drawn[:1, :1].expand(drawn.shape),
+    "overlapping heads": lambda drawn: drawn.flatten()[: drawn.shape[:3].numel() + drawn[0, 0].numel()].as_strided(
+        drawn.shape, (drawn.shape[1], 1, drawn.shape[3], 1)
+    ),
     "overlapping tokens": lambda drawn: drawn.flatten()[: drawn.shape[2] + drawn.shape[3]].as_strided(
         drawn.shape, (0, 0, 1, 1)
     ),

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
+from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 
@@ -58,6 +59,8 @@ def _fused(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, None]:
+    if query.device.type == "cpu":
+        query, key, value = plain_rows(query, key, value)
     out = scaled_dot_product_attention(query, key, value, added, dropout, scale=scale)
     return out if has_keys is None else out.masked_fill(~has_keys, 0), None
 

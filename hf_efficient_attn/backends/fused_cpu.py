@@ -1,21 +1,25 @@
 """The fused operator behind torch's SDPA on CPUs, which torch keeps to itself: what it assumes, said in one place.
 
 It checks nothing. Within a row it steps from number to number whatever the stride of the last dimension says, and so
-reads foreign memory; of rows that overlap or are one, some products are left unwritten, and in half precision its
-backward pass fails. `plain_rows` makes inputs that are right; views of these that leave their rows alone, such as
-blocks of keys that overlap, are right too. With `is_causal` it scales what it has masked: no scale of 0 or less.
+reads foreign memory; where rows overlap its backward pass fails in half precision. Its output lies in the memory order
+of q, and is written to wrong places if examples, heads or tokens of q lie closer together than a row is wide.
+`plain_rows` makes inputs that are right; views of these that leave their rows alone, such as blocks of keys that
+overlap, are right too. With `is_causal` it scales what it has masked: no scale of 0 or less.
 """
 
 import torch
 from torch import Tensor
 
 
-def plain_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+def plain_rows(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors [batch, heads, tokens, width] as the operator may read them; copies only of those it may not.
 
-    Examples, heads and tokens may lie in any order in memory; examples and heads may overlap, or be one.
+    Examples, heads and tokens may lie in any order in memory; examples and heads of all but q may overlap, or be one.
     """
-    return tuple(tensor if has_plain_rows(tensor) else tensor.contiguous() for tensor in tensors)
+    # strides first: a compiler would keep every comparison of a size
+    is_close = any(stride < q.shape[3] and size > 1 for size, stride in zip(q.shape[:3], q.stride(), strict=False))
+    q = q.clone(memory_format=torch.contiguous_format) if is_close else q
+    return tuple(tensor if has_plain_rows(tensor) else tensor.contiguous() for tensor in (q, *others))
 
 
 def has_plain_rows(tensor: Tensor) -> bool:
