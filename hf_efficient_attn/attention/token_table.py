@@ -106,9 +106,11 @@ def efficient_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, *
     Called by transformers once per forward and kind of mask, with the arguments of its `sdpa_mask`.
 
     Raises:
-        InputError: a padding mask that is too short.
+        InputError: a padding mask that is too short, or no tokens at all.
         UnsupportedBackendError: a mask that is not causal, bidirectional, sliding, chunked or packed attention.
     """
+    if not torch.compiler.is_compiling() and 0 in (batch_size, q_length):
+        raise InputError(f"There are no tokens: [batch, tokens] = [{batch_size}, {q_length}]. Leave such batches out.")
     table = make_table(batch_size, q_length, kv_length, *args, **kwargs)
     if table is None:
         table = torch.empty(batch_size, 1, 0, kv_length, dtype=TABLE_DTYPE, device=kwargs.get("device", "cpu"))

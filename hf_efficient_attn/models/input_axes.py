@@ -11,6 +11,8 @@ def check_axes(
 ) -> None:
     """Raise InputError for inputs that are missing or doubled, have other axes, or no tokens at all.
 
+    A batch without examples is refused, too: transformers' own models cannot compute it either.
+
     axes: those of input_ids; embeddings have one more.
     """
     if (input_ids is None) == (inputs_embeds is None):
@@ -19,5 +21,5 @@ def check_axes(
     wanted = axes if inputs_embeds is None else (*axes, "hidden_size")
     if given.ndim != len(wanted):
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [{', '.join(wanted)}].")
-    if not torch.compiler.is_compiling() and given.shape[len(axes) - 1] == 0:
+    if not torch.compiler.is_compiling() and 0 in given.shape[: len(axes)]:
         raise InputError(f"There are no tokens: {name} has shape {list(given.shape)}. Leave such batches out.")

@@ -92,23 +92,48 @@ def find_documents(
     return starts.cumsum(1)
 
 
-def check_mask(attention_mask: Any, batch_size: int, tokens: int, past_tokens: int | torch.Tensor) -> None:
-    """Raise InputError for a padding mask of another batch, another length, or other values than 0 and 1."""
-    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2:
+def check_mask(
+    attention_mask: Any, batch_size: int, tokens: int, past_tokens: int | torch.Tensor, room: int | None = None
+) -> None:
+    """Raise InputError for a padding mask of other axes, batch or length, or with other values than 0 and 1.
+
+    room: so many columns a first mask may have, where a static cache has room for tokens to come; None: `tokens`.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:
         return
+    if attention_mask.ndim != 2:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens], or a mask "
+            "matrix [batch, 1, queries, keys]."
+        )
     check_mask_length(attention_mask, tokens, past_tokens)
     is_first = isinstance(past_tokens, int) and past_tokens == 0
-    if attention_mask.shape[0] != batch_size or (is_first and attention_mask.shape[1] != tokens):
+    if attention_mask.shape[0] != batch_size or (
+        is_first and attention_mask.shape[1] > (tokens if room is None else room)
+    ):
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens] = "
             f"[{batch_size}, {tokens}]."
         )
-    if torch.compiler.is_compiling():
+    check_mask_values(attention_mask)
+
+
+def check_mask_values(attention_mask: Any) -> None:
+    """Raise InputError for a padding mask with other values than 0 and 1, which every model would read in its own way.
+
+    Not while compiling, and nothing needs to be read of a mask of bool. Of others, on an accelerator, one yes or no is
+    read: a wait for each forward pass, not for each layer. An assertion on the device would not wait, but ends the
+    process without these words.
+    """
+    is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
+    if torch.compiler.is_compiling() or not is_padding_mask or attention_mask.dtype == torch.bool:
         return
-    if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+    is_other = (attention_mask != 0) & (attention_mask != 1)
+    if bool(is_other.any()):
         raise InputError(
-            f"attention_mask holds {attention_mask.unique().tolist()[:5]}; it must hold 1 for tokens and 0 for "
-            "padding. Global tokens, 2 in the authors' masks, belong into global_attention_mask."
+            f"attention_mask holds {attention_mask[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
+            "Global tokens, 2 in the authors' masks, belong into global_attention_mask, and a mask that is added to "
+            "the scores has four dimensions, [batch, 1, queries, keys]."
         )
 
 

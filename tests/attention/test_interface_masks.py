@@ -220,3 +220,11 @@ def test_arguments_stand_in_the_order_of_transformers_own_functions() -> None:
     masks = tr.AttentionMaskInterface()
     own, other = (list(inspect.signature(masks[name]).parameters)[:-1] for name in ("efficient", "sdpa"))
     assert own[:8] == other[:8]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_no_examples_and_no_tokens_are_refused(name: str) -> None:
+    model, inputs = hea.sparsify(build(name), PATTERN), inputs_of(name, "none")
+    for empty in ({key: each[:0] for key, each in inputs.items()}, {"input_ids": inputs["input_ids"][:, :0]}):
+        with pytest.raises(hea.InputError, match="There are no tokens"):
+            model(**empty)

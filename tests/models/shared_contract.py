@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 from models_cases import switch_off_dropout
 from torch import Tensor
+
+import hf_efficient_attn as hea
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -34,3 +37,61 @@ class SharedContract:
             expected = first_tensor(model(**inputs))
             assert torch.equal(first_tensor(model(**inputs)), expected)
             assert not torch.allclose(first_tensor(model.train()(**inputs)), expected, atol=1e-3)
+
+    def test_no_examples_and_no_tokens_are_refused(self, case: Any, auto_class: str) -> None:
+        inputs = without_labels(case.inputs(auto_class))
+        for nothing in (lambda each: each[:0], lambda each: each[..., :0]):
+            for left_out in ((), ("attention_mask",)):
+                empty = {name: nothing(each) for name, each in inputs.items() if name not in left_out}
+                with pytest.raises(hea.InputError, match="There are no tokens"):
+                    case.model(auto_class)(**empty)
+
+    @pytest.mark.parametrize("value", [2, -1, 0.5, float("-inf"), float("nan")])
+    def test_padding_masks_hold_0_and_1(self, case: Any, value: float) -> None:
+        model, inputs = case.model(), without_labels(case.inputs())
+        if "decoder_input_ids" in inputs:
+            inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
+        for name in [name for name in inputs if name.endswith("attention_mask")]:
+            mask = inputs[name].to(torch.tensor(value).dtype)
+            mask[1, 0] = value
+            with pytest.raises(hea.InputError, match=rf"attention_mask holds {value}"):
+                model(**{**inputs, name: mask})
+
+    def test_any_dtype_and_layout_of_inputs_gives_the_same(self, case: Any, auto_class: str) -> None:
+        model, inputs = case.model(auto_class), without_labels(case.inputs(auto_class))
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        forms = [{"input_ids": form} for form in (ids.int(), non_contiguous(ids))]
+        dtypes = (torch.bool, torch.int32, torch.uint8, torch.float32, torch.bfloat16)
+        forms += [{"attention_mask": form} for form in (*(mask.to(dtype) for dtype in dtypes), non_contiguous(mask))]
+        with torch.no_grad():
+            expected = first_tensor(model(**inputs))
+            for form in forms:
+                torch.testing.assert_close(first_tensor(model(**{**inputs, **form})), expected, atol=1e-6, rtol=1e-5)
+
+    def test_any_layout_of_embeddings_gives_the_same(self, case: Any) -> None:
+        # embeddings do not say which tokens are global
+        by_token = "token_ids" in (getattr(case.config(), "global_tokens", None) or {})
+        model = case.model("AutoModel", **({"global_tokens": None} if by_token else {}))
+        inputs = {**without_labels(case.inputs("AutoModel")), "input_ids": None}
+        embedded = model.get_input_embeddings()(torch.full((3, 12), 5)).detach()
+        # as a prompt that is learned: one vector for all examples
+        forms = [embedded[:1].clone().expand(3, -1, -1), non_contiguous(embedded), embedded.mT.contiguous().mT]
+        with torch.no_grad():
+            expected = first_tensor(model(**inputs, inputs_embeds=embedded))
+            for form in forms:
+                assert not form.is_contiguous()
+                actual = first_tensor(model(**inputs, inputs_embeds=form))
+                torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def without_labels(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return inputs that ask for no loss; labels of a target become what its decoder reads."""
+    kept = {name: each for name, each in inputs.items() if not name.endswith(("labels", "_positions"))}
+    if "labels" in inputs and inputs["labels"].shape[-1] == 6:
+        kept["decoder_input_ids"] = inputs["labels"].clamp(min=0)
+    return kept
+
+
+def non_contiguous(states: Tensor) -> Tensor:
+    """Return the same numbers, every second of a larger tensor."""
+    return torch.stack((states, states), -1)[..., 0]

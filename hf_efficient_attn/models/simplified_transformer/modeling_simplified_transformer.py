@@ -28,7 +28,6 @@ from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -40,8 +39,9 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
+from hf_efficient_attn.models.input_axes import check_axes
 from hf_efficient_attn.models.library_config import count_key_heads
-from hf_efficient_attn.models.masks import check_mask_length, find_documents, token_table
+from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.span_cache import SpanGeneration
 from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
@@ -241,8 +241,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
                 a packed document begins; documents do not see each other.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("Pass exactly one of input_ids and inputs_embeds.")
+        check_axes(input_ids, inputs_embeds)
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
         refuse_overridden(self.config._attn_implementation, f"block={self.config.block!r}")
         compare_processes(self)
@@ -252,7 +251,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         past_tokens, num_keys = 0, inputs_embeds.shape[1]
         if past_key_values is not None:
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(num_keys, 0)[0]
-        check_mask_length(attention_mask, inputs_embeds.shape[1], past_tokens)
+        check_mask(attention_mask, *inputs_embeds.shape[:2], past_tokens, room=num_keys)
         position_ids = said_positions(position_ids, kwargs, *inputs_embeds.shape[:2], past_tokens)
         mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
         hidden_states, where = self.positions(inputs_embeds, attention_mask, position_ids, past_tokens, num_keys)

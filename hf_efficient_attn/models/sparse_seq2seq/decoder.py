@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.embeddings import EmbeddingSum
-from hf_efficient_attn.models.masks import token_table
+from hf_efficient_attn.models.masks import check_mask_values, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
@@ -164,6 +164,7 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         if inputs_embeds is None:
             inputs_embeds = self.embed(input_ids)
+        check_mask_values(attention_mask)
         cache = with_cross_attention(past_key_values)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None and not (self.gradient_checkpointing and self.training):

@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
-from hf_efficient_attn.models.masks import check_mask, token_table
+from hf_efficient_attn.models.masks import check_mask, check_mask_values, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
 from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
@@ -140,8 +140,10 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
         kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, global_attention_mask, **kwargs)
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        else:
+            check_mask_values(attention_mask)
+            if not isinstance(encoder_outputs, BaseModelOutput):
+                encoder_outputs = BaseModelOutput(*encoder_outputs)
         outputs = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.input_axes import check_axes
 
 POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
 
@@ -46,6 +47,7 @@ def shift_source(
     """
     if input_ids is None:
         raise InputError("Pass decoder_input_ids or decoder_inputs_embeds: without input_ids the decoder has no input.")
+    check_axes(input_ids, None)
     shifted = shift_right(config, input_ids)
     if attention_mask is None or attention_mask.ndim != 2:
         return shifted, decoder_attention_mask
