@@ -29,7 +29,7 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
     kind = None if attention_mask is None or not is_table(attention_mask) else table_kind(attention_mask)
     flag = options.get("is_causal")
     flag = getattr(module, "is_causal", None) if flag is None else bool(flag)
-    if "CrossAttention" in type(module).__name__ or getattr(module, "is_cross_attention", False):
+    if is_named_cross(module):
         if kind == CAUSAL:
             _refuse(module, "is cross-attention by its name or flags, but its mask is causal")
         return CROSS
@@ -42,6 +42,11 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
     if flag is None and attention_mask is None:
         _refuse(module, "gets no mask and has no is_causal, so that nothing says whether it may read ahead")
     return CAUSAL if flag else None
+
+
+def is_named_cross(module: nn.Module) -> bool:
+    """Return whether a module says by its name or a flag that it reads another sequence."""
+    return "CrossAttention" in type(module).__name__ or bool(getattr(module, "is_cross_attention", False))
 
 
 def _refuse(module: nn.Module, what: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.direction import CROSS, direction
-from hf_efficient_attn.attention.table_form import CAUSAL
+from hf_efficient_attn.attention.direction import CROSS, direction, is_named_cross
+from hf_efficient_attn.attention.table_form import CAUSAL, is_table
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
@@ -69,6 +69,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
     """
     reading = direction(module, options, attention_mask)
     if reading == CROSS:
+        refuse_unsaid_matrix(module, attention_mask)
         return LayerPattern(Full(), reads_all=True)
     is_causal = reading == CAUSAL
     layer = getattr(module, "layer_idx", None)
@@ -77,6 +78,21 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
     if pattern is None:
         return own_pattern(is_causal, window)
     return LayerPattern(pattern, layer or 0, is_own=False, is_causal=is_causal)
+
+
+def refuse_unsaid_matrix(module: nn.Module, attention_mask: Tensor | None) -> None:
+    """Raise UnsupportedBackendError where a matrix may be the decoder's own mask, and the decoder has a pattern.
+
+    By the flags of its modules, the attention of some decoders to themselves looks like cross-attention.
+    """
+    is_matrix = attention_mask is not None and not is_table(attention_mask)
+    spec = getattr(module.config, FIELD, None)
+    decoder = spec.get(DECODER) if isinstance(spec, Mapping) else None
+    if is_matrix and decoder is not None and not is_named_cross(module):
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} gets a mask matrix, and nothing says whether it is the decoder's own or that of "
+            "cross-attention, so its attention_pattern cannot be applied. Pass masks of two dimensions."
+        )
 
 
 def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:

@@ -22,7 +22,8 @@ def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
         UnsupportedBackendError: the model uses masks itself.
     """
     config = kwargs.get("config")
-    if config is not None and not torch.compiler.is_compiling():
+    # a trial must leave no trace in what is being traced
+    if config is not None and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         refuse_mask_user(config)
     return token_table.efficient_mask(*args, **kwargs)
 

@@ -130,6 +130,18 @@ def test_nothing_masked_is_a_table_without_rows_that_tells_its_kind() -> None:
             assert table_kind(table) == kind
 
 
+def test_a_matrix_that_may_be_a_decoders_own_mask_is_refused_under_its_pattern() -> None:
+    """Decoders such as NLLB-MoE's have is_causal=False on their own attention, like on their cross-attention."""
+    model = hea.sparsify(build("bart"), {"decoder": PATTERN})
+    layer = model.model.decoder.layers[0].self_attn
+    layer.is_causal = False
+    ids = token_ids(2, 6)
+    matrix = torch.ones(2, 1, 6, 6).tril().bool()
+    model(**inputs_of("bart", "right"))
+    with pytest.raises(hea.UnsupportedBackendError, match="nothing says whether it is the decoder's own"):
+        model(input_ids=ids, decoder_input_ids=ids, decoder_attention_mask=matrix)
+
+
 def test_a_table_cannot_be_added_to_scores() -> None:
     config = build("llama").config
     config._attn_implementation = "efficient"
