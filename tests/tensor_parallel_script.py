@@ -24,7 +24,10 @@ def results(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
     input_ids = torch.arange(2 * 24).reshape(2, 24) % model.config.vocab_size
     mask = torch.ones_like(input_ids)
     mask[1, 17:] = 0
-    logits = model(input_ids=input_ids, attention_mask=mask).logits * mask[..., None]
+    if model.config.is_encoder_decoder:
+        logits = model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=input_ids[:, :9]).logits
+    else:
+        logits = model(input_ids=input_ids, attention_mask=mask).logits * mask[..., None]
     logits.square().mean().backward()
     gradient = model.get_input_embeddings().weight.grad
     assert gradient is not None
@@ -34,7 +37,9 @@ def results(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
 def main(folder: Path) -> None:
     """Compute the results of every model in the folder."""
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        is_pair = transformers.AutoConfig.from_pretrained(path).is_encoder_decoder
+        auto_class = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+        model = auto_class.from_pretrained(
             path, attn_implementation="efficient", distributed_config=DistributedConfig(tp_size=2)
         )
         found = results(model)

@@ -6,7 +6,9 @@ One torchrun (two processes, gloo, CPU) runs `tensor_parallel_script.py` on mode
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +36,21 @@ def sparse() -> PreTrainedModel:
     )
 
 
-MODELS = {"llama": llama, "sparse": sparse}
+def encoder_decoder(**fields: Any) -> PreTrainedModel:
+    """Return an encoder-decoder whose head is the embedding, and has a bias if it is asked for."""
+    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+    config = hea.SparseSeq2SeqConfig.led(
+        **sizes, encoder_layers=1, decoder_layers=1, attention_window=4, pad_token_id=0, **fields
+    )
+    return hea.SparseSeq2SeqForConditionalGeneration(config)
+
+
+MODELS = {
+    "llama": llama,
+    "sparse": sparse,
+    "tied": partial(encoder_decoder, lm_head_bias=True),
+    "untied": partial(encoder_decoder, tie_word_embeddings=False),
+}
 
 
 @pytest.fixture(scope="module")

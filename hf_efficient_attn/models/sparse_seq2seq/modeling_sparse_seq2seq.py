@@ -83,6 +83,9 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
     Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size].
     """
 
+    # the head, cut by columns, has the same weight; transformers adds this by itself where a config has a plan
+    _tp_plan = {"embed_tokens": "embedding_rowwise"}
+
     def __init__(self, config: SparseSeq2SeqConfig) -> None:
         super().__init__(config)
         self.embed_tokens = TokenEmbedding(config)
