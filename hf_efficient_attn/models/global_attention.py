@@ -121,9 +121,13 @@ class GlobalAttention(nn.Module):
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether a map is nothing but its weight and bias: no adapter, no quantisation, no hook that loads it."""
+    """Return whether a map is nothing but its weight and bias: no adapter, no quantisation, no hook that loads it.
+
+    Quantised, cut or otherwise special weights stand in the same module, but are no plain parameters.
+    """
     return (
         type(module) is CopiedLinear
+        and type(module.weight) is nn.Parameter
         and not module._forward_pre_hooks
         and not module._forward_hooks
         and not (hasattr(module, "_hf_hook"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from models.sparse_transformer.dense_longformer import dense_longformer
-from models_cases import TINY, randomize
+from models_cases import CASES, TINY, randomize
 
 import hf_efficient_attn as hea
 
@@ -119,3 +119,29 @@ def test_projections_are_copied_behind_adapters() -> None:
     attention = adapted.base_model.model.layers[0].self_attn
     copied = attention.global_attention.k_proj.base_layer.weight
     assert torch.equal(copied, attention.k_proj.base_layer.weight)
+
+
+class OnlyLinear(torch.Tensor):
+    """A weight that can do nothing but map, as quantised ones."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear:
+            plain = [each.as_subclass(torch.Tensor) if isinstance(each, cls) else each for each in args]
+            return function(*plain, **(kwargs or {}))
+        if getattr(function, "__name__", "") in ("__get__", "requires_grad_", "detach", "__repr__"):
+            return super().__torch_function__(function, types, args, kwargs or {})
+        raise NotImplementedError(f"{function} of a quantised weight")
+
+
+def test_special_weights_are_asked_for_nothing_but_their_map() -> None:
+    """Quantised by torchao, the module stays what it was, and its weight is of another type."""
+    model: Any = next(case for case in CASES if case.name == "sparse-longformer-first").model()
+    ids = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        expected = model(ids).logits
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.global_attention.k_proj, layer.self_attn.global_attention.v_proj):
+                projection.weight = torch.nn.Parameter(projection.weight.data.as_subclass(OnlyLinear), False)
+                assert type(projection.weight) is OnlyLinear
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-5)
