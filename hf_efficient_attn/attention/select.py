@@ -92,13 +92,16 @@ def select(request: Request, name: str = AUTO) -> ModuleType:
 def fastest(request: Request) -> str:
     """Return the backend that "auto" takes.
 
-    Dense attention where it needs no mask; off the CPU flex where it can; else blocked or dense with a mask, by cost.
+    Dense attention where it needs no mask; off the CPU flex where it can, but for single queries; else blocked or dense
+    with a mask, by cost.
     """
     if request.has_query_start:
         return blocked.NAME
     if not request.has_token_mask and sdpa.maskless(request.layout) is not None and sdpa.why_not(request) is None:
         return sdpa.NAME
-    if request.device != "cpu" and flex.why_not(request) is None:
+    # a step of cached decoding has a length of its own, and flex would list its blocks on the host for every one
+    is_step = request.layout.num_queries == 1
+    if request.device != "cpu" and not is_step and flex.why_not(request) is None:
         return flex.NAME
     if sdpa.why_not(request) is None and is_dense_faster(request):
         return sdpa.NAME

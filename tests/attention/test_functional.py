@@ -1,5 +1,7 @@
 """`attention`: what it refuses, and how a backend is chosen."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -109,6 +111,14 @@ def test_auto_is_dense_where_that_is_cheaper() -> None:
     assert fastest(request(8192, Full())) == "sdpa"
     assert fastest(request(8192, Band(256, 256))) == "blocked"
     assert select(request(8192, Band(256, 256), needs_grad=True)).NAME == "blocked"
+
+
+def test_auto_on_a_gpu_is_flex_but_not_for_steps_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKENDS["flex"], "why_not", lambda request: None)
+    on_gpu = replace(request(8192, Band(256, 256)), device="cuda")
+    assert fastest(on_gpu) == "flex"
+    step = Layout(Band(256, 0), 8, 1, 8192, 8191)
+    assert fastest(replace(on_gpu, layout=step)) in ("blocked", "sdpa")
 
 
 def test_the_lse_joins_calls_over_parts_of_the_keys() -> None:
