@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parity",
         action="store_true",
-        help=f"what transformers computes, where it differs from the paper; but for {list_exceptions()}",
+        help="what transformers computes, where it differs from the paper; outputs are compared on random tokens, and "
+        f"where they differ nothing is written. Not covered: {list_exceptions()}",
     )
     parser.add_argument(
         "--overwrite",
