@@ -11,195 +11,19 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fuzz_formula import Head, Masks, bias_of, formula, magnitudes, pairs_and_distances
-from fuzz_patterns import draw_pattern, draw_tree
+from fuzz_cases import Case, draw_case
+from fuzz_formula import Head, bias_of, formula, magnitudes, pairs_and_distances
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.backends import flex
-from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
-from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, Term
+from hf_efficient_attn.layout.terms import Term
 
-BACKENDS = ("auto", "blocked", "sdpa", "reference")
-# what flex compiles takes seconds
-FLEX_SHARE = 1 / 1000
-DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # how much more than these an engine may err: it adds in another order
 FACTOR = 6
-SIZES = ("batch", "heads", "key heads", "queries", "keys", "width", "value width")
-# (tensor of one shape) -> (another tensor of this shape that lies otherwise in memory)
-View = Callable[[Tensor], Tensor]
-
-
-@dataclass
-class Case:
-    """A call, its tensors in float64 with the numbers that the dtype can have."""
-
-    pattern: hea.patterns.Pattern
-    sizes: tuple[int, int, int, int, int, int, int]
-    dtype: torch.dtype
-    tensors: dict[str, Tensor]
-    views: dict[str, View]
-    learned: list[str]
-    masks: Masks = field(default_factory=Masks)
-    labels: list[Label] = field(default_factory=list)
-    scale: float | None = None
-    offset: int | None = None
-    layer: int = 0
-    first_head: int = 0
-    num_model_heads: int | None = None
-    backend: str = "auto"
-    need_lse: bool = True
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        masks = [name for name, mask in vars(self.masks).items() if mask is not None]
-        sizes = dict(
-            zip(("batch", "heads", "key heads", "queries", "keys", "width", "value width"), self.sizes, strict=True)
-        )
-        options = (f"backend={self.backend}", f"offset={self.offset}", f"layer={self.layer}", f"scale={self.scale}")
-        masks += [f"heads from {self.first_head} of {self.num_model_heads}"] if self.num_model_heads else []
-        about = (str(self.dtype), *options, f"lse={self.need_lse}", f"masks={masks}", f"learned={self.learned}")
-        return "\n  ".join([str(self.pattern), str(sizes), " ".join(about), f"terms={self.labels} {self.notes}"])
-
-
-def draw_case(rng: random.Random) -> Case:
-    """Draw a call."""
-    torch.manual_seed(rng.randrange(2**31))
-    backend = "flex" if rng.random() < FLEX_SHARE else rng.choice(BACKENDS)
-    batch, heads = rng.randint(1, 3), rng.choice((1, 2, 2, 4, 4, 6))
-    key_heads = rng.choice([number for number in range(1, heads + 1) if heads % number == 0])
-    keys = rng.choice((rng.randint(1, 24), rng.randint(1, 24), rng.randint(20, 80), rng.randint(60, 230)))
-    is_tree = rng.random() < 0.03
-    model_heads = heads if rng.random() < 0.7 else heads * rng.randint(2, 3)
-    pattern = draw_pattern(rng, model_heads, keys)
-    if is_tree:
-        pattern, keys = draw_tree(rng)
-    queries, offset = keys, rng.choice((None, 0))
-    if rng.random() < 0.35:
-        queries = rng.randint(1, keys)
-        offset = rng.choice((None, rng.randint(0, keys - queries)))
-    width = rng.choice((1, 2, 3, 4, 8, 16))
-    value_width = width if rng.random() < 0.7 else rng.randint(1, 12)
-    dtype = rng.choice(DTYPES)
-    sizes = (batch, heads, key_heads, queries, keys, width, value_width)
-    case = Case(pattern, sizes, dtype, {}, {}, [], offset=offset, backend=backend)
-    if model_heads > heads:
-        case.first_head, case.num_model_heads = rng.randint(0, model_heads - heads), model_heads
-    shapes = {
-        "q": (batch, heads, queries, width),
-        "k": (batch, key_heads, keys, width),
-        "v": (batch, key_heads, keys, value_width),
-        "grad": (batch, heads, queries, value_width),
-    }
-    for name, shape in shapes.items():
-        add_tensor(case, rng, name, shape)
-    case.masks = Masks() if is_tree else draw_masks(rng, batch, keys)
-    if not is_tree:
-        add_terms(case, rng)
-    if rng.random() < 0.08:
-        factor = rng.choice((30.0, 100.0, 300.0) if dtype == torch.float16 else (30.0, 300.0, 3000.0))
-        case.tensors["q"] = (factor * case.tensors["q"]).to(dtype).double()
-        case.notes.append(f"scores x {factor:g}")
-    if backend == "flex" and refusal_of_flex(case):
-        case.backend = "auto"
-    case.scale = rng.choice((None, None, 0.3, 1.0, -0.5, 0.0))
-    case.layer, case.need_lse = rng.choice((0, 0, 1, 5)), rng.random() < 0.6
-    if backend != "flex":
-        case.learned = [
-            name for name in ("q", "k", "v", *(f"term {n}" for n in range(len(case.labels)))) if rng.random() < 0.6
-        ]
-    return case
-
-
-def refusal_of_flex(case: Case) -> str | None:
-    """Return why flex cannot compute a case without gradients; None: it can."""
-    batch, heads, key_heads, queries, keys, width, value_width = case.sizes
-    layout = Layout(case.pattern, heads, queries, keys, 0, 0, case.first_head, case.num_model_heads)
-    has_tokens = any(mask is not None for mask in vars(case.masks).values())
-    sizes = (width, value_width, key_heads, batch)
-    return flex.why_not(Request(layout, "cpu", case.dtype, *sizes, has_token_mask=has_tokens))
-
-
-def add_tensor(case: Case, rng: random.Random, name: str, shape: tuple[int, ...]) -> None:
-    """Draw a tensor of a case and where it lies."""
-    view, stored, note = draw_view(rng, shape)
-    case.tensors[name] = torch.randn(stored).to(case.dtype).double()
-    case.views[name] = view
-    case.notes += [f"{name}: {note}"] if note else []
-
-
-def draw_view(rng: random.Random, shape: tuple[int, ...]) -> tuple[View, tuple[int, ...], str]:
-    """Return how a stored tensor becomes one of `shape`, the shape that is stored, and a note."""
-    kind = rng.choice(("plain", "plain", "tokens first", "mixed", "mixed", "overlap"))
-    if kind == "plain":
-        return (lambda tensor: tensor), shape, ""
-    if kind == "tokens first":
-        return (lambda tensor: tensor.transpose(1, 2)), (shape[0], shape[2], shape[1], shape[3]), kind
-    if kind == "overlap":
-        strides = tuple(rng.randint(0, 5) for _ in shape)
-        start = rng.randint(0, 3)
-        number = 1 + start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        return (lambda tensor: tensor.as_strided(shape, strides, start)), (number,), f"strides {strides}"
-    order = rng.sample(range(4), 4)
-    expanded = [rng.random() < 0.2 for _ in shape]
-    steps = [rng.choice((1, 1, 1, 2, 3)) for _ in shape]
-    starts = [rng.choice((0, 0, 1)) for _ in shape]
-    sizes = [1 if wide else size for wide, size in zip(expanded, shape, strict=True)]
-    stored = [start + step * size for start, step, size in zip(starts, steps, sizes, strict=True)]
-
-    def view(tensor: Tensor) -> Tensor:
-        tensor = tensor.permute([order.index(dim) for dim in range(4)])
-        ends = zip(starts, steps, sizes, strict=True)
-        return tensor[tuple(slice(start, start + step * size, step) for start, step, size in ends)].expand(shape)
-
-    note = f"order {order} steps {steps} starts {starts} expanded {expanded}"
-    return view, tuple(stored[dim] for dim in order), note
-
-
-def draw_masks(rng: random.Random, batch: int, keys: int) -> Masks:
-    """Draw padding, holes, documents and chosen global tokens."""
-    masks = Masks()
-    index = torch.arange(keys)
-    if rng.random() < 0.5:
-        rows = []
-        for _ in range(batch):
-            left, right = (rng.randint(0, keys) if rng.random() < 0.4 else 0 for _ in range(2))
-            holes = torch.rand(keys) < rng.choice((0.0, 0.1, 0.5))
-            rows.append((index >= left) & (index < keys - right) & ~holes)
-        masks.key_mask = torch.stack(rows)
-    if rng.random() < 0.3:
-        share = rng.choice((0.02, 0.1, 0.5))
-        masks.segment_ids = (torch.rand(batch, keys) < share).long().cumsum(1) % rng.choice((2, 1000))
-    if rng.random() < 0.2:
-        masks.global_mask = torch.rand(batch, keys) < rng.choice((0.0, 0.1, 0.5))
-    return masks
-
-
-def add_terms(case: Case, rng: random.Random) -> None:
-    """Draw learned terms, up to two."""
-    batch, heads, _, queries, keys, *_ = case.sizes
-    while len(case.labels) < 2 and rng.random() < 0.2:
-        first = rng.randint(-6, 3)
-        distance, span = (
-            Distance(first, first + rng.randint(0, 8)),
-            SoftSpan(rng.randint(1, 20), rng.choice((0, 0, 1)), 0),
-        )
-        label: Label = rng.choice((distance, span))
-        name = f"term {len(case.labels)}"
-        add_tensor(case, rng, name, (*(rng.choice((1, size)) for size in (batch, heads, queries)), label.num_values))
-        if label.kind == "soft_span":
-            # spans apart from whole numbers, where the mask has corners that no gradient is defined at
-            whole = case.tensors[name].abs().mul(keys / 4).floor()
-            case.tensors[name] = (whole + 0.25).clamp(max=200).to(case.dtype).double()
-        case.labels.append(label)
-
 
 Results = dict[str, Tensor]
 
@@ -353,8 +177,9 @@ def main() -> int:
     # tokens without a key are wanted here
     warnings.simplefilter("ignore", UserWarning)
     if args.case is not None:
-        print(run_case(args.seed, args.case, verbose=True) or "nothing wrong")
-        return 0
+        wrong = run_case(args.seed, args.case, verbose=True)
+        print(wrong or "nothing wrong")
+        return 1 if wrong else 0
     print(f"seed {args.seed}", flush=True)
     start, done, failed = time.monotonic(), 0, Counter[str]()
     while (time.monotonic() - start < args.seconds) if args.cases is None else done < args.cases:
