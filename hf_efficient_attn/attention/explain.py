@@ -20,7 +20,6 @@ from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import size
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
@@ -152,22 +151,7 @@ def allowed_pairs(layout: Layout) -> int:
     >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
     12
     """
-    return sum(count * _allowed_pairs(pattern, layout) for _, count, pattern in layout.head_groups())
-
-
-def _allowed_pairs(pattern: Pattern, layout: Layout) -> int:
-    """Return the pairs of one head; queries of one block that all read the same keys are counted at once."""
-    first, num_keys, step = layout.query_offset, layout.num_keys, pattern.granularity
-    if step == 1:
-        return pattern.num_pairs(layout.num_queries, num_keys, first)
-    stop, total = first + layout.num_queries, 0
-    while first < stop:
-        after = min((first // step + 1) * step, stop)
-        spans = pattern.key_spans(first, after - 1, num_keys)
-        is_alike = spans == pattern.full_key_spans(first, after - 1, num_keys)
-        total += (after - first) * size(spans) if is_alike else pattern.num_pairs(after - first, num_keys, first)
-        first = after
-    return total
+    return compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_allowed
 
 
 def computed_pairs(request: Request, backend: str) -> int:
@@ -217,6 +201,5 @@ def _memory(request: Request, backend: str) -> int:
     elif backend == reference.NAME:
         total += REFERENCE_BYTES_PER_SCORE * pairs * layout.num_heads
     elif backend == blocked.NAME:
-        runs = [run for part in compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).parts for run in part.runs]
-        total += sum(0 if run.bias is None else 4 * run.bias.numel() for run in runs)
+        total += compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_mask_bytes
     return total

@@ -10,15 +10,15 @@ import torch
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.block_layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.request import Request
 
 AUTO = "auto"
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
-# times in scores of dense attention without a mask: a score of the blocked backend, one of its runs beyond that, a key
-# read for a block of queries (what a single query mostly waits for), a score with a mask, and making a mask's entry
+# times in scores of dense attention without a mask: a score of the blocked backend, a key read for a block of queries
+# (what a single query mostly waits for), a score with a mask, and making a mask's entry
 SCORES_PER_BLOCKED_SCORE = 1.15
-SCORES_PER_RUN = 80_000
 SCORES_PER_KEY = 8
 SCORES_PER_MASKED_SCORE = 1.1
 SCORES_PER_MASK_ENTRY = 50

@@ -6,6 +6,11 @@ from functools import cached_property
 
 from torch import Tensor
 
+from hf_efficient_attn.layout.cache import size_in_bytes
+
+# the fixed time of a run, in scores of dense attention without a mask
+SCORES_PER_RUN = 80_000
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -18,6 +23,7 @@ class Run:
         bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None: every query reads every key.
         empty_rows: bool [num_blocks or 1, block_tokens], queries without any key; None: there are none.
         gathered: int64 [num_blocks, key_tokens // granule].
+        num_allowed: allowed pairs of all blocks; pieces of a run keep that of the whole.
     """
 
     first_query: int
@@ -30,6 +36,7 @@ class Run:
     empty_rows: Tensor | None = None
     gathered: Tensor | None = None
     granule: int = 1
+    num_allowed: int = 0
 
     @property
     def num_pairs(self) -> int:
@@ -97,6 +104,16 @@ class BlockLayout:
     def num_pairs(self) -> int:
         """How many scores are computed, allowed or not, in all heads."""
         return sum(part.num_heads * run.num_pairs for part in self.parts for run in part.runs)
+
+    @cached_property
+    def num_allowed(self) -> int:
+        """How many pairs are allowed in all heads."""
+        return sum(part.num_heads * run.num_allowed for part in self.parts for run in part.runs)
+
+    @cached_property
+    def num_mask_bytes(self) -> int:
+        """Memory of all masks; views of one tensor count once."""
+        return size_in_bytes([run.bias for part in self.parts for run in part.runs])
 
     @cached_property
     def num_key_reads(self) -> int:

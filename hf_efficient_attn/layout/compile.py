@@ -4,8 +4,7 @@ In the order of its tokens, a job is cut into rows of blocks; rows that read ali
 does not change along the sequence one row is looked at, and the others are its copies.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from math import gcd
 
@@ -16,12 +15,17 @@ from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.jobs import MIN_GRANULE, Job, jobs, neighbours
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.patterns.spans import Spans, intersect, size
+from hf_efficient_attn.layout.run_masks import Budget, Row, RunMasks
+from hf_efficient_attn.patterns.spans import Spans, complement, intersect, size
 
 # a pattern whose period or granule is longer is not given blocks of that length
 MAX_BLOCK_TOKENS = 512
 # rows that read the same keys are computed as one block as long as its mask has at most so many entries
 MAX_MERGED_PAIRS = 1 << 22
+# ... and of rows that read all keys of their order, so many
+MAX_MERGED_ORDER_PAIRS = 1 << 24
+# rows with more pairs are taken apart: what they read entirely and the rest, or span by span
+MAX_WHOLE_PAIRS = 1 << 17
 # reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
 DENSE_HULL = 0.8
 # near the ends of the sequence so many blocks are computed as one: some scores in vain, but fewer masks and calls
@@ -37,7 +41,11 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
     Args:
         block_tokens: wished length of a block of queries; patterns made of longer blocks get theirs.
         device: where the masks will be needed.
+
+    Raises:
+        InputError: the masks would take more memory than any pattern should.
     """
+    budget = Budget(f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys")
     place = (layout.num_queries, layout.num_keys, layout.query_offset)
     heads_of: dict[Job, list[int]] = {}
     for first, count, pattern in layout.head_groups():
@@ -45,26 +53,16 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
             heads_of.setdefault(job, []).extend(range(first, first + count))
     parts = []
     for job, heads in heads_of.items():
-        runs = PartCompiler(job, block_tokens, device).runs()
+        runs = PartCompiler(job, block_tokens, device, budget).runs()
         queries, keys = (on_device(order, device) for order in (job.rows(layout.query_offset), job.piece.keys))
         parts += [Part(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
     return BlockLayout(tuple(parts))
 
 
-@dataclass(frozen=True)
-class Row:
-    """A block of queries at places `first` … `first + tokens - 1` and the places of the keys it reads."""
-
-    first: int
-    tokens: int
-    spans: Spans
-    is_full: bool = False
-
-
 class PartCompiler:
     """Compiles one job."""
 
-    def __init__(self, job: Job, block_tokens: int, device: torch.device) -> None:
+    def __init__(self, job: Job, block_tokens: int, device: torch.device, budget: Budget) -> None:
         # rows are looked up again and again
         self.target = job.target.with_tables(torch.tensor)
         self.piece, self.device = job.piece, device
@@ -72,6 +70,7 @@ class PartCompiler:
         self.num_queries, self.num_keys = len(self.piece.queries), len(self.piece.keys)
         self.step = self.piece.step
         self.block_tokens = self.choose_block_tokens(block_tokens)
+        self.masks = RunMasks(job, device, budget)
 
     def choose_block_tokens(self, wished: int) -> int:
         """Return the wished length, or that of the pattern's own blocks.
@@ -92,13 +91,42 @@ class PartCompiler:
         first, last = self.inner_blocks(pattern_row)
         if first == last:
             tokens = self.block_tokens * (EDGE_BLOCKS if self.is_invariant else 1)
-            return tuple(self.runs_of(self.rows(0, self.num_queries, tokens)))
+            return tuple(self.runs_at([(0, self.num_queries)], tokens)[0])
         start, stop = first * self.block_tokens, last * self.block_tokens
         spans = tuple((begin + start, end + start) for begin, end in pattern_row)
         row = Row(start, self.block_tokens, spans, self.is_full(self.bounds(start, self.block_tokens), spans))
-        edges = (self.rows(*ends, EDGE_BLOCKS * self.block_tokens) for ends in ((0, start), (stop, self.num_queries)))
-        left, right = (self.runs_of(rows) for rows in edges)
+        left, right = self.runs_at([(0, start), (stop, self.num_queries)], EDGE_BLOCKS * self.block_tokens)
         return (*left, self.run([row], last - first, self.block_tokens), *right)
+
+    def runs_at(self, ranges: list[tuple[int, int]], tokens: int) -> list[list[Run]]:
+        """Return the runs of each range of queries, cut into rows of `tokens` queries."""
+        rows = [self.streams(self.rows(start, stop, tokens)) for start, stop in ranges]
+        if self.is_invariant:
+            self.masks.prepare((row for streams in rows for stream in streams for row in stream), self.block_tokens)
+        return [[run for stream in streams for run in self.runs_of(stream)] for streams in rows]
+
+    def streams(self, rows: Iterable[Row]) -> list[list[Row]]:
+        """Return the rows as one list, and of rows that are taken apart, further parts in further lists."""
+        streams: list[list[Row]] = [[]]
+        for row in rows:
+            parts = self.parts_of(row)
+            streams += [[] for _ in range(len(parts) - len(streams))]
+            for stream, part in zip(streams, parts, strict=False):
+                stream.append(part)
+        return streams
+
+    def parts_of(self, row: Row) -> list[Row]:
+        """Return rows that together read what a row reads: of a large one, those with small masks or none apart."""
+        if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.piece.local is None:
+            return [row]
+        bounds = self.bounds(row.first, row.tokens)
+        if self.is_invariant:
+            return [Row(row.first, row.tokens, (span,), self.is_full(bounds, (span,))) for span in row.spans]
+        full = intersect(self.full_spans(bounds), row.spans)
+        if 2 * size(full) < size(row.spans):
+            return [row]
+        rest = intersect(row.spans, complement(full, self.num_keys))
+        return [Row(row.first, row.tokens, full, True), Row(row.first, row.tokens, rest)]
 
     def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
         """Return (first query, last query, number of keys) of a row for the local pattern."""
@@ -114,18 +142,22 @@ class PartCompiler:
 
     def is_full(self, bounds: tuple[int, int, int], spans: Spans) -> bool:
         """Return whether the bounds alone prove that every query of a row reads every key of `spans`."""
+        return intersect(self.full_spans(bounds), spans) == spans
+
+    def full_spans(self, bounds: tuple[int, int, int]) -> Spans:
+        """Return keys that every query of a row reads, as far as the bounds alone prove it."""
         queries, keys = self.piece.queries, self.piece.keys
         if self.step != 1 or keys[0] != 0 or queries[0] != self.local_offset:
             # the bounds are places in another order than the target's; its mask is looked at instead
-            return False
-        return intersect(self.target.full_key_spans(*bounds), spans) == spans
+            return ()
+        return self.target.full_key_spans(*bounds)
 
     def rows(self, start: int, stop: int, tokens: int) -> Iterator[Row]:
         """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read the same keys as one."""
         held: Row | None = None
         for first in range(start, stop, tokens):
             row = self.row(first, min(tokens, stop - first))
-            if held is not None and can_merge(held, row):
+            if held is not None and can_merge(held, row, self.max_merged_pairs):
                 held = Row(held.first, held.tokens + row.tokens, held.spans, held.is_full and row.is_full)
             else:
                 if held is not None and held.spans:
@@ -133,6 +165,11 @@ class PartCompiler:
                 held = row
         if held is not None and held.spans:
             yield held
+
+    @property
+    def max_merged_pairs(self) -> int:
+        """How many entries the mask of several rows may have that are computed as one."""
+        return MAX_MERGED_ORDER_PAIRS if self.piece.local is None else MAX_MERGED_PAIRS
 
     @property
     def is_invariant(self) -> bool:
@@ -162,7 +199,7 @@ class PartCompiler:
         last = min(self.num_queries, self.num_keys - inner_row[-1][1] + self.block_tokens) // self.block_tokens
         return (first, last) if last - first > 1 else (0, 0)
 
-    def runs_of(self, rows: Iterator[Row]) -> Iterator[Run]:
+    def runs_of(self, rows: Iterable[Row]) -> Iterator[Run]:
         """Yield runs of as many neighbouring rows as read alike."""
         group: list[Row] = []
         for row in rows:
@@ -179,7 +216,7 @@ class PartCompiler:
         gathered, granule = None, 1
         if len(row.spans) > 1:
             gathered, granule = self.gather(rows, num_blocks, step)
-        bias, empty_rows = self.bias(rows)
+        mask = self.masks.of(rows)
         return Run(
             first_query=row.first,
             num_blocks=num_blocks,
@@ -187,10 +224,11 @@ class PartCompiler:
             first_key=row.spans[0][0],
             key_tokens=size(row.spans),
             key_step=step,
-            bias=bias,
-            empty_rows=empty_rows,
+            bias=mask.bias,
+            empty_rows=mask.empty_rows,
             gathered=gathered,
             granule=granule,
+            num_allowed=mask.num_allowed * (num_blocks if len(rows) == 1 else 1),
         )
 
     def gather(self, rows: list[Row], num_blocks: int, step: int) -> tuple[Tensor, int]:
@@ -201,34 +239,15 @@ class PartCompiler:
         granule = max(divisor for divisor in range(1, MAX_GRANULE + 1) if granule % divisor == 0)
         granule = granule if granule >= MIN_GRANULE else 1
         listed = [[g for start, stop in row.spans for g in range(start // granule, stop // granule)] for row in rows]
-        index = torch.tensor(listed, dtype=torch.int64)
+        index = torch.tensor(listed, dtype=torch.int64, device="cpu")
         if len(rows) == 1:
-            index = index + torch.arange(num_blocks)[:, None] * (step // granule)
+            index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)
         return index.to(self.device), granule
-
-    def bias(self, rows: list[Row]) -> tuple[Tensor | None, Tensor | None]:
-        """Return the masks of `rows` as an additive bias, and the rows without keys; None where there are none."""
-        if all(row.is_full for row in rows):
-            return None, None
-        queries = positions(self.piece.queries, [((row.first, row.first + row.tokens),) for row in rows])
-        keys = positions(self.piece.keys, [row.spans for row in rows])
-        allowed = self.target.allowed(queries[:, :, None], keys[:, None, :])
-        if allowed.all():
-            return None, None
-        bias = torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
-        empty_rows = ~allowed.any(-1)
-        return bias.to(self.device), empty_rows.to(self.device) if empty_rows.any() else None
 
 
 def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
     """Return a regular order as it is, and another as a tensor, so that no call has to copy it to the device."""
     return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)
-
-
-def positions(order: Sequence[int], places: list[Spans]) -> Tensor:
-    """Return the positions at the given places of an order, [rows, places]; every row has equally many places."""
-    index = torch.stack([torch.cat([torch.arange(*span) for span in spans]) for spans in places])
-    return index * order.step + order.start if isinstance(order, range) else torch.tensor(list(order))[index]
 
 
 def without_small_gaps(spans: Spans) -> Spans:
@@ -238,11 +257,11 @@ def without_small_gaps(spans: Spans) -> Spans:
     return spans
 
 
-def can_merge(row: Row, after: Row) -> bool:
+def can_merge(row: Row, after: Row, max_pairs: int) -> bool:
     """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
     if row.spans != after.spans:
         return False
-    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.spans) <= MAX_MERGED_PAIRS
+    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.spans) <= max_pairs
 
 
 def row_step(group: list[Row]) -> int:

@@ -10,12 +10,20 @@ from functools import reduce
 from itertools import groupby
 from operator import or_
 
+from hf_efficient_attn.layout.block_layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.spans import size
 
 # copying single keys costs more than reading them from longer granules, in tokens
 MIN_GRANULE = 8
+# more members are computed as one: each is cut by all before it
+MAX_MEMBERS = 32
+# so many orders of a member are always worth it
+FEW_PIECES = 64
+# queries of a row for an estimate
+ROW_TOKENS = 128
 # (queries, keys, position of the first query)
 Place = tuple[int, int, int]
 
@@ -45,7 +53,9 @@ def jobs(pattern: Pattern, place: Place) -> tuple[Job, ...]:
     """Return the jobs of a drawn pattern; every allowed pair belongs to exactly one of them."""
     found: list[Job] = []
     seen: Pattern | None = None
-    for member, pieces in ordered(pattern.members(), place):
+    members = pattern.members()
+    is_many = len(members) > MAX_MEMBERS
+    for member, pieces in [(pattern, Pattern.pieces(pattern, *place))] if is_many else ordered(members, place):
         target = member if seen is None else member & ~seen
         seen = member if seen is None else seen | member
         if pieces == Pattern.pieces(member, *place):
@@ -56,7 +66,7 @@ def jobs(pattern: Pattern, place: Place) -> tuple[Job, ...]:
 
 def ordered(members: tuple[Pattern, ...], place: Place) -> list[tuple[Pattern, tuple[Piece, ...]]]:
     """Return (pattern, pieces) in the order in which they claim their pairs; all that keep the tokens' order as one."""
-    listed = [(member, member.pieces(*place)) for member in members]
+    listed = [(member, worthwhile(member, member.pieces(*place), place)) for member in members]
     natural = [member for member, pieces in listed if pieces == Pattern.pieces(member, *place)]
     rows = []
     if any(is_gathered(member, place) for member in natural):
@@ -67,6 +77,17 @@ def ordered(members: tuple[Pattern, ...], place: Place) -> list[tuple[Pattern, t
     base = reduce(or_, natural) if natural else None
     rest = [(member, pieces) for member, pieces in listed if member not in natural and (member, pieces) not in rows]
     return rows + ([(base, Pattern.pieces(base, *place))] if base else []) + rest
+
+
+def worthwhile(pattern: Pattern, pieces: tuple[Piece, ...], place: Place) -> tuple[Piece, ...]:
+    """Return the pieces, or the tokens in their order where so many pieces would take longer."""
+    if len(pieces) <= FEW_PIECES:
+        return pieces
+    num_queries, num_keys, query_offset = place
+    first = query_offset + num_queries // 2
+    row = pattern.key_spans(first, min(first + ROW_TOKENS, query_offset + num_queries) - 1, num_keys)
+    in_order = num_queries * size(row) < len(pieces) * SCORES_PER_RUN
+    return Pattern.pieces(pattern, *place) if in_order else pieces
 
 
 def is_gathered(pattern: Pattern, place: Place) -> bool:

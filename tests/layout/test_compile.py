@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hf_efficient_attn.layout import compile as compile_module
+from hf_efficient_attn.layout import jobs as jobs_module
+from hf_efficient_attn.layout import run_masks
 from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
@@ -71,6 +74,7 @@ def check(layout: Layout, blocks: BlockLayout) -> None:
     keys = torch.arange(layout.num_keys)[None, :]
     for head, pattern in enumerate(layout.head_patterns()):
         assert torch.equal(counts[head], pattern.allowed(queries, keys).expand(counts.shape[1:]).long())
+    assert blocks.num_allowed == counts.sum()
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32, 96])
@@ -138,6 +142,27 @@ def test_every_allowed_pair_once_in_any_composition(
     num_queries = data.draw(st.integers(1, num_keys))
     layout = Layout(pattern, 2, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries)))
     check(layout, compile_layout(layout, block_tokens, CPU))
+
+
+@given(pattern=compositions(), num_keys=st.integers(1, 140), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys: int, data: st.DataObject) -> None:
+    """As test_every_allowed_pair_once_in_any_composition, with everything that only large layouts do."""
+    num_queries = data.draw(st.integers(1, num_keys))
+    layout = Layout(pattern, 1, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_module, "MAX_WHOLE_PAIRS", 60)
+        patch.setattr(compile_module, "MAX_MERGED_PAIRS", 200)
+        patch.setattr(run_masks, "LARGE_MASK", 10)
+        patch.setattr(run_masks, "MAX_SINGLE_MASKS", 10)
+        patch.setattr(run_masks, "MAX_LOOKED_AT", 50)
+        patch.setattr(jobs_module, "FEW_PIECES", 2)
+        patch.setattr(jobs_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
+        patch.setattr(jobs_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
+        cut = jobs_module.jobs.function(pattern.resolve(num_keys), (num_queries, num_keys, layout.query_offset))
+        patch.setattr(compile_module, "jobs", lambda *_: cut)
+        blocks = compile_layout.function(layout, 4, CPU)
+    check(layout, blocks)
 
 
 def test_a_band_is_three_kinds_of_blocks() -> None:
