@@ -80,7 +80,9 @@ def ordered(members: tuple[Pattern, ...], place: Place) -> list[tuple[Pattern, t
 
 
 def worthwhile(pattern: Pattern, pieces: tuple[Piece, ...], place: Place) -> tuple[Piece, ...]:
-    """Return the pieces, or the tokens in their order where so many pieces would take longer."""
+    """Return the pieces, or the tokens in their order where so many pieces would take longer or share pairs."""
+    if not have_own_queries(pieces):
+        return Pattern.pieces(pattern, *place)
     if len(pieces) <= FEW_PIECES:
         return pieces
     num_queries, num_keys, query_offset = place
@@ -88,6 +90,19 @@ def worthwhile(pattern: Pattern, pieces: tuple[Piece, ...], place: Place) -> tup
     row = pattern.key_spans(first, min(first + ROW_TOKENS, query_offset + num_queries) - 1, num_keys)
     in_order = num_queries * size(row) < len(pieces) * SCORES_PER_RUN
     return Pattern.pieces(pattern, *place) if in_order else pieces
+
+
+def have_own_queries(pieces: tuple[Piece, ...]) -> bool:
+    """Return whether no query belongs to two of the pieces, so that no pair does."""
+    if len(pieces) <= 1:
+        return True
+    orders = [piece.queries for piece in pieces]
+    steps = {order.step if isinstance(order, range) else None for order in orders}
+    step = steps.pop()
+    if step and not steps:
+        # one residue class each
+        return len({order[0] % step for order in orders}) == len(orders)
+    return len(set().union(*orders)) == sum(map(len, orders))
 
 
 def is_gathered(pattern: Pattern, place: Place) -> bool:

@@ -165,6 +165,13 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
     check(layout, blocks)
 
 
+def test_pieces_that_share_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that is too large to be split into members may still have orders of its own, which overlap."""
+    monkeypatch.setattr(GlobalTokens, "members", lambda self: (self,))
+    layout = Layout(GlobalTokens([0, 3, 17]), 1, 41, 41)
+    check(layout, compile_layout.function(layout, 8, CPU))
+
+
 def test_a_band_is_three_kinds_of_blocks() -> None:
     """Cut at the left end, whole, cut at the right end: the whole ones are one run of copies with one mask."""
     (part,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), 32, CPU).parts
