@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document
@@ -15,6 +17,7 @@ Documents = tuple[tuple[Document, ...], ...]
 Place = tuple[int, int, int]
 
 CACHE_BYTES = 128 * MEBIBYTE
+MAX_TABLE_BYTES = 4 * 1024 * MEBIBYTE
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +46,21 @@ def block_table(
     Args:
         layout: of a pattern that is the same at every length, if there are documents.
         documents: of each example; None: every example is one whole document.
+
+    Raises:
+        InputError: tables, which have a place for every pair of blocks, larger than MAX_TABLE_BYTES.
     """
     examples = documents or ((Document(0, layout.num_keys),),)
     groups = layout.head_groups()
     query_tokens, key_tokens = block_size
     num_rows, num_blocks = -(-layout.num_queries // query_tokens), -(-layout.num_keys // key_tokens)
     shape = (len(examples), len(groups), num_rows, num_blocks)
+    if 8 * prod(shape) > MAX_TABLE_BYTES:
+        raise InputError(
+            f"The tables of blocks for {layout.num_queries:,} queries and {layout.num_keys:,} keys (examples: "
+            f"{shape[0]}, patterns of heads: {shape[1]}) take {8 * prod(shape) / 2**30:,.0f} GiB; at most "
+            f"{MAX_TABLE_BYTES / 2**30:,.0f} GiB are made. Use backend='blocked', a smaller batch or shorter inputs."
+        )
     partial, full = (torch.zeros(shape, dtype=torch.int32) for _ in range(2))
     num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))
     for example, its_documents in enumerate(examples):

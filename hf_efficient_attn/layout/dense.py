@@ -8,6 +8,7 @@ from operator import add
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
@@ -19,6 +20,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 CACHE_BYTES = 512 * MEBIBYTE
 CHUNK_QUERIES = 256
+# of one mask; on CPUs the system would end the process before torch could refuse
+MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
 
 Groups = tuple[tuple[int, int, Pattern], ...]
 AdditiveMask = tuple[Tensor | None, Tensor | None]
@@ -35,10 +38,24 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     if is_idle(tokens):
         if reads_everything(layout):
             return None
+        check_size(layout, 1)
         return _pairs.get((_value(layout), device), lambda: _of_pattern(layout, device))
+    check_size(layout, batch_size)
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
     return _of_tables(layout, token_tables(tokens, layout.num_keys, device))
+
+
+def check_size(layout: Layout, batch_size: int) -> None:
+    """Raise InputError for a mask over all pairs that no machine should be asked for."""
+    heads = 1 if len(layout.head_groups()) == 1 else layout.num_heads
+    num_bytes = 4 * batch_size * heads * layout.num_queries * layout.num_keys
+    if num_bytes > MAX_MASK_BYTES:
+        raise InputError(
+            f"A mask over all pairs of {layout.num_queries:,} queries and {layout.num_keys:,} keys (examples: "
+            f"{batch_size}, heads that differ: {heads}) takes {num_bytes / 2**30:,.0f} GiB; at most "
+            f"{MAX_MASK_BYTES / 2**30:,.0f} GiB are tried. Use backend='blocked' or 'flex', or shorter inputs."
+        )
 
 
 def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:

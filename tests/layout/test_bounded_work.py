@@ -1,0 +1,108 @@
+"""The work and the memory of a layout grow as its length and what its pattern can express, and more is refused.
+
+Counted in numbers that torch writes, not in seconds.
+"""
+
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_efficient_attn import explain
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout import block_table as block_tables
+from hf_efficient_attn.layout import dense, run_masks
+from hf_efficient_attn.layout.block_layout import BlockLayout
+from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, KeyTable, Pattern, RandomBlocks, Strided
+
+CPU = torch.device("cpu")
+
+
+class Written(TorchDispatchMode):
+    """Counts the numbers that torch writes into new memory, and the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = self.calls = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        self.calls += 1
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() not in given:
+                self.numbers += leaf.numel()
+                self.largest = max(self.largest, leaf.numel())
+        return result
+
+
+# by the number of tokens; none reads more than 600 keys a query but those that read everything
+PATTERNS: dict[str, Any] = {
+    "no limit before": lambda tokens: Band(None, 64),
+    "causal": lambda tokens: Causal(),
+    "wide": lambda tokens: Band(tokens // 2, tokens // 2),
+    "outside of a band": lambda tokens: ~Band(tokens // 4, tokens // 4),
+    "causal and random": lambda tokens: Causal() | RandomBlocks(2, 64),
+    "many dilations": lambda tokens: reduce(or_, (Dilated(300, 0, step) for step in range(2, 90))),
+    "many members": lambda tokens: reduce(and_, (Band(64 + i, 0) | GlobalTokens([i]) for i in range(8))),
+    "many globals": lambda tokens: GlobalTokens(range(0, 200, 2)),
+    "ragged": lambda tokens: KeyTable([range(tokens), *([key] for key in range(1, tokens))]),
+    "far apart": lambda tokens: Strided(tokens // 2 + 1),
+}
+
+
+def compiled(pattern: Pattern, tokens: int) -> tuple[Written, BlockLayout]:
+    with Written() as written:
+        blocks = compile_layout.function(Layout(pattern, 2, tokens, tokens), 32, CPU)
+    return written, blocks
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_twice_the_length_is_twice_the_work(name: str) -> None:
+    written, blocks = compiled(PATTERNS[name](4096), 4096)
+    longer, of_longer = compiled(PATTERNS[name](8192), 8192)
+    # the constants are what a few rows of blocks take
+    assert longer.numbers < 2.2 * written.numbers + 1_000_000
+    assert longer.calls < 2.2 * written.calls + 200
+    assert of_longer.num_mask_bytes < 2.2 * blocks.num_mask_bytes + 1_000_000
+    assert of_longer.num_runs <= 2.5 * blocks.num_runs + 8
+    # 4 bytes an entry, far below those of 8,192² pairs: 268 million
+    assert of_longer.num_mask_bytes < 20_000_000
+    assert longer.largest < 7_000_000
+
+
+@pytest.mark.parametrize("pattern", [Band(None, 64), Causal()], ids=str)
+def test_explaining_looks_at_few_pairs(pattern: Pattern) -> None:
+    compile_layout.cache_clear()
+    with Written() as written:
+        explanation = explain(pattern, 32768)
+    assert explanation.allowed_pairs == 8 * pattern.num_pairs(32768, 32768)
+    assert explanation.allowed_pairs > 4_000_000_000
+    assert written.numbers < 60_000_000
+
+
+def test_masks_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(KeyTable([[key // 2, key] for key in range(500)]), 1, 500, 500)
+    monkeypatch.setattr(run_masks, "MAX_MASK_BYTES", 10_000)
+    with pytest.raises(InputError, match=r"key_table pattern over 500 queries.*Use a pattern of whole blocks") as error:
+        compile_layout.function(layout, 32, CPU)
+    assert len(str(error.value)) <= 500
+
+
+def test_dense_masks_beyond_the_limit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"131,072 queries.* takes 64 GiB.*backend='blocked'"):
+        dense.additive_mask(Layout(Band(8, 8), 4, 131_072, 131_072), TokenMask(), 1, CPU, torch.float32)
+
+
+def test_block_tables_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_tables, "MAX_TABLE_BYTES", 1000)
+    with pytest.raises(InputError, match=r"tables of blocks for 640 queries.*smaller batch"):
+        block_tables.block_table.function(Layout(Band(8, 8), 1, 640, 640), None, (32, 64), CPU)
