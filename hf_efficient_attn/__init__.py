@@ -4,6 +4,11 @@ Importing the package registers its model families, so that `AutoConfig`, `AutoM
 know them. Registration is per process: a script started on several processes imports the package on each.
 """
 
+from hf_efficient_attn import requirements
+
+# before anything that may not be there in other versions is imported
+requirements.check_requirements()
+
 from hf_efficient_attn import patterns
 from hf_efficient_attn.attention import interface
 from hf_efficient_attn.attention.cache import PatternCache
@@ -64,7 +69,7 @@ from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 from hf_efficient_attn.training.span_callback import SpanCallback
 from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
 
-__version__ = "0.1.0"
+__version__ = requirements.VERSION
 
 register_families()
 interface.register_attention()

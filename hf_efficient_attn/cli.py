@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_efficient_attn.errors import EfficientAttentionError
+from hf_efficient_attn.requirements import VERSION
 
 # the words of a command (one, or a verb and its subject) -> the module that answers
 COMMANDS: dict[tuple[str, ...], str] = {
@@ -27,6 +28,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="hf-efficient-attn", description="Efficient Transformers for Hugging Face.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # where the last word of a command belongs, by the words before it
     groups: dict[tuple[str, ...], Any] = {(): commands}
@@ -43,13 +45,30 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; errors of this package end it with one line and exit code 2.
+    """Run one command; what a user can mend ends it with one line and exit code 2.
 
+    That are errors of this package, files that cannot be read or written, and libraries that are not installed.
     `arguments` defaults to those of the process.
     """
     parser = build_parser()
     args = parser.parse_args(arguments)
     try:
         args.main(args)
-    except EfficientAttentionError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    except (EfficientAttentionError, OSError, ImportError) as error:
+        message = _sentence(error)
+        if message is None:
+            raise
+        parser.exit(2, f"{parser.prog}: error: {message}\n")
+
+
+def _sentence(error: Exception) -> str | None:
+    """Return what a user can do about an error; None: nothing, it is ours."""
+    if isinstance(error, ModuleNotFoundError):
+        library = (error.name or "").partition(".")[0]
+        if library in ("", __name__.partition(".")[0]):
+            return None
+        return f"This command needs {library}, which is not installed. Run: pip install {library}"
+    if isinstance(error, ImportError):
+        # one that says itself what to install comes without the name that could not be found
+        return str(error) if error.name is None else None
+    return " ".join(str(error).split())

@@ -1,7 +1,11 @@
 """An empty figure for whoever draws; matplotlib is optional and imported only here."""
 
 from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
 from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
 
 
 def new_figure(width_inches: float, height_inches: float) -> Any:
@@ -22,3 +26,17 @@ def new_figure(width_inches: float, height_inches: float) -> Any:
 def can_draw() -> bool:
     """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
+
+
+def save_figure(figure: Any, path: str | PathLike[str], pixels_per_inch: int) -> None:
+    """Write a figure, in the format that the suffix says; missing folders are made.
+
+    Raises:
+        ConfigurationError: matplotlib cannot write such a file.
+    """
+    suffix = Path(path).suffix.removeprefix(".").lower()
+    formats = figure.canvas.get_supported_filetypes()
+    if suffix not in formats:
+        raise ConfigurationError(f"{path} has no suffix of a picture; give one of: {', '.join(sorted(formats))}.")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=pixels_per_inch)

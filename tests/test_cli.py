@@ -1,7 +1,13 @@
 """The command line: every command explains itself, and wrong ones say what exists."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import hf_efficient_attn
 from hf_efficient_attn.cli import COMMANDS, main
 
 
@@ -26,3 +32,94 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         main(["analyze", "signal", "--model", "sas", "--tokens", "1"])
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("hf-efficient-attn: error: ")
+
+
+# a command that needs a library, whose sentence comes before anything is measured
+NEED_MATPLOTLIB = [
+    ["draw", "full()", "--tokens", "4", "--png", "{folder}/a.png"],
+    ["analyze", "signal", "--model", "sas", "--tokens", "8", "--output", "{folder}"],
+]
+
+
+@pytest.fixture(scope="module")
+def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return an environment without matplotlib, the only extra that a command needs."""
+    folder = tmp_path_factory.mktemp("nothing_installed")
+    text = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    (folder / "matplotlib.py").write_text(text)
+    paths = [str(folder), str(Path(__file__).parents[1])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "hf_efficient_attn", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.parametrize("arguments", NEED_MATPLOTLIB, ids=lambda arguments: arguments[0])
+def test_without_the_extras(arguments: list[str], bare_environment: dict[str, str], tmp_path: Path) -> None:
+    """With a subprocess, since imports that failed once are remembered."""
+    found = run(bare_environment, *(argument.format(folder=tmp_path) for argument in arguments))
+    assert found.returncode == 2
+    assert found.stderr.startswith("hf-efficient-attn: error: ")
+    assert "needs matplotlib, which is not installed. Run: pip install" in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_any_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a command imports, the sentence is the same; what is missing of our own stays an error of ours."""
+
+    def draw(*arguments: object) -> None:
+        raise ModuleNotFoundError("No module named 'evaluate.metrics'", name=missing)
+
+    monkeypatch.setattr("hf_efficient_attn.analysis.draw.plot_patterns", draw)
+    missing = "evaluate.metrics"
+    with pytest.raises(SystemExit) as stop:
+        main(["draw", "full()", "--tokens", "4", "--png", "a.png"])
+    assert stop.value.code == 2
+    assert "This command needs evaluate, which is not installed. Run: pip install evaluate" in capsys.readouterr().err
+    missing = "hf_efficient_attn.nothing"
+    with pytest.raises(ModuleNotFoundError):
+        main(["draw", "full()", "--tokens", "4", "--png", "a.png"])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"hf-efficient-attn {hf_efficient_attn.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["draw", "nowhere.json"], "no file 'nowhere.json'"),
+        (["draw", "{folder}"], "no expression of patterns"),
+        (["draw", "full()", "--tokens", "100000"], "signs to draw"),
+        (["draw", "full()", "--tokens", "0"], "num_queries is 0"),
+        (["draw", "full()", "--tokens", "4", "--png", "{folder}/a.xyz"], "no suffix of a picture"),
+        (["draw", "full()", "--tokens", "4", "--png", "{folder}/file/a.png"], "{folder}/file"),
+        (["draw", "{folder}/deep.json"], "nests too deep"),
+        (["draw", "{folder}/number.json"], "no valid JSON"),
+        (["explain", "full()", "--device", "abacus"], "device='abacus'"),
+        (["explain", "full()", "--tokens", "-3"], "query_tokens is -3"),
+        (["explain", "full()", "--heads", "0"], "num_heads is 0"),
+        (["explain", "full()", "--heads", "4", "--key-heads", "3"], "num_key_heads=3"),
+        (["explain", "full()", "--dropout", "3"], "dropout=3.0"),
+        (["convert", "{folder}/nothing", "{folder}/new"], "{folder}/nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_paths_and_values(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "number.json").write_text("[" + "9" * 5000 + "]")
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(folder=tmp_path) for argument in arguments])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hf-efficient-attn: error: ")
+    assert message.format(folder=tmp_path) in error
+    assert len(error.strip().splitlines()) == 1

@@ -14,6 +14,7 @@ PACKAGE = Path(hf_efficient_attn.__file__).parent
 FLOORS = {
     "errors": 0,
     "messages": 0,
+    "requirements": 0,
     "pictures": 0,
     "patterns": 1,
     "layout": 2,

@@ -15,10 +15,11 @@ from textwrap import shorten
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import new_figure, save_figure
 
 PIXELS_PER_INCH = 130
 COLOR = "#0072B2"
@@ -64,16 +65,26 @@ def read_pattern(source: str, layer: int = 0) -> Pattern:
     Raises:
         ConfigurationError: it is none of these, or the layer has no pattern.
     """
-    text = Path(source).read_text(encoding="utf-8") if source.endswith(".json") and Path(source).is_file() else source
-    if source.endswith(".json") and text is source:
-        raise ConfigurationError(f"There is no file {source!r}; give the path of a JSON file, or an expression.")
+    text = _text_of_file(source) if source.endswith(".json") else source
     if not text.lstrip().startswith(("{", "[")):
         return parse_pattern(text)
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{shorten(source, TITLE_LETTERS)} is no valid JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{shown(source)} is no valid JSON, or nests too deep: {cut(str(error), 160, 40)}."
+        ) from error
     return _pattern_of_layer(data, layer)
+
+
+def _text_of_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"There is no file {shown(path)} with text ({cut(str(error), 160, 40)}); give the path of a JSON file, or "
+            "an expression."
+        ) from error
 
 
 def plot_patterns(drawings: Mapping[str, str], path: str | PathLike[str]) -> None:
@@ -85,11 +96,11 @@ def plot_patterns(drawings: Mapping[str, str], path: str | PathLike[str]) -> Non
     Raises:
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.colors import ListedColormap
-
     num_columns = min(len(drawings), MAX_COLUMNS)
     num_rows = -(-len(drawings) // num_columns)
     figure = new_figure(PANEL_INCHES * num_columns, (PANEL_INCHES + 0.4) * num_rows)
+    from matplotlib.colors import ListedColormap
+
     axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for axis, (title, text) in zip(axes, drawings.items(), strict=False):
         rows = [[sign == "■" for sign in line] for line in text.splitlines()]
@@ -99,8 +110,7 @@ def plot_patterns(drawings: Mapping[str, str], path: str | PathLike[str]) -> Non
         axis.set_ylabel("query")
     for axis in axes[len(drawings) :]:
         axis.set_axis_off()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=PIXELS_PER_INCH)
+    save_figure(figure, path, PIXELS_PER_INCH)
 
 
 def density_line(text: str) -> str:

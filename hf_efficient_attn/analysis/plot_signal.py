@@ -8,11 +8,10 @@ The picture of the README:
 import math
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from hf_efficient_attn.analysis.signal_report import SignalReport
@@ -48,8 +47,7 @@ def plot_signal(reports: "Sequence[SignalReport]", path: str | PathLike[str]) ->
     else:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(labels) > 3 else 1, frameon=False)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=PIXELS_PER_INCH)
+    save_figure(figure, path, PIXELS_PER_INCH)
 
 
 def _style(index: int, num_lines: int) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from math import ceil, floor, log10
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, TextSpans
 from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, FIXED, FROZEN
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import new_figure, save_figure
 
 # Okabe & Ito's palette, told apart by colour-blind readers; markers differ too
 STYLES = {
@@ -57,8 +56,7 @@ def plot_spans(report: SpanReport, costs: Sequence[SpanCost], path: str | PathLi
         f"longest {cost.max_span:,} tokens",
         fontsize=11,
     )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=PIXELS_PER_INCH)
+    save_figure(figure, path, PIXELS_PER_INCH)
 
 
 def _draw_spans(axis: Any, report: SpanReport) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.pattern import Pattern
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -52,8 +53,8 @@ def check_numbers(
     """Raise an error if the pattern is none, or a number is not of its kind or out of its range."""
     if not hasattr(pattern, "key_spans"):
         raise ConfigurationError(
-            f"pattern is {pattern!r}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a dict, and "
-            "patterns.parse_pattern a text."
+            f"pattern is {shown(pattern)}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a "
+            "dict, and patterns.parse_pattern a text."
         )
     if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
         raise InputError(f"scale={scale!r} must be a finite number, or None for 1 / sqrt(head_dim).")

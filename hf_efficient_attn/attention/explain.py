@@ -5,6 +5,7 @@ from textwrap import shorten
 
 import torch
 
+from hf_efficient_attn.attention.checks import check_numbers
 from hf_efficient_attn.attention.select import (
     AUTO,
     BACKENDS,
@@ -15,10 +16,13 @@ from hf_efficient_attn.attention.select import (
 )
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.block_table import block_table
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.patterns.pattern import Pattern
 
 CPU = torch.device("cpu")
@@ -117,13 +121,20 @@ def explain(
         UnsupportedBackendError: `backend` cannot compute the call.
     """
     num_keys = query_tokens if key_tokens is None else key_tokens
+    check_numbers(pattern, None, dropout, None, layer)
+    num_key_heads = num_heads if num_key_heads is None else num_key_heads
+    sizes = {"query_tokens": query_tokens, "key_tokens": num_keys, "num_heads": num_heads, "head_dim": head_dim}
+    for name, count in {**sizes, "num_key_heads": num_key_heads}.items():
+        check_length(name, count)
+    if num_heads % num_key_heads:
+        raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
     request = Request(
         layout=Layout(pattern, num_heads, query_tokens, num_keys, num_keys - query_tokens, layer),
-        device=torch.device(device).type,
+        device=_device_type(device),
         dtype=dtype,
         head_dim=head_dim,
         value_dim=head_dim,
-        num_key_heads=num_heads if num_key_heads is None else num_key_heads,
+        num_key_heads=num_key_heads,
         batch_size=1,
         needs_grad=training,
         dropout=dropout,
@@ -142,6 +153,13 @@ def explain(
         relative_cost=(blocked_cost(request) if chosen == blocked.NAME else computed) / total,
         memory_bytes=_memory(request, chosen),
     )
+
+
+def _device_type(device: str | torch.device) -> str:
+    try:
+        return torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"device={shown(device)} is none that torch knows; use 'cpu' or 'cuda'.") from error
 
 
 def allowed_pairs(layout: Layout) -> int:

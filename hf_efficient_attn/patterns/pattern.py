@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import lcm
 from typing import Any, ClassVar, NoReturn
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.patterns.piece import Piece
@@ -21,6 +21,7 @@ MAX_MEMBERS = 16
 # patterns within a pattern, and how deep they may nest: every one costs time for every block of queries
 MAX_PARTS = 1024
 MAX_DEPTH = 32
+MAX_DRAWN_PAIRS = 1 << 22
 # rows of a pattern that repeats itself so soon are looked at once
 MAX_CLASSES = 64
 
@@ -222,6 +223,10 @@ class Pattern:
         num_keys = query_offset + num_queries if num_keys is None else num_keys
         check_length("num_queries", num_queries)
         check_length("num_keys", num_keys)
+        if num_queries * num_keys > MAX_DRAWN_PAIRS:
+            raise InputError(
+                f"{num_queries} queries × {num_keys} keys are more than {MAX_DRAWN_PAIRS} signs to draw; take fewer."
+            )
         # the least number of heads that the pattern accepts and that has this head
         num_heads = self.num_head_patterns * (1 + head // self.num_head_patterns)
         pattern = self.resolve(num_keys, layer, head, num_heads)
