@@ -33,4 +33,10 @@ def autocast_off(device_type: str) -> AbstractContextManager[None]:
 
 def is_autocast(device_type: str) -> bool:
     """Return whether autocast is on for a kind of device; of some, "meta" among them, there is none."""
-    return bool(torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type))
+    return bool(_has_autocast(device_type) and torch.is_autocast_enabled(device_type))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_autocast(device_type: str) -> bool:
+    # torch before 2.13 cannot trace the question
+    return torch.amp.is_autocast_available(device_type)
