@@ -27,7 +27,7 @@ CASES = [
 # model, and how often a forward pass may wait: for checks of its inputs, and once for the documents of its masks.
 # Layers wait for nothing but learned spans.
 MODELS = {
-    "simplified-sas_p": 3,
+    "simplified-sas_p": 4,
     "sparse-longformer": 5,
     "sparse-longformer-causal-global": 5,
     "sparse-bigbird": 4,
