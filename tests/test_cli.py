@@ -61,9 +61,11 @@ def test_without_the_extras(arguments: list[str], bare_environment: dict[str, st
     """With a subprocess, since imports that failed once are remembered."""
     found = run(bare_environment, *(argument.format(folder=tmp_path) for argument in arguments))
     assert found.returncode == 2
-    assert found.stderr.startswith("hf-efficient-attn: error: ")
-    assert "needs matplotlib, which is not installed. Run: pip install" in found.stderr
-    assert len(found.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in found.stderr
+    # other libraries may say something of their own as they are imported
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("hf-efficient-attn: error: ")
+    assert "needs matplotlib, which is not installed. Run: pip install" in last
 
 
 def test_any_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
