@@ -21,11 +21,18 @@ class SpanCache(PatternCache):
 
     def __init__(self, model: nn.Module) -> None:
         config: Any = model.config
-        self.padding = Padding()
+        self.padding = UncountedPadding()
         layers = DynamicCache(config=config).layers
         for spans in span_modules(model):
             layers[spans.layer_idx] = SpanLayer(0, kept_tokens(spans, config), self.padding)
         Cache.__init__(self, layers=layers)
+
+
+class UncountedPadding(Padding):
+    """Padding anywhere: layers that keep the last tokens, and no first ones, need not know how much there is."""
+
+    def note(self, is_token: Tensor | None) -> None:
+        """Count nothing."""
 
 
 def kept_tokens(spans: Any, config: Any) -> int:

@@ -89,3 +89,15 @@ def test_key_heads_are_counted_in_a_model_and_in_no_config_before(config_class: 
     model.save_pretrained(tmp_path / "counted")
     assert transformers.AutoConfig.from_pretrained(tmp_path / "counted").num_key_value_heads == 8
     assert transformers.AutoConfig.from_pretrained(tmp_path / "uncounted").num_key_value_heads is None
+
+
+@pytest.mark.parametrize("name", ["span-modern", "span-dynamic", "simplified-sas-span"])
+def test_virtual_tokens_before_padding_are_cached_by_spans(name: str) -> None:
+    """Padding on the left then stands behind the virtual tokens."""
+    case = next(case for case in CASES if case.name == name)
+    model, ids = adapted(case, VIRTUAL_TOKENS["prompt"]).eval(), random_ids(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    cached = model.generate(input_ids=ids, **options)
+    assert torch.equal(cached, model.generate(input_ids=ids, use_cache=False, **options))
