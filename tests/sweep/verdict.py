@@ -84,9 +84,10 @@ def set_efficient(model: Any) -> None:
 
 
 def sparsified(model: Any, pattern: Pattern) -> None:
-    """Sparsify a model, both parts of an encoder-decoder's encoder alone."""
+    """Sparsify a model, of an encoder-decoder both parts."""
     model.set_attn_implementation("eager")
-    hea.sparsify(model, pattern)
+    is_two = model.config.get_text_config().is_encoder_decoder
+    hea.sparsify(model, {"encoder": pattern, "decoder": pattern} if is_two else pattern)
 
 
 def references(model: Any, kind: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
