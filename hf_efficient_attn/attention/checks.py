@@ -57,19 +57,19 @@ def check_numbers(
             "dict, and patterns.parse_pattern a text."
         )
     if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
-        raise InputError(f"scale={scale!r} must be a finite number, or None for 1 / sqrt(head_dim).")
+        raise InputError(f"scale={shown(scale)} must be a finite number, or None for 1 / sqrt(head_dim).")
     if not (isinstance(dropout, int | float) and 0.0 <= dropout < 1.0):
-        raise InputError(f"dropout={dropout!r} must be a number of at least 0 and below 1.")
+        raise InputError(f"dropout={shown(dropout)} must be a number of at least 0 and below 1.")
     if isinstance(query_offset, Tensor):
         is_integer = query_offset.numel() == 1 and not query_offset.is_floating_point()
     else:
         is_integer = query_offset is None or isinstance(query_offset, int)
     if not is_integer:
         raise InputError(
-            f"query_offset={query_offset!r} must be an integer, an integer tensor of one element, or None."
+            f"query_offset={shown(query_offset)} must be an integer, an integer tensor of one element, or None."
         )
     if not isinstance(layer, int) or layer < 0:
-        raise InputError(f"layer={layer!r} must be the index of a layer, an integer of at least 0.")
+        raise InputError(f"layer={shown(layer)} must be the index of a layer, an integer of at least 0.")
 
 
 def check_heads(first_head: int, num_model_heads: int | None) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
 
 Rule = str | Mapping[str, Any] | None
 
@@ -58,14 +59,14 @@ def check_rule(rule: Rule, vocab_size: int, num_positions: int | None) -> None:
             _check_limit(rule, name, values, {"positions": num_positions, "token_ids": vocab_size}.get(name))
             return
     forms = ", ".join(f'{{"{name}": {form}}}' for name, form in FIELDS.items())
-    raise ConfigurationError(f"global_tokens={rule!r}; it must be None, one of {', '.join(WORDS)}, or {forms}.")
+    raise ConfigurationError(f"global_tokens={shown(rule)}; it must be None, one of {', '.join(WORDS)}, or {forms}.")
 
 
 def _check_limit(rule: Rule, name: str, values: Sequence[int], limit: int | None) -> None:
     if limit is not None and max(values) >= limit:
         what, field = ("position", "max_position_embeddings") if name == "positions" else ("token", "vocab_size")
         raise ConfigurationError(
-            f"global_tokens={rule!r} has the {what} {max(values)}, but inputs have {what}s 0 to {limit - 1} "
+            f"global_tokens={shown(rule)} has the {what} {max(values)}, but inputs have {what}s 0 to {limit - 1} "
             f"({field}={limit})."
         )
 
@@ -108,8 +109,8 @@ def choose_by_rule(
     if input_ids is None or is_cached:
         what = "cached tokens are not at hand" if is_cached else "inputs_embeds say nothing about tokens"
         raise InputError(
-            f"global_tokens={rule!r} looks at the tokens, and {what}. Pass global_attention_mask [batch, {num_keys}], "
-            "1 = global."
+            f"global_tokens={shown(rule)} looks at the tokens, and {what}. Pass global_attention_mask "
+            f"[batch, {num_keys}], 1 = global."
         )
     if isinstance(rule, Mapping):
         wanted = torch.tensor(rule["token_ids"], device=input_ids.device)
@@ -121,7 +122,7 @@ def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep
     """Return the tokens before the first separator ("question"), or those after the one that follows it ("choice")."""
     if sep_token_id is None:
         raise InputError(
-            f"global_tokens={rule!r} needs the separator that ends the question: set config.sep_token_id, or pass "
+            f"global_tokens={shown(rule)} needs the separator that ends the question: set config.sep_token_id, or pass "
             "global_attention_mask."
         )
     is_separator = input_ids == sep_token_id
