@@ -55,12 +55,16 @@ class BoundedCache(Generic[T]):
 
         What it returns is shared: nobody may change it.
         """
+        entry = self.find(key)
+        return self._add(key, _outside_inference_mode(build), ()) if entry is None else entry.value
+
+    def find(self, key: Hashable) -> Entry[T] | None:
+        """Return what is kept under `key`; None: nothing is."""
         # reading takes no lock: a dict is safe by itself
         entry = self._entries.get(key)
         if entry is not None:
             entry.is_used = True
-            return entry.value
-        return self._add(key, _outside_inference_mode(build), ())
+        return entry
 
     def get_of(self, owners: Iterable[Tensor | None], key: Hashable, build: Callable[[], T]) -> T:
         """Return the same for a value that depends on the entries of tensors, too; it goes when one of them does.
@@ -147,6 +151,9 @@ class Cached(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
+        found = self.cache.find(key)
+        if found is not None:
+            return found.value
         return self.cache.get(key, lambda: self.function(*args, **kwargs))
 
     def cache_clear(self) -> None:
