@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from fuzz_drawn import draw_pattern, draw_tree
 from fuzz_formula import Masks
-from fuzz_patterns import draw_pattern, draw_tree
 from torch import Tensor
 
 from hf_efficient_attn.backends import flex

@@ -20,14 +20,14 @@ CONFIGS = [
 ]
 
 
-def numeric_fields() -> Iterator[tuple[type[PreTrainedConfig], str, set[str]]]:
+def numeric_fields() -> Iterator[tuple[type[PreTrainedConfig], str, list[str]]]:
     """Yield (config, name, types) of fields of our own that are a number, or a list of numbers."""
     for config in CONFIGS:
         own = {name for cls in config.__mro__ if cls.__module__.startswith(hea.__name__) for name in vars(cls)}
         for field in dataclasses.fields(config):
             text = getattr(field.type, "__name__", str(field.type))
-            types = set(text.replace("[", " ").replace("]", " ").replace("|", " ").split())
-            if field.name in own and types <= {"int", "float", "None", "list"}:
+            types = sorted({*text.replace("[", " ").replace("]", " ").replace("|", " ").split()})
+            if field.name in own and {*types} <= {"int", "float", "None", "list"}:
                 yield config, field.name, types
 
 
@@ -47,7 +47,7 @@ def test_all_configs_are_found() -> None:
 
 
 @pytest.mark.parametrize(("config", "name", "types"), FIELDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_numbers_out_of_range(config: type[PreTrainedConfig], name: str, types: set[str]) -> None:
+def test_numbers_out_of_range(config: type[PreTrainedConfig], name: str, types: list[str]) -> None:
     values: list[Any] = [10**18, -(10**18), HUGE, float("nan"), float("inf"), True, "1", [None], {}]
     values += [] if "None" in types else [None]
     values += [1.5, -0.5] if name.endswith("dropout") else []
