@@ -28,6 +28,17 @@ CONFIGS: dict[str, Callable[[], tr.PreTrainedConfig]] = {
     "gpt2": lambda: tr.GPT2Config(
         n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2
     ),
+    "opt": lambda: tr.OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
     "bert": lambda: tr.BertConfig(**TINY),
     "roberta": lambda: tr.RobertaConfig(**TINY),
     "modernbert": lambda: tr.ModernBertConfig(**MODERN, layer_types=["sliding_attention", "full_attention"]),
@@ -35,11 +46,11 @@ CONFIGS: dict[str, Callable[[], tr.PreTrainedConfig]] = {
     "t5": lambda: tr.T5Config(**SEQ2SEQ, num_layers=2, num_decoder_layers=2, num_heads=4, d_kv=8, d_ff=64),
     "vit": lambda: tr.ViTConfig(**WIDE, image_size=16, patch_size=4),
 }
-CAUSAL = ("llama", "qwen3", "gemma3", "mistral", "mistral_sliding", "gpt2")
+CAUSAL = ("llama", "qwen3", "gemma3", "mistral", "mistral_sliding", "gpt2", "opt")
 ENCODERS = ("bert", "roberta", "modernbert")
 SEQ2SEQS = ("bart", "t5")
-# every layer of mistral_sliding is sliding: there is none that could follow a pattern
-SPARSE = tuple(name for name in CONFIGS if name != "mistral_sliding")
+# every layer of mistral_sliding is sliding: none could follow a pattern; opt counts its mask, and takes no matrix
+SPARSE = tuple(name for name in CONFIGS if name not in ("mistral_sliding", "opt"))
 PATTERN = Band(left=3, right=2) | GlobalTokens([0, 1])
 
 

@@ -29,7 +29,8 @@ def with_said_documents(
     A mask is made for every call of a model, so that none is there only where another library has dropped it.
 
     Raises:
-        InputError: documents that are said of other tokens than these.
+        InputError: documents that are said of other tokens than these, or of which a model with absolute positions has
+            not been told.
     """
     starts = said_starts(options, key.shape[0], query.shape[2])
     if starts is None:
@@ -48,7 +49,38 @@ def with_said_documents(
             f"cu_seq_lens_q or seq_idx say where documents begin, but there are {query.shape[2]} queries and "
             f"{key.shape[2]} keys, or a mask that is a matrix. Pass them without a cache and without such a mask."
         )
+    elif not has_relative_positions(module, options):
+        _require_restarts(module, starts, options, query)
     return join_documents(attention_mask, starts, key.shape[2])
+
+
+def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Return whether a layer is known to compute the same wherever a document begins: rotary positions, or a bias."""
+    config: Any = module.config
+    if options.get("position_bias") is not None or getattr(config, "rope_parameters", None):
+        return True
+    # some configs have the field whatever their positions are
+    is_absolute = getattr(config, "position_embedding_type", None) == "absolute"
+    return getattr(config, "rope_theta", None) is not None and not is_absolute
+
+
+def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, Any], query: Tensor) -> None:
+    """Raise InputError unless the positions of the tokens begin anew where documents do: the model has added them."""
+    positions = _positions(options, query)
+    problem = (
+        "cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this "
+        f"{type(module).__name__} {'go on counting' if positions is not None else 'are not known'}, and nothing says "
+        "that its positions are relative. Pass position_ids that begin anew with every document. A model that does "
+        "not hand them on to its layers can pack by these position_ids alone, with use_cache=False and without "
+        "attention_mask, cu_seq_lens and seq_idx."
+    )
+    if positions is None:
+        raise InputError(problem)
+    restarts = ~(starts & ~position_starts(positions)).any()
+    if torch.compiler.is_compiling():
+        torch._assert_async(restarts, problem)
+    elif not is_tracing(restarts) and not restarts:
+        raise InputError(problem)
 
 
 def _positions(options: Mapping[str, Any], query: Tensor) -> Tensor | None:
@@ -76,4 +108,4 @@ def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any
         first = key.shape[2] - num_queries if columns.query_offset is None else int(columns.query_offset)
         is_token = is_token[:, first : first + num_queries]
     if bool(position_starts(positions, is_token).any()):
-        warn_of_unseen_documents()
+        warn_of_unseen_documents(module.config)

@@ -1,13 +1,18 @@
 """Warnings that users of the "efficient" attention get once."""
 
 import warnings
+import weakref
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.pattern import Pattern
+
+# configs of models that were warned of, by identity; configs have no hash
+_mixing: dict[int, "weakref.ref[Any]"] = {}
 
 
 @lru_cache(maxsize=256)
@@ -26,13 +31,21 @@ def warn_of_weights() -> None:
     )
 
 
-def warn_of_unseen_documents() -> None:
-    """Warn that packed documents read each other."""
-    warn_once(
-        "position_ids restart within a row, as those of packed documents do, but documents are told apart only where "
-        "there is neither a cache nor, in models of transformers, an attention_mask: these ones read each other. Pass "
-        "use_cache=False, which is not the default in evaluation, and no attention_mask."
+def warn_of_unseen_documents(config: Any) -> None:
+    """Warn that packed documents read each other; once for the model of a config."""
+    key = id(config)
+    known = _mixing.get(key)
+    if known is not None and known() is config:
+        return
+    _mixing[key] = weakref.ref(config, lambda _: _mixing.pop(key, None))
+    message = (
+        f"position_ids restart within a row of this model ({type(config).__name__}), as those of packed documents do, "
+        "but documents are not told apart by them here, behind cached tokens, with a cache or an attention_mask, or by "
+        "a model whose masks know no position_ids: these ones read each other. Pass seq_idx with them, the number of "
+        "each token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
     )
+    # with a register of its own, since Python would show a text once in a process
+    warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)
 
 
 @cached()

@@ -61,7 +61,11 @@ def token_table(
 
 
 def find_documents(
-    position_ids: torch.Tensor | None, attention_mask: Any, batch_size: int, past_tokens: int | torch.Tensor
+    config: Any,
+    position_ids: torch.Tensor | None,
+    attention_mask: Any,
+    batch_size: int,
+    past_tokens: int | torch.Tensor,
 ) -> torch.Tensor | None:
     """Return the number of the packed document each token belongs to, or None if nothing is packed.
 
@@ -87,7 +91,7 @@ def find_documents(
     if not is_tracing(starts) and not starts.any():
         return None
     if not is_first:
-        warn_of_unseen_documents()
+        warn_of_unseen_documents(config)
         return None
     return starts.cumsum(1)
 

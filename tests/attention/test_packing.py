@@ -12,7 +12,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.interface import efficient_attention_forward
-from hf_efficient_attn.attention.notices import warn_once
 
 LENGTHS = (5, 7, 2)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
@@ -43,6 +42,18 @@ def test_arguments_of_flash_attention_tell_documents_apart(name: str, pattern: A
     model, ids = sparse(name, pattern), token_ids(1, 14)
     packed = model(ids, use_cache=use_cache, **SAID[said]).logits
     torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])
+@torch.no_grad()
+def test_documents_need_positions_that_a_model_with_absolute_ones_can_see(name: str) -> None:
+    model, ids = sparse(name), token_ids(1, 14)
+    for said in ("ends", "numbers"):
+        for positions in (None, torch.arange(14)[None]):
+            with pytest.raises(hea.InputError, match="Pass position_ids that begin anew"):
+                model(ids, position_ids=positions, **SAID[said])
+        packed = model(ids, **{**SAID[said], "position_ids": POSITIONS}).logits
+        torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
 
 
 def test_arguments_that_fit_no_tokens_are_refused() -> None:
@@ -113,13 +124,27 @@ def test_padding_that_positions_tell_changes_nothing_under_ulysses(request: pyte
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"use_cache": True}, {"use_cache": False, "attention_mask": torch.ones(1, 14)}])
-def test_documents_that_cannot_be_seen_are_warned_of_once(options: dict[str, Any]) -> None:
-    model, ids = sparse("llama"), token_ids(1, 14)
-    warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="use_cache=False"):
+UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "cached": ("llama", {"use_cache": True}),
+    "masked": ("llama", {"use_cache": False, "attention_mask": torch.ones(1, 14)}),
+    "encoder": ("bert", {}),
+    "decoder": ("opt", {"use_cache": False}),
+}
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+@torch.no_grad()
+def test_documents_that_cannot_be_seen_are_warned_of_once_a_model(unseen: str) -> None:
+    name, options = UNSEEN[unseen]
+    ids = token_ids(1, 14)
+    for _ in range(2):
+        model = sparse(name)
+        with pytest.warns(UserWarning, match="Pass seq_idx with them"):
+            model(ids, position_ids=POSITIONS, **options)
         model(ids, position_ids=POSITIONS, **options)
-    model(ids, position_ids=POSITIONS, **options)
+    # what the warning says to do
+    packed = model(ids, position_ids=POSITIONS, seq_idx=NUMBERS, **options).logits
+    torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -127,7 +152,6 @@ def test_left_padding_with_a_cache_is_not_taken_for_documents(cache: str) -> Non
     model, ids = sparse("llama"), token_ids(2, 9)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
-    warn_once.cache_clear()
     model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, cache_implementation=cache)
 
 

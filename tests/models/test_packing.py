@@ -11,7 +11,6 @@ from seq2seq_cases import CASES as SEQ2SEQ_CASES
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import warn_once
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 LENGTHS = (5, 1, 9)
@@ -37,14 +36,13 @@ def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
 @torch.no_grad()
 def test_documents_behind_cached_tokens_are_warned_of_and_padding_is_not(case: Case) -> None:
     model, ids = case.model(), random_ids(2, 15)
-    warn_once.cache_clear()
     cache = model(ids[:, :4], use_cache=True).past_key_values
     positions = torch.tensor([[4, 5, 6, 0, 1, 2]])
     with pytest.warns(UserWarning, match="position_ids restart"):
         model(ids[:, 4:10], position_ids=positions, past_key_values=cache)
     with pytest.raises(hea.InputError, match="cached tokens"):
         model(ids[:, 10:], past_key_values=cache, seq_idx=NUMBERS[:, :5])
-    warn_once.cache_clear()
+    model = case.model()
     mask = torch.ones_like(ids)
     mask[0, :6] = 0
     cache = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values

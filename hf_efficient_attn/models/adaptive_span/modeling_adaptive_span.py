@@ -245,7 +245,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         documents = None
         if segment_index is None:
             position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
-            documents = find_documents(position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
+            documents = find_documents(self.config, position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
         hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
         if self.distances is not None:

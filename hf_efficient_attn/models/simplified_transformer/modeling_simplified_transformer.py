@@ -289,7 +289,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             return attention_mask["attention"], Centering(True, attention_mask["counts"], attention_mask["weights"])
         batch_size, tokens = inputs_embeds.shape[:2]
         past_tokens = 0 if cache is None else cache.get_seq_length()
-        documents = find_documents(position_ids, attention_mask, batch_size, past_tokens)
+        documents = find_documents(self.config, position_ids, attention_mask, batch_size, past_tokens)
         if self.config.span is not None:
             return token_table(inputs_embeds, attention_mask, cache, documents, self.config.is_causal), None
         mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, documents)

@@ -100,7 +100,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
             past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
         check_mask(attention_mask, inputs_embeds.shape[0], tokens, past_tokens)
         position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
-        documents = find_documents(position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
+        documents = find_documents(self.config, position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
         check_packing(self.config.full_attention_up_to, documents, tokens)
         table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
         masks = (attention_mask, global_attention_mask, table)
