@@ -36,7 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
         module = importlib.import_module(path)
         group = tuple(verbs)
         if group not in groups:
-            groups[group] = commands.add_parser(*verbs).add_subparsers(required=True, metavar="SUBJECT")
+            subjects = ", ".join(subject for *others, subject in COMMANDS if others == verbs)
+            group_parser = commands.add_parser(*verbs, help=f"one of {subjects}")
+            groups[group] = group_parser.add_subparsers(required=True, metavar="SUBJECT")
         summary = (module.__doc__ or "").partition("\n")[0]
         subparser = groups[group].add_parser(name, help=summary, description=summary)
         module.add_arguments(subparser)

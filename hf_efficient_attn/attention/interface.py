@@ -19,17 +19,22 @@ from hf_efficient_attn.attention.model_heads import place_of_heads
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
+from hf_efficient_attn.attention.saved_implementation import write_implementations
 from hf_efficient_attn.attention.trial import TRIAL, trial_attention, trial_mask
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import drawn_layer
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="efficient"` known to transformers, attention and masks together; again is harmless."""
+    """Make `attn_implementation="efficient"` known to transformers: attention, masks and what configs write of it.
+
+    Again is harmless.
+    """
     AttentionInterface.register(NAME, efficient_attention_forward)
     AttentionMaskInterface.register(NAME, efficient_mask)
     AttentionInterface.register(TRIAL, trial_attention)
     AttentionMaskInterface.register(TRIAL, trial_mask)
+    write_implementations()
 
 
 def efficient_attention_forward(

@@ -17,9 +17,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 # the attention implementation
 NAME = "efficient"
-# the config's fields: the pattern; the implementation, which transformers reads from config.json but never writes
+# the config's field of the pattern
 FIELD = "attention_pattern"
-SAVED_IMPLEMENTATION = "attn_implementation"
 # where a module keeps its pattern
 KNOWN = "_attention_pattern"
 ENCODER, DECODER = "encoder", "decoder"
@@ -164,8 +163,6 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
     # bidirectional patterns may have no causal form
     known = (spec, is_causal, pattern.causal() if is_causal and pattern is not None else pattern)
     module.__dict__[KNOWN] = known
-    # loading has taken it out of the config; saving again shall not lose it
-    setattr(config, SAVED_IMPLEMENTATION, config._attn_implementation)
     return known
 
 

@@ -16,6 +16,7 @@ from hf_efficient_attn.errors import InputError
 
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 NUMBERS = "seq_idx"
+PAGED = "cache"
 
 
 def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Tensor:
@@ -44,6 +45,9 @@ def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Ten
     Raises:
         InputError: they do not belong to these tokens.
     """
+    if options.get(PAGED) is not None:
+        # texts of a paged cache: transformers says where each begins to the kernels that read it
+        return None
     starts = None
     numbers = options.get(NUMBERS)
     if numbers is not None:

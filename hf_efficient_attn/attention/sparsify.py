@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.follow_check import watch
-from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, SAVED_IMPLEMENTATION, checked_spec
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, checked_spec
 from hf_efficient_attn.attention.trial import base_class, try_model
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 
@@ -104,10 +104,6 @@ def _record(config: PreTrainedConfig, pattern: Any) -> Any:
         )
     spec = None if pattern is None else checked_spec(pattern, text_config)
     _write(text_config, spec)
-    if spec is None:
-        config.__dict__.pop(SAVED_IMPLEMENTATION, None)
-    else:
-        setattr(config, SAVED_IMPLEMENTATION, NAME)
     return spec
 
 

@@ -54,8 +54,8 @@ def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerSt
     if announced:
         raise CheckpointError(
             f"{files[0]} is missing, one of {len(announced)} files that the checkpoint was saved with: without what "
-            f"its processes remembered, training cannot go on in the middle of a text. {_what_to_do(files[0])} Resume "
-            "a checkpoint outside of output_dir with args.resume_from_checkpoint, on as many processes as it had."
+            f"its processes remembered, training cannot go on in the middle of a text. {_what_to_do(files[0])} One "
+            "outside of output_dir needs args.resume_from_checkpoint, and as many processes as it had."
         )
 
 
@@ -73,7 +73,7 @@ def _what_to_do(file: Path) -> str:
     before = checkpoint_before(file.parent)
     if before is None:
         return "There is no complete checkpoint before it: train from the start."
-    return f"Resume from the complete checkpoint before it: {before}."
+    return f"Resume from the complete checkpoint before it, beside it: {Path(before).name}."
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

@@ -36,6 +36,24 @@ def test_the_pattern_is_recorded_and_the_model_returned() -> None:
     assert model.model.config.attention_pattern == PATTERN.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [("llama", tr.AutoModelForCausalLM), ("bert", tr.AutoModelForMaskedLM), ("t5", tr.AutoModelForSeq2SeqLM)],
+)
+def test_a_model_saved_again_before_its_first_forward_keeps_its_pattern(name: str, auto: Any, tmp_path: Path) -> None:
+    inputs = inputs_of(name, "left")
+    model = hea.sparsify(build(name), PATTERN)
+    expected = outputs_of(model, inputs)
+    for turn in range(3):
+        model.save_pretrained(tmp_path / str(turn))
+        model = auto.from_pretrained(tmp_path / str(turn))
+    torch.testing.assert_close(outputs_of(model.eval(), inputs), expected)
+    tr.AutoConfig.from_pretrained(tmp_path / "0").save_pretrained(tmp_path / "config")
+    assert json.loads((tmp_path / "config" / "config.json").read_text())["attn_implementation"] == "efficient"
+    hea.sparsify(model, None).save_pretrained(tmp_path / "restored")
+    assert "attn_implementation" not in json.loads((tmp_path / "restored" / "config.json").read_text())
+
+
 def test_another_pattern_replaces_the_first_and_none_restores() -> None:
     model, inputs = build("llama"), inputs_of("llama", "left")
     before, own = model.config.to_dict(), outputs_of(model, inputs)

@@ -72,7 +72,7 @@ def through_config(pattern: Pattern, folder: Path) -> Pattern:
 
 
 def through_traced_plan(pattern: Pattern) -> Pattern:
-    return read_plan(_write_plan(pattern, 1, ()))[0]
+    return read_plan(_write_plan(pattern, 1, (), 0, None))[0]
 
 
 def through_compiler(pattern: Pattern) -> Pattern:
@@ -136,4 +136,4 @@ def check_same(found: Pattern, pattern: Pattern) -> None:
 
 def check_same_text(found: Pattern, pattern: Pattern) -> None:
     assert write_plan(found, 0, ()) == write_plan(pattern, 0, ())
-    assert read_plan(_write_plan(found, 0, ())) == (pattern, 0, ())
+    assert read_plan(_write_plan(found, 0, (), 0, None))[:3] == (pattern, 0, ())

@@ -149,7 +149,10 @@ def test_shares_of_fixed_and_dynamic_spans_stay() -> None:
 def test_limits_that_cannot_be() -> None:
     model, ids = hea.freeze_spans(tiny()), random_ids(1, 50)
     expected = logits(model, ids)
-    for limit, message in ((0, "span_limit=0 counts tokens"), (11, r"frozen_spans holds \[12\.0.*\]; spans are 0 to")):
+    for limit, message in (
+        (0, "span_limit=0 must be at least 1"),
+        (11, r"frozen_spans holds \[12\.0.*\]; spans are 0 to"),
+    ):
         with pytest.raises(hea.ConfigurationError, match=message):
             hea.set_span_limit(model, limit)
         assert model.config.span_limit == 40

@@ -256,7 +256,7 @@ def test_checkpoints_with_other_spans(tmp_path: Path) -> None:
         ({"span": "adaptive", "block": "pre_ln", "num_key_value_heads": 2}, "heads of different spans cannot share"),
         ({"frozen_spans": SPANS}, "frozen_spans need span='adaptive'"),
         ({"span": "dynamic", "frozen_spans": SPANS}, "every token chooses its span"),
-        ({"span": "adaptive", "span_limit": 0}, "span_limit=0 counts tokens"),
+        ({"span": "adaptive", "span_limit": 0}, "span_limit=0 must be at least 1"),
     ],
 )
 def test_configs(fields: dict[str, Any], message: str) -> None:

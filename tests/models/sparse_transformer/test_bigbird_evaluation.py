@@ -79,5 +79,5 @@ def test_causal_models_refuse_both(field: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("tokens", [-2, 0])
 def test_full_attention_up_to_counts_from_one(tokens: int) -> None:
-    with pytest.raises(hea.EfficientAttentionError, match=f"full_attention_up_to={tokens}; it must be None or"):
+    with pytest.raises(hea.EfficientAttentionError, match=f"full_attention_up_to={tokens} must be at least 1"):
         Config.bigbird_itc(full_attention_up_to=tokens)
