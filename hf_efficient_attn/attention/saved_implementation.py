@@ -19,7 +19,7 @@ MARK = "_writes_efficient"
 def write_implementations() -> None:
     """Make `to_dict` of all configs write "efficient" beside an `attention_pattern`; again is harmless."""
     if not getattr(PreTrainedConfig.to_dict, MARK, False):
-        PreTrainedConfig.to_dict = with_implementation(PreTrainedConfig.to_dict)
+        PreTrainedConfig.to_dict = with_implementation(PreTrainedConfig.to_dict)  # type: ignore[method-assign]
 
 
 def with_implementation(to_dict: Any) -> Any:
