@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, FIELD, NAME, config_patterns
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
@@ -28,12 +29,14 @@ class PatternCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        text_config = config.get_text_config(decoder=True)
+        text_config: Any = config.get_text_config(decoder=True) if isinstance(config, PreTrainedConfig) else config
         spec = getattr(text_config, FIELD, None)
         if spec is None or text_config._attn_implementation != NAME:
+            implementation = getattr(text_config, "_attn_implementation", type(config).__name__)
             raise ConfigurationError(
-                f"PatternCache needs a model with attention_pattern and attn_implementation={NAME!r}; this config has "
-                f"{spec!r} and {text_config._attn_implementation!r}. Call sparsify(model, pattern) first."
+                f"PatternCache needs the config of a model with attention_pattern and attn_implementation={NAME!r}; "
+                f"this has {shown(spec)} and {shown(implementation)}. Call sparsify(model, pattern) first, and pass "
+                "model.config."
             )
         if getattr(text_config, "is_encoder_decoder", False):
             raise ConfigurationError(
@@ -42,15 +45,36 @@ class PatternCache(Cache):
             )
         self.padding = Padding()
         layers = DynamicCache(config=config).layers
-        # a config whose layers read more than the pattern says so
-        own_patterns = getattr(text_config, "readable_patterns", None)
-        patterns = config_patterns(spec, text_config, DECODER) if own_patterns is None else own_patterns()
-        for layer, pattern in enumerate(patterns or ()):
-            if pattern is not None:
-                num_first, left = readable_tokens(pattern.causal())
-                if left is not None:
-                    layers[layer] = PatternLayer(num_first, left, self.padding)
+        for layer, readable in enumerate(readable_per_layer(text_config)):
+            num_first, left = readable or (0, None)
+            if left is not None:
+                layers[layer] = PatternLayer(num_first, left, self.padding)
+        self.checked_spec = spec
         super().__init__(layers=layers)
+
+    def check(self, config: Any) -> None:
+        """Raise ConfigurationError if layers of a model read more than this cache keeps: it was made for another one.
+
+        Args:
+            config: of the model that computes; None: not known, and nothing is checked.
+        """
+        if config is None or torch.compiler.is_compiling():
+            return
+        text_config = config.get_text_config(decoder=True)
+        spec = getattr(text_config, FIELD, None)
+        if spec is self.checked_spec:
+            return
+        wanted = () if spec is None else readable_per_layer(text_config)
+        for layer, kept in enumerate(self.layers):
+            if isinstance(kept, PatternLayer):
+                num_first, left = (wanted[layer] if layer < len(wanted) else None) or (0, None)
+                if left is None or left > kept.left or num_first > kept.num_first:
+                    reads = "all tokens" if left is None else f"{num_first} first tokens and {left} before a token"
+                    raise ConfigurationError(
+                        f"This PatternCache keeps {kept.num_first} first tokens and {kept.left} before a token for "
+                        f"layer {layer}, but the model's layer reads {reads}. Make a new PatternCache(model.config)."
+                    )
+        self.checked_spec = spec
 
     @property
     def max_cache_len(self) -> int:
@@ -62,14 +86,14 @@ class PatternCache(Cache):
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
         origin = Origin()
-        origin.padding = self.padding
+        origin.cache = self
         return self.get_seq_length(layer_idx) + query_length, origin
 
 
 class Origin(int):
-    """Where the keys begin, 0; through it the cache asks the mask function, which knows it, for the padding."""
+    """Where the keys begin, 0; through it the cache is told of the padding and the config, by who makes the mask."""
 
-    padding: "Padding"
+    cache: PatternCache
 
 
 class Padding:
@@ -208,6 +232,18 @@ def readable_tokens(pattern: Pattern) -> tuple[int, int | None]:
                 _refuse(atom)
             num_first = max(num_first, len(positions))
     return num_first, left
+
+
+def readable_per_layer(config: Any) -> tuple[tuple[int, int | None] | None, ...]:
+    """Return `readable_tokens` of each layer's pattern in the config of a text model; None: the layer's own attention.
+
+    Raises:
+        ConfigurationError: a layer can read tokens that no `PatternCache` keeps.
+    """
+    # a config whose layers read more than the pattern says so
+    own_patterns = getattr(config, "readable_patterns", None)
+    patterns = config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()
+    return tuple(None if pattern is None else readable_tokens(pattern.causal()) for pattern in patterns or ())
 
 
 def _refuse(pattern: Pattern) -> NoReturn:

@@ -83,9 +83,12 @@ def make_table(
         documents = probe.documents()
         probe.check(documents, is_causal, local_size)
 
-    is_token = key_padding(attention_mask, kv_length, int(kv_offset), q_offset, q_length if is_causal else 0)
+    is_token = key_padding(
+        attention_mask, batch_size, kv_length, int(kv_offset), q_offset, q_length if is_causal else 0
+    )
     if isinstance(kv_offset, Origin):
-        kv_offset.padding.note(is_token)
+        kv_offset.cache.check(kwargs.get("config"))
+        kv_offset.cache.padding.note(is_token)
     is_query = None
     # the queries are the last keys, unless there is room after them; a table with documents has this row, too
     are_last = isinstance(q_offset, int) and q_offset - int(kv_offset) + q_length == kv_length
@@ -171,14 +174,19 @@ def _columns(table: Tensor, batch_size: int, num_queries: int, num_keys: int) ->
 
 
 def key_padding(
-    attention_mask: Tensor | None, kv_length: int, kv_offset: int, q_offset: int | Tensor, q_length: int
+    attention_mask: Tensor | None,
+    batch_size: int,
+    kv_length: int,
+    kv_offset: int,
+    q_offset: int | Tensor,
+    q_length: int,
 ) -> Tensor | None:
     """Return the part of a 2-D padding mask that belongs to the keys, bool [batch, kv_length]; False beyond its end.
 
     q_length: 0: the queries are not among the keys.
 
     Raises:
-        InputError: the mask ends before the last query.
+        InputError: the mask ends before the last query, or is of another batch.
     """
     if attention_mask is None:
         return None
@@ -186,6 +194,11 @@ def key_padding(
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens], or a mask "
             "matrix [batch, 1, queries, keys]."
+        )
+    if not torch.compiler.is_compiling() and attention_mask.shape[0] != batch_size:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}, but the batch has {batch_size} rows. Pass a mask "
+            "of one row for each."
         )
     if isinstance(q_offset, int) and q_length and attention_mask.shape[1] < q_offset + q_length:
         raise InputError(

@@ -21,6 +21,7 @@ from hf_efficient_attn.errors import InputError
 
 
 def token_table(
+    config: Any,
     embedded: Tensor,
     attention_mask: Tensor | None,
     cache: Cache | None,
@@ -30,6 +31,7 @@ def token_table(
     """Return what `attend_layer` wants to know about the keys, the same for every layer; None: nothing.
 
     Args:
+        config: of the model, which a `PatternCache` must have been made for.
         embedded: [B, T, hidden_size] of the new tokens.
         attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a token table made
             before, or a matrix [B, 1, T, K], and returned as it is.
@@ -56,6 +58,7 @@ def token_table(
         attention_mask=attention_mask,
         allow_is_causal_skip=is_plain,
         device=embedded.device,
+        config=config,
         **({} if is_causal else {"allow_is_bidirectional_skip": is_plain}),
     )
 

@@ -27,6 +27,9 @@ class SpanCache(PatternCache):
             layers[spans.layer_idx] = SpanLayer(0, kept_tokens(spans, config), self.padding)
         Cache.__init__(self, layers=layers)
 
+    def check(self, config: Any) -> None:
+        """Check nothing: no pattern of a config says what spans read."""
+
 
 class UncountedPadding(Padding):
     """Padding anywhere: layers that keep the last tokens, and no first ones, need not know how much there is."""

@@ -106,3 +106,24 @@ def test_full_patterns_keep_everything() -> None:
         assert readable_tokens(pattern.causal()) == (0, None)
         model = hea.sparsify(build("llama"), pattern)
         assert type(hea.PatternCache(model.config).layers[0]).__name__ == "DynamicLayer"
+
+
+@pytest.mark.parametrize("made_for", [Band(3, 0), Band(3, 0) | GlobalTokens([0, 1, 2, 3, 4])], ids=str)
+def test_caches_of_narrower_patterns_are_refused(made_for: Pattern) -> None:
+    """The second keeps as many keys as the model reads, but others."""
+    ids = token_ids(1, 9)
+    cache = hea.PatternCache(hea.sparsify(build("llama"), made_for).config)
+    model = hea.sparsify(build("llama"), Band(8, 0))
+    with pytest.raises(hea.ConfigurationError, match="Make a new PatternCache"):
+        model.generate(ids, past_key_values=cache, **OPTIONS)
+    with pytest.raises(hea.ConfigurationError, match="reads all tokens"):
+        build("llama", attn_implementation="efficient").generate(ids, past_key_values=cache, **OPTIONS)
+    wide = hea.PatternCache(hea.sparsify(build("llama"), Band(9, 0) | GlobalTokens([0])).config)
+    expected = model.generate(ids, **OPTIONS)
+    assert torch.equal(model.generate(ids, past_key_values=wide, **OPTIONS), expected)
+
+
+def test_a_cache_is_made_for_a_config() -> None:
+    for other in (build("llama"), None, "gpt2"):
+        with pytest.raises(hea.ConfigurationError, match="pass model.config"):
+            hea.PatternCache(other)  # type: ignore[arg-type]

@@ -240,3 +240,11 @@ def test_no_examples_and_no_tokens_are_refused(name: str) -> None:
     for empty in ({key: each[:0] for key, each in inputs.items()}, {"input_ids": inputs["input_ids"][:, :0]}):
         with pytest.raises(hea.InputError, match="There are no tokens"):
             model(**empty)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_padding_masks_of_another_batch_are_refused(name: str) -> None:
+    model, inputs = hea.sparsify(build(name), PATTERN), inputs_of(name, "none")
+    for rows in (1, 3):
+        with pytest.raises(hea.InputError, match="the batch has 2 rows"):
+            model(**{**inputs, "attention_mask": torch.ones(rows, inputs["input_ids"].shape[1])})

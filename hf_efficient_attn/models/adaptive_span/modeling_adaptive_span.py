@@ -246,7 +246,9 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         if segment_index is None:
             position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
             documents = find_documents(self.config, position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
-        table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
+        table = token_table(
+            self.config, inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal
+        )
         hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
         if self.distances is not None:
             where["position_table"] = self.distances()
@@ -330,7 +332,7 @@ class AdaptiveSpanForCausalLM(SpanGeneration, CausalLMHead, AdaptiveSpanPreTrain
         **kwargs: Any,
     ) -> Tensor | None:
         """Return the token table of one step under a static cache, of a shape that does not grow."""
-        return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
 
 
 class AdaptiveSpanForMaskedLM(MaskedLMHead, AdaptiveSpanPreTrainedModel):

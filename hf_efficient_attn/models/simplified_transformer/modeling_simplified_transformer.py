@@ -291,7 +291,9 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         past_tokens = 0 if cache is None else cache.get_seq_length()
         documents = find_documents(self.config, position_ids, attention_mask, batch_size, past_tokens)
         if self.config.span is not None:
-            return token_table(inputs_embeds, attention_mask, cache, documents, self.config.is_causal), None
+            return token_table(
+                self.config, inputs_embeds, attention_mask, cache, documents, self.config.is_causal
+            ), None
         mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, documents)
         if not self.config.is_centered:
             return mask, None
@@ -315,7 +317,7 @@ class SimplifiedTransformerForCausalLM(
     ) -> Any:
         """Return the masks of one step under a static cache, all of shapes that do not grow, as compilation needs."""
         if config.span is not None:
-            return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+            return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
         mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
         if not config.is_centered:
             return mask

@@ -173,7 +173,7 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         past_tokens, num_keys = 0, tokens
         if cache is not None:
             past_tokens, num_keys = cache.get_seq_length(), cache.get_mask_sizes(tokens, 0)[0]
-        table = token_table(inputs_embeds, attention_mask, cache, None, is_causal=True)
+        table = token_table(self.config, inputs_embeds, attention_mask, cache, None, is_causal=True)
         source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, tokens)
         hidden_states, where = self.embeddings(
             inputs_embeds, real_target_tokens(attention_mask), None, None, past_tokens, num_keys

@@ -66,7 +66,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
         batch_size, tokens = inputs_embeds.shape[:2]
         check_source_mask(attention_mask, tokens)
         check_mask(attention_mask, batch_size, tokens, 0)
-        table = token_table(inputs_embeds, attention_mask, None, None, is_causal=False)
+        table = token_table(self.config, inputs_embeds, attention_mask, None, None, is_causal=False)
         masks = (attention_mask, global_attention_mask, table)
         call = CallInputs(input_ids, *masks, batch_size, tokens, 0, tokens, inputs_embeds.device)
         chosen = global_arguments(self.config, self.task, call)
@@ -182,7 +182,7 @@ class SparseSeq2SeqForConditionalGeneration(Seq2SeqLMHead, SparseSeq2SeqPreTrain
         **kwargs: Any,
     ) -> Tensor | None:
         """Return the target's token table of one step under a static cache, of a shape that does not grow."""
-        return token_table(inputs_embeds, attention_mask, past_key_values, None, is_causal=True)
+        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, is_causal=True)
 
 
 class SparseSeq2SeqForSequenceClassification(Seq2SeqSequenceClassificationHead, SparseSeq2SeqPreTrainedModel):

@@ -102,7 +102,9 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
         documents = find_documents(self.config, position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
         check_packing(self.config.full_attention_up_to, documents, tokens)
-        table = token_table(inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal)
+        table = token_table(
+            self.config, inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal
+        )
         masks = (attention_mask, global_attention_mask, table)
         call = CallInputs(input_ids, *masks, *inputs_embeds.shape[:2], past_tokens, num_keys, inputs_embeds.device)
         chosen = global_arguments(self.config, self.task, call)
@@ -143,7 +145,7 @@ class SparseTransformerForCausalLM(CausalLMHead, SparseTransformerPreTrainedMode
         **kwargs: Any,
     ) -> Tensor | None:
         """Return the token table of one step under a static cache, of a shape that does not grow."""
-        return token_table(inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
 
 
 class SparseTransformerForMaskedLM(MaskedLMHead, SparseTransformerPreTrainedModel):
