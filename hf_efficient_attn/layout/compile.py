@@ -5,7 +5,7 @@ does not change along the sequence one row is looked at, and the others are its 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from math import gcd
 
 import torch
@@ -15,7 +15,9 @@ from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.jobs import MIN_GRANULE, Job, jobs, neighbours
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.run_masks import Budget, Row, RunMasks
+from hf_efficient_attn.layout.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
+from hf_efficient_attn.layout.run_masks import Budget, RunMasks
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.spans import Spans, complement, intersect, size
 
 # a pattern whose period or granule is longer is not given blocks of that length
@@ -24,13 +26,20 @@ MAX_BLOCK_TOKENS = 512
 MAX_MERGED_PAIRS = 1 << 22
 # ... and of rows that read all keys of their order, so many
 MAX_MERGED_ORDER_PAIRS = 1 << 24
+# ... and where moving on along the sequence changes nothing: longer rows would not share a mask that is smaller
+MAX_MERGED_INVARIANT_PAIRS = 1 << 19
 # rows with more pairs are taken apart: what they read entirely and the rest, or span by span
 MAX_WHOLE_PAIRS = 1 << 17
-# reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
-DENSE_HULL = 0.8
 # near the ends of the sequence so many blocks are computed as one: some scores in vain, but fewer masks and calls
 EDGE_BLOCKS = 4
+MAX_EDGE_TOKENS = 384
+# so many keys that all queries of a row read are read where they are, not gathered with others
+LONG_SPAN = 1024
+# ... unless there are more of them: each is a run of its own
+MAX_LONG_SPANS = 4
 MAX_GRANULE = 128
+# copies of one row, of so many pairs together, have one mask
+LARGE_RUN = 1 << 20
 CACHE_BYTES = 512 * MEBIBYTE
 
 
@@ -90,7 +99,9 @@ class PartCompiler:
         pattern_row = self.inner_row()
         first, last = self.inner_blocks(pattern_row)
         if first == last:
-            tokens = self.block_tokens * (EDGE_BLOCKS if self.is_invariant else 1)
+            tokens = self.block_tokens
+            if self.is_invariant:
+                tokens *= max(1, min(EDGE_BLOCKS, MAX_EDGE_TOKENS // tokens))
             return tuple(self.runs_at([(0, self.num_queries)], tokens)[0])
         start, stop = first * self.block_tokens, last * self.block_tokens
         spans = tuple((begin + start, end + start) for begin, end in pattern_row)
@@ -120,13 +131,22 @@ class PartCompiler:
         if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.piece.local is None:
             return [row]
         bounds = self.bounds(row.first, row.tokens)
-        if self.is_invariant:
-            return [Row(row.first, row.tokens, (span,), self.is_full(bounds, (span,))) for span in row.spans]
         full = intersect(self.full_spans(bounds), row.spans)
+        rest = intersect(row.spans, complement(full, self.num_keys))
+        if self.is_invariant:
+            spans = union_of_parts(full, rest) if self.has_hole(row) else row.spans
+            return [Row(row.first, row.tokens, (span,), self.is_full(bounds, (span,))) for span in spans]
         if 2 * size(full) < size(row.spans):
             return [row]
-        rest = intersect(row.spans, complement(full, self.num_keys))
-        return [Row(row.first, row.tokens, full, True), Row(row.first, row.tokens, rest)]
+        long = tuple(span for span in full if span[1] - span[0] >= LONG_SPAN)
+        long = long if len(long) <= MAX_LONG_SPANS else ()
+        short = tuple(span for span in full if span not in long)
+        read = [((span,), True) for span in long] + [(short, True), (rest, False)]
+        return [Row(row.first, row.tokens, spans, is_full) for spans, is_full in read if spans]
+
+    def has_hole(self, row: Row) -> bool:
+        """Return whether all queries of a row read keys before and after some that only a few of them read."""
+        return not row.is_full and len(self.full_spans(self.bounds(row.first, row.tokens))) > 1
 
     def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
         """Return (first query, last query, number of keys) of a row for the local pattern."""
@@ -146,11 +166,17 @@ class PartCompiler:
 
     def full_spans(self, bounds: tuple[int, int, int]) -> Spans:
         """Return keys that every query of a row reads, as far as the bounds alone prove it."""
+        return () if self.target_of_places is None else self.target_of_places.full_key_spans(*bounds)
+
+    @cached_property
+    def target_of_places(self) -> Pattern | None:
+        """The target in the order of the piece; None: it has no such form, and its mask is looked at instead."""
         queries, keys = self.piece.queries, self.piece.keys
-        if self.step != 1 or keys[0] != 0 or queries[0] != self.local_offset:
-            # the bounds are places in another order than the target's; its mask is looked at instead
-            return ()
-        return self.target.full_key_spans(*bounds)
+        if self.step < 1 or not isinstance(keys, range) or queries[0] != keys[0] + self.step * self.local_offset:
+            return None
+        if self.step == 1:
+            return self.target if keys[0] == 0 else None
+        return self.target.subsample(self.step) if keys[0] < self.step else None
 
     def rows(self, start: int, stop: int, tokens: int) -> Iterator[Row]:
         """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read the same keys as one."""
@@ -169,7 +195,9 @@ class PartCompiler:
     @property
     def max_merged_pairs(self) -> int:
         """How many entries the mask of several rows may have that are computed as one."""
-        return MAX_MERGED_ORDER_PAIRS if self.piece.local is None else MAX_MERGED_PAIRS
+        if self.piece.local is None:
+            return MAX_MERGED_ORDER_PAIRS
+        return MAX_MERGED_INVARIANT_PAIRS if self.is_invariant else MAX_MERGED_PAIRS
 
     @property
     def is_invariant(self) -> bool:
@@ -203,16 +231,24 @@ class PartCompiler:
         """Yield runs of as many neighbouring rows as read alike."""
         group: list[Row] = []
         for row in rows:
-            if group and not can_join(group, row):
+            if group and not (can_join(group, row) and self.share_mask(group, row)):
                 yield self.run(group, len(group), row_step(group))
                 group = []
             group.append(row)
         if group:
             yield self.run(group, len(group), row_step(group))
 
+    def share_mask(self, group: list[Row], row: Row) -> bool:
+        """Return whether a row may join a group: not if both are windows of a sheet, and different ones."""
+        step = row.spans[0][0] - group[-1].spans[0][0]
+        return not self.masks.has_sheet(row) or step == row.tokens
+
     def run(self, rows: list[Row], num_blocks: int, step: int) -> Run:
         """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the last."""
         row = rows[0]
+        if self.is_invariant and len(row.spans) == 1 and step == row.tokens and len(rows) * row.num_pairs > LARGE_RUN:
+            # they differ in their place alone
+            rows = rows[:1]
         gathered, granule = None, 1
         if len(row.spans) > 1:
             gathered, granule = self.gather(rows, num_blocks, step)
@@ -248,36 +284,3 @@ class PartCompiler:
 def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
     """Return a regular order as it is, and another as a tensor, so that no call has to copy it to the device."""
     return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)
-
-
-def without_small_gaps(spans: Spans) -> Spans:
-    """Return one span for several that fill most of it."""
-    if len(spans) > 1 and size(spans) >= DENSE_HULL * (spans[-1][1] - spans[0][0]):
-        return ((spans[0][0], spans[-1][1]),)
-    return spans
-
-
-def can_merge(row: Row, after: Row, max_pairs: int) -> bool:
-    """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
-    if row.spans != after.spans:
-        return False
-    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.spans) <= max_pairs
-
-
-def row_step(group: list[Row]) -> int:
-    """Return how many keys later each row of a group starts to read than the one before."""
-    return group[1].spans[0][0] - group[0].spans[0][0] if len(group) > 1 else 0
-
-
-def can_join(group: list[Row], row: Row) -> bool:
-    """Return whether `row` continues the run of `group`."""
-    last = group[-1]
-    # queries that read nothing are no row, and may lie in between
-    if row.first != last.first + last.tokens:
-        return False
-    if row.tokens != last.tokens or row.is_full != last.is_full or size(row.spans) != size(last.spans):
-        return False
-    if len(row.spans) > 1 or len(last.spans) > 1:
-        return len(row.spans) > 1 and len(last.spans) > 1
-    step = row.spans[0][0] - last.spans[0][0]
-    return step >= 0 and (len(group) == 1 or step == row_step(group))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.jobs import Job
+from hf_efficient_attn.layout.rows import Row
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.spans import Spans, size
 
@@ -26,21 +27,6 @@ MAX_SINGLE_MASKS = 1 << 20
 # pairs that are looked at together
 MAX_LOOKED_AT = 1 << 22
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A block of queries at places `first` … `first + tokens - 1` and the places of the keys it reads."""
-
-    first: int
-    tokens: int
-    spans: Spans
-    is_full: bool = False
-
-    @property
-    def num_pairs(self) -> int:
-        """Pairs of its queries and the keys it reads."""
-        return self.tokens * size(self.spans)
 
 
 @dataclass(frozen=True)
@@ -114,9 +100,14 @@ class RunMasks:
         if all(row.is_full for row in rows):
             return Mask(None, None, sum(row.num_pairs for row in rows))
         sheet = self.sheets.get(rows[0].tokens)
-        if sheet is not None and len(rows) == len(rows[0].spans) == 1 and sheet.covers(rows[0]):
+        if sheet is not None and len(rows) == 1 and self.has_sheet(rows[0]):
             return sheet.window(rows[0])
         return self.single(rows)
+
+    def has_sheet(self, row: Row) -> bool:
+        """Return whether the mask of a row is a window of a sheet."""
+        sheet = self.sheets.get(row.tokens)
+        return sheet is not None and not row.is_full and len(row.spans) == 1 and sheet.covers(row)
 
     def single(self, rows: list[Row]) -> Mask:
         """Return a mask of its own; one row stands for all where the queries of a block may read the same keys."""
