@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.import_utils import is_tracing
 
+from hf_efficient_attn.attention.given_positions import given_positions
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden
@@ -66,7 +67,7 @@ def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> boo
 
 def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, Any], query: Tensor) -> None:
     """Raise InputError unless the positions of the tokens begin anew where documents do: the model has added them."""
-    positions = _positions(options, query)
+    positions = _positions(options, query, given_positions(module.config))
     problem = (
         "cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this "
         f"{type(module).__name__} {'go on counting' if positions is not None else 'are not known'}, and nothing says "
@@ -83,9 +84,13 @@ def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, A
         raise InputError(problem)
 
 
-def _positions(options: Mapping[str, Any], query: Tensor) -> Tensor | None:
-    """Return the positions of the queries, [batch, queries]; None: the call does not tell one a query."""
+def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None = None) -> Tensor | None:
+    """Return the positions of the queries, [batch, queries]; None: the call does not tell one a query.
+
+    given: those that the model was called with, where its layers may not be told.
+    """
     positions = options.get("position_ids")
+    positions = given if positions is None else positions
     if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] != query.shape[2]:
         return None
     return positions.expand(len(query), -1) if len(positions) in (1, len(query)) else None
@@ -97,7 +102,7 @@ def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any
     # before any question about a length, to which the answer would belong to the graph
     if torch.compiler.is_compiling() or is_tracing(query) or num_queries == 1 or getattr(module, "layer_idx", None):
         return
-    positions = _positions(options, query)
+    positions = _positions(options, query, given_positions(module.config))
     if positions is None or not is_table(mask) or mask.shape[3] < key.shape[2]:
         return
     columns = read_table(mask, len(query), num_queries, key.shape[2])

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.follow_check import watch
+from hf_efficient_attn.attention.given_positions import note_positions
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, checked_spec
 from hf_efficient_attn.attention.trial import base_class, try_model
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -73,6 +74,7 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
         module.__dict__.pop(KNOWN, None)
         if isinstance(module, PreTrainedModel) and refuse_other_attention not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(refuse_other_attention)
+            module.register_forward_pre_hook(note_positions, with_kwargs=True)
     watch(model)
     # older versions of transformers have no such flag, and refuse every attention but sdpa
     model._supports_context_parallel = pattern is None and getattr(type(model), "_supports_context_parallel", False)

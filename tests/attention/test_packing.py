@@ -128,6 +128,7 @@ UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
     "cached": ("llama", {"use_cache": True}),
     "masked": ("llama", {"use_cache": False, "attention_mask": torch.ones(1, 14)}),
     "encoder": ("bert", {}),
+    "not handed on": ("modernbert", {}),
     "decoder": ("opt", {"use_cache": False}),
 }
 

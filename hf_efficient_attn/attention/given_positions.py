@@ -1,0 +1,29 @@
+"""The `position_ids` that a sparsified model was called with: some models do not hand them on to their layers."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# by the identity of the config, which a model shares with its layers; configs have no hash
+_given: dict[int, "weakref.ref[Tensor]"] = {}
+
+
+def note_positions(model: Any, inputs: Any, options: dict[str, Any]) -> None:
+    """Note the `position_ids` of a forward, in the place of those of the last one; a hook before every forward."""
+    if torch.compiler.is_compiling():
+        return
+    key, positions = id(model.config), options.get("position_ids")
+    if isinstance(positions, Tensor):
+        _given[key] = weakref.ref(positions, lambda _: _given.pop(key, None))
+    else:
+        _given.pop(key, None)
+
+
+def given_positions(config: Any) -> Tensor | None:
+    """Return what the model of a config was called with; None: nothing, or nobody knows."""
+    if torch.compiler.is_compiling():
+        return None
+    noted = _given.get(id(config))
+    return None if noted is None else noted()
