@@ -114,6 +114,7 @@ class PartCompiler:
         rows = [self.streams(self.rows(start, stop, tokens)) for start, stop in ranges]
         if self.is_invariant:
             self.masks.prepare((row for streams in rows for stream in streams for row in stream), self.block_tokens)
+        self.masks.expect(row for streams in rows for stream in streams for row in stream)
         return [[run for stream in streams for run in self.runs_of(stream)] for streams in rows]
 
     def streams(self, rows: Iterable[Row]) -> list[list[Row]]:

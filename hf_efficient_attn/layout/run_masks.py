@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,6 +21,11 @@ from hf_efficient_attn.patterns.spans import Spans, size
 
 # all masks of a layout together, in bytes
 MAX_MASK_BYTES = 4 * 2**30
+# pairs that one layout looks at in rows that may read most keys; their masks grow as the square of the length, and
+# larger ones would not be kept between calls
+MAX_DENSE_PAIRS = 1 << 27
+# rows that may read so much of all pairs are dense
+DENSE_SHARE = 0.25
 # a mask of more entries may be one of a sheet, or one row that stands for all
 LARGE_MASK = 1 << 16
 # together, the masks of rows that could be windows of a sheet
@@ -48,7 +54,28 @@ class Budget:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.num_bytes = 0
+        self.num_bytes = self.num_dense_pairs = 0
+
+    def expect(self, num_pairs: int, total: int) -> None:
+        """Refuse, before anything is filled in, to look at `num_pairs` of the `total` pairs of a job.
+
+        Raises:
+            InputError: with those of the jobs before they would take time and memory that grow as the square.
+        """
+        self.num_dense_pairs += num_pairs if num_pairs >= DENSE_SHARE * total else 0
+        if self.num_dense_pairs > MAX_DENSE_PAIRS:
+            self.refuse(
+                f"would look at about {self.num_dense_pairs:,} pairs one by one, and keep masks of "
+                f"{4 * self.num_dense_pairs / 2**30:.1f} GiB; at most {MAX_DENSE_PAIRS:,} pairs are looked at"
+            )
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise InputError that says why, and what to do."""
+        raise InputError(
+            f"{self.what} {why}, since single keys are left out nearly everywhere. Use a pattern of whole blocks "
+            "(Blocks), fewer single positions, or shorter inputs; or backend='sdpa', which has one mask for all heads "
+            "that are alike."
+        )
 
     def zeros(self, *shape: int) -> Tensor:
         """Return a mask of zeros.
@@ -58,11 +85,7 @@ class Budget:
         """
         self.num_bytes += 4 * prod(shape)
         if self.num_bytes > MAX_MASK_BYTES:
-            raise InputError(
-                f"{self.what} needs masks of more than {MAX_MASK_BYTES / 2**30:.0f} GiB, since single keys are left "
-                "out nearly everywhere. Use a pattern of whole blocks (Blocks), fewer single positions, or shorter "
-                "inputs; or backend='sdpa', which has one mask for all heads that are alike."
-            )
+            self.refuse(f"needs masks of more than {MAX_MASK_BYTES / 2**30:.0f} GiB")
         return torch.zeros(*shape, device=CPU)
 
 
@@ -94,6 +117,15 @@ class RunMasks:
                 allowed = self.allowed([Row(place, tokens, ((place + first, place + stop),))])
                 bias = self.budget.zeros(tokens, stop - first).masked_fill_(~allowed[0], float("-inf"))
                 self.sheets[tokens] = Sheet(first, allowed[0], bias.to(self.device))
+
+    def expect(self, rows: Iterable[Row]) -> None:
+        """Refuse rows of which more pairs would have to be looked at than any pattern should.
+
+        Raises:
+            InputError: names how many.
+        """
+        looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
+        self.budget.expect(looked_at, len(self.job.piece.queries) * len(self.job.piece.keys))
 
     def of(self, rows: list[Row]) -> Mask:
         """Return the mask of a run of rows, all of equal shape."""

@@ -53,6 +53,7 @@ PATTERNS: dict[str, Any] = {
     "outside of a short band": lambda tokens: ~Band(64, 64),
     "all but a dilated band": lambda tokens: ~Dilated(640, 640, 3),
     "all but every 128th key": lambda tokens: ~Strided(128),
+    "all but three strides": lambda tokens: ~(Strided(127) | Strided(131) | Strided(137)),
     "every third key": lambda tokens: Dilated(None, None, 3),
     "outside of a band and a global token": lambda tokens: ~(Band(64, 64) | GlobalTokens([0])),
     "causal and random": lambda tokens: Causal() | RandomBlocks(2, 64),
@@ -99,6 +100,15 @@ def test_masks_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(run_masks, "MAX_MASK_BYTES", 10_000)
     with pytest.raises(InputError, match=r"key_table pattern over 500 queries.*Use a pattern of whole blocks") as error:
         compile_layout.function(layout, 32, CPU)
+    assert len(str(error.value)) <= 500
+
+
+def test_what_grows_as_the_square_is_refused_before_any_work() -> None:
+    layout = Layout(GlobalTokens(range(0, 32768, 2)), 1, 32768, 32768)
+    refused = pytest.raises(InputError, match=r"would look at about [\d,]+ pairs.*at most [\d,]+ .*Use a pattern")
+    with Written() as written, refused as error:
+        compile_layout.function(layout, 32, CPU)
+    assert written.numbers < 1_000_000
     assert len(str(error.value)) <= 500
 
 
