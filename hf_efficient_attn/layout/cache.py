@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import update_wrapper
 from threading import Lock
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ T = TypeVar("T")
 MEBIBYTE = 2**20
 # for values that are small beside the tensors of a call, such as drawn patterns and texts
 SMALL_BYTES = 32 * MEBIBYTE
+# of all caches of the process together
+MAX_TOTAL_BYTES = 512 * MEBIBYTE
 # what Python takes for an entry and for an object, about
 ENTRY_BYTES = 512
 OBJECT_BYTES = 48
@@ -33,7 +35,8 @@ class Entry(Generic[T]):
 
 
 class BoundedCache(Generic[T]):
-    """Values by key; those not asked for lately go first when all of them together exceed `max_bytes`.
+    """Values by key; those not asked for lately go first when all of them together exceed `max_bytes`,
+    or when all caches together exceed MAX_TOTAL_BYTES and this one is the largest.
 
     Safe under threads: a value is complete before it can be found, and threads that ask for a missing one at the same
     time each build it, and all get the one that was there first. A value larger than `max_bytes` is never kept.
@@ -46,6 +49,7 @@ class BoundedCache(Generic[T]):
         self._lock = Lock()
         # keys of entries whose tensors are gone; a weak reference may die while this thread holds the lock
         self._orphans: deque[Hashable] = deque()
+        _caches.append(weakref.ref(self, _caches.remove))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,7 +110,15 @@ class BoundedCache(Generic[T]):
             self.num_bytes += num_bytes
             while self.num_bytes > self.max_bytes:
                 self._evict()
+        # outside of the lock: no thread ever holds those of two caches
+        _keep_total()
         return value
+
+    def shrink(self) -> None:
+        """Forget a value that was not asked for lately, or count those that were as not asked for."""
+        with self._lock:
+            if self._entries:
+                self._evict()
 
     def _evict(self) -> None:
         key, entry = next(iter(self._entries.items()))
@@ -139,6 +151,19 @@ class BoundedCache(Generic[T]):
                 return
             finally:
                 self._lock.release()
+
+
+# every cache there is
+_caches: list["weakref.ref[BoundedCache[Any]]"] = []
+
+
+def _keep_total() -> None:
+    """Shrink the largest cache until all of them together hold at most MAX_TOTAL_BYTES."""
+    while True:
+        caches = [cache for ref in tuple(_caches) if (cache := ref()) is not None]
+        if sum(cache.num_bytes for cache in caches) <= MAX_TOTAL_BYTES:
+            return
+        max(caches, key=lambda cache: cache.num_bytes).shrink()
 
 
 class Cached(Generic[P, T]):

@@ -2,9 +2,11 @@
 
 import threading
 
+import pytest
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout import cache as cache_module
 from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached, size_in_bytes
 
 KILOBYTES = 10_000
@@ -98,3 +100,16 @@ def test_function() -> None:
     assert double(2) == 4
     assert calls == [2, 3, 2]
     assert double.__doc__ == "Return twice the number."
+
+
+def test_all_caches_have_one_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_caches", [])
+    monkeypatch.setattr(cache_module, "MAX_TOTAL_BYTES", 8 << 20)
+    first: BoundedCache[Tensor] = BoundedCache(max_bytes=1 << 30)
+    second: BoundedCache[Tensor] = BoundedCache(max_bytes=1 << 30)
+    for key in range(12):
+        for cache in (first, second):
+            cache.get(key, lambda: torch.zeros(1 << 18))
+            assert first.num_bytes + second.num_bytes <= 8 << 20
+    assert len(first) > 0
+    assert second.find(11) is not None
