@@ -14,6 +14,13 @@ from hf_efficient_attn.patterns.pattern import Pattern
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise InputError if q, k or v is no tensor."""
+    for name, states in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(states, Tensor):
+            raise InputError(f"{name} is a {type(states).__name__}; it must be a tensor. Use torch.as_tensor({name}).")
+
+
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise InputError if the shapes of q, k and v do not fit together."""
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -24,8 +31,8 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise wrong_shapes(q, k, v, "k and v must have the same heads and tokens (second and third dimension).")
     if q.shape[3] != k.shape[3]:
         raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
-    if not (q.shape[1] and k.shape[1]):
-        raise wrong_shapes(q, k, v, "there must be at least one head (second dimension).")
+    if not (q.shape[1] and k.shape[1] and q.shape[3]):
+        raise wrong_shapes(q, k, v, "there must be at least one head (second dimension), and a head_dim of 1 (last).")
     if q.shape[2] > k.shape[2]:
         raise wrong_shapes(q, k, v, "there are more queries than keys; each query stands where a key does.")
     if q.shape[1] % k.shape[1]:

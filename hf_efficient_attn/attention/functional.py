@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.checks import check_heads, check_kinds, check_numbers, check_shapes, check_terms
+from hf_efficient_attn.attention.checks import (
+    check_heads,
+    check_kinds,
+    check_numbers,
+    check_shapes,
+    check_tensors,
+    check_terms,
+)
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
@@ -70,6 +77,7 @@ def attention(
         ConfigurationError: a pattern that these heads or this length cannot have.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
+    check_tensors(q, k, v)
     check_shapes(q, k, v)
     q, k, v = autocast_states(q, k, v)
     check_kinds(q, k, v)

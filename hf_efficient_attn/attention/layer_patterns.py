@@ -182,11 +182,7 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
     local = [layer for layer in range(len(patterns)) if local_kind(config, layer) is not None]
     if is_single(spec):
         if len(local) == len(patterns):
-            raise ConfigurationError(
-                f"All {len(patterns)} layers of this {type(config).__name__} have sliding or chunked attention of "
-                "their own, so no layer is left for attention_pattern. Set config.sliding_window to None for a model "
-                "that should follow the pattern instead."
-            )
+            raise ConfigurationError(no_layer_left(config, len(patterns)))
         return tuple(None if layer in local else pattern for layer, pattern in enumerate(patterns))
     for layer in local:
         if patterns[layer] is not None:
@@ -195,6 +191,18 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
                 f"{local_kind(config, layer)!r}. Give None for this layer; None keeps its own attention."
             )
     return patterns
+
+
+def no_layer_left(config: Any, num_layers: int) -> str:
+    """Return what is wrong where no layer has full attention, and what to do about it."""
+    kinds = {str(local_kind(config, layer)) for layer in range(num_layers)}
+    said = f"None of the {num_layers} layers of this {type(config).__name__} has full attention that could follow "
+    said += f"attention_pattern; they are {', '.join(sorted(kinds))}. "
+    if not kinds <= {"sliding_attention", "chunked_attention"}:
+        return said + "Sparsify a model with layers of full attention."
+    if getattr(config, "layer_types", None) is not None:
+        return said + f'Set entries of config.layer_types to "{FULL_ATTENTION}" for layers that should follow it.'
+    return said + "Set config.sliding_window to None for a model that should follow it instead."
 
 
 def part_of(module: nn.Module) -> str:

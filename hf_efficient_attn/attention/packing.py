@@ -49,6 +49,9 @@ def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Ten
         # texts of a paged cache: transformers says where each begins to the kernels that read it
         return None
     starts = None
+    for name in (NUMBERS, *ENDS):
+        if not isinstance(options.get(name), Tensor | None):
+            raise InputError(f"{name} is a {type(options[name]).__name__}; it must be a tensor of integers.")
     numbers = options.get(NUMBERS)
     if numbers is not None:
         if numbers.ndim != 2 or numbers.shape[1] != tokens or len(numbers) not in (1, batch_size):

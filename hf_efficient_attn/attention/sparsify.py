@@ -14,6 +14,8 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
+# sparse models of transformers that `convert` reads
+CONVERTED = ("big_bird", "bigbird_pegasus", "led", "longformer")
 # attention implementations that sparsify replaced, by the identity of the config; configs have no hash
 _replaced: dict[int, tuple["weakref.ref[PreTrainedConfig]", str | None]] = {}
 
@@ -58,7 +60,7 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     if not model._can_set_attn_implementation():
         raise UnsupportedBackendError(
             f"{type(model).__name__} does not use the attention interface of transformers, so its attention cannot be "
-            "replaced. The README lists models that do."
+            f"replaced. {other_way(model.config)}"
         )
     _try(type(model), model.config, pattern)
     spec = _record(model.config, pattern)
@@ -81,6 +83,13 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
+
+
+def other_way(config: PreTrainedConfig) -> str:
+    """Return what to do about a model that cannot be sparsified."""
+    if config.model_type in CONVERTED:
+        return "It is sparse by itself: hf_efficient_attn.convert(model) makes a model of it that follows patterns."
+    return "The README lists models that do."
 
 
 def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> None:

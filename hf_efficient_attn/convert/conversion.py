@@ -19,7 +19,7 @@ from hf_efficient_attn.convert.numbers import check_numbers
 from hf_efficient_attn.convert.parity import note_exceptions
 from hf_efficient_attn.convert.preflight import check_request
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
-from hf_efficient_attn.convert.source import describe_source, load_source
+from hf_efficient_attn.convert.source import check_source_name, describe_source, load_source
 from hf_efficient_attn.convert.write import write_folder
 
 
@@ -98,6 +98,7 @@ def convert(
     >>> long.config.max_position_embeddings, long.config.attention_pattern
     (2048, {'kind': 'band', 'left': 256, 'right': 256})
     """
+    check_source_name(src)
     if dst is not None:
         check_path(dst)
     give([*finish_interrupted(dst), *note_leftovers(dst)])

@@ -61,8 +61,10 @@ def check_path(dst: str | os.PathLike[str]) -> Path:
     """Return the path of a destination that a folder, and a temporary one beside it, can have.
 
     Raises:
-        ConfigurationError: a name that is too long, or that no folder can have; a loop of links; no access.
+        ConfigurationError: no path; a name that is too long, or that no folder can have; a loop of links; no access.
     """
+    if not isinstance(dst, str | os.PathLike):
+        raise ConfigurationError(f"dst is {shown(dst)}; it must be the path of a folder.")
     try:
         whole = Path(dst).resolve()
         longest = max(len(os.fsencode(name)) for name in whole.parts)

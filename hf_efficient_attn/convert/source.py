@@ -1,6 +1,8 @@
 """Load what is to be converted: a folder, a name on the Hub, or a model in memory; complete, or not at all."""
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -23,7 +25,11 @@ from hf_efficient_attn.convert.rename import covers
 from hf_efficient_attn.convert.saved_fields import check_saved_config
 from hf_efficient_attn.convert.weight_names import WEIGHT_FILES, is_old_buffer
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
+
+# of a file or folder in bytes, in file systems in use
+LONGEST_NAME = 255
 
 
 @dataclass
@@ -53,6 +59,21 @@ class Source:
     def counterpart(self) -> Counterpart | None:
         """The table of its names; None: it is one of our families."""
         return COUNTERPARTS.get(self.model_type)
+
+
+def check_source_name(src: Any) -> None:
+    """Raise an error if a source is neither a model nor a path that can be.
+
+    Raises:
+        ConfigurationError: something else.
+        CheckpointError: a name that no file system can have.
+    """
+    if isinstance(src, PreTrainedModel):
+        return
+    if not isinstance(src, str | os.PathLike):
+        raise ConfigurationError(f"src is {shown(src)}; it must be a folder, a name on the Hub, or a model in memory.")
+    if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(src).parts):
+        raise CheckpointError(f"src={shown(os.fspath(src))} has a name of over {LONGEST_NAME} bytes: nothing there.")
 
 
 def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:

@@ -106,6 +106,7 @@ def check_mask(
 
     room: so many columns a first mask may have, where a static cache has room for tokens to come; None: `tokens`.
     """
+    refuse_lists(attention_mask)
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:
         return
     if attention_mask.ndim != 2:
@@ -123,6 +124,14 @@ def check_mask(
             f"[{batch_size}, {tokens}]."
         )
     check_mask_values(attention_mask)
+
+
+def refuse_lists(attention_mask: Any) -> None:
+    """Raise InputError for a mask that is a list or an array; one that is neither may be of another implementation."""
+    if isinstance(attention_mask, list | tuple) or type(attention_mask).__module__ == "numpy":
+        raise InputError(
+            f"attention_mask is a {type(attention_mask).__name__}; it must be a tensor. Use torch.as_tensor(mask)."
+        )
 
 
 def check_mask_values(attention_mask: Any) -> None:

@@ -71,6 +71,11 @@ def _tiles(spec: Mapping[str, Any]) -> dict[str, Pattern | None]:
 
 
 def _pattern(entry: Any) -> Pattern:
+    if not isinstance(entry, Pattern | Mapping):
+        raise ConfigurationError(
+            f"attention_pattern is {shown(entry)}; it must be a pattern such as Band(256, 256), the dict that its "
+            "to_dict writes, a list of those for the layers, or a tile. patterns.parse_pattern reads a text."
+        )
     return entry if isinstance(entry, Pattern) else Pattern.from_dict(entry)
 
 

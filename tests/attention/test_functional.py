@@ -128,3 +128,12 @@ def test_the_lse_joins_calls_over_parts_of_the_keys() -> None:
     torch.testing.assert_close(parts[0][0], whole)
     torch.testing.assert_close(parts[0][1], lse + torch.log(torch.tensor(2.0)))
     assert not lse.requires_grad
+
+
+def test_what_is_no_tensor_or_has_no_width_is_refused() -> None:
+    states = torch.zeros(1, 2, 4, 8)
+    for wrong in (states.numpy(), None, states.tolist()):
+        with pytest.raises(InputError, match="v is a .*; it must be a tensor"):
+            attention(states, states, wrong, Band(1, 0))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="head_dim"):
+        attention(*[states[..., :0]] * 3, Band(1, 0))

@@ -65,6 +65,9 @@ def test_arguments_that_fit_no_tokens_are_refused() -> None:
         model(token_ids(2, 14), cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS)
     with pytest.raises(hea.InputError, match="seq_idx has shape"):
         model(token_ids(1, 14), seq_idx=NUMBERS[:, :5])
+    for said in ({"seq_idx": NUMBERS.tolist()}, {"cu_seq_lens_q": ENDS.tolist()}):
+        with pytest.raises(hea.InputError, match="must be a tensor of integers"):
+            model(token_ids(1, 14), **said)
     matrix = torch.ones(1, 1, 14, 14, dtype=torch.bool)
     with pytest.raises(hea.InputError, match="matrix"):
         model(token_ids(1, 14), attention_mask=matrix, seq_idx=NUMBERS)

@@ -115,7 +115,7 @@ def test_patterns_differ_from_layer_to_layer() -> None:
         ("llama", {"kind": "bnad", "left": 1, "right": 0}, "Did you mean 'band'"),
         ("llama", {"kind": "band", "left": -7, "right": 0}, "left is -7"),
         ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
-        ("llama", 7, "not 7"),
+        ("llama", 7, "is 7"),
         ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
         ("mistral_sliding", Band(2, 0), "sliding_window to None"),
         ("gemma3", [Band(2, 0), Band(2, 0)], "Give None for this layer"),
@@ -219,3 +219,24 @@ def test_of_a_composite_model_the_text_part_is_sparse() -> None:
     assert getattr(model.config.vision_config, "attention_pattern", None) is None
     text = outputs_of(model, {"input_ids": token_ids(1, 12)})
     assert torch.isfinite(text).all()
+
+
+def test_refusals_say_what_to_do() -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    bigbird = tr.BigBirdModel(tr.BigBirdConfig(vocab_size=9, **small))
+    with pytest.raises(hea.UnsupportedBackendError, match="convert"):
+        hea.sparsify(bigbird, Band(2, 2))
+    mamba = tr.MambaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1)
+    gemma = tr.Gemma3TextConfig(**small, layer_types=["sliding_attention"])
+    mistral = tr.MistralConfig(**small, sliding_window=4)
+    cures = (
+        (mamba, "with layers of full"),
+        (gemma, "entries of config.layer_types"),
+        (mistral, "sliding_window to None"),
+    )
+    for config, cure in cures:
+        with pytest.raises(hea.ConfigurationError, match=cure):
+            hea.sparsify(config, Band(2, 2))
+    for pattern in ("band(64, 0)", Band, torch.ones(2), 3):
+        with pytest.raises(hea.ConfigurationError, match="parse_pattern reads a text"):
+            hea.sparsify(tr.LlamaConfig(**small), pattern)

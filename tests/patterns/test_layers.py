@@ -34,8 +34,8 @@ def test_forms(spec: Any, patterns: tuple[Pattern | None, ...]) -> None:
         ({"tile": "", "patterns": {}}, "A tiled attention_pattern is"),
         ({"tile": "L"}, "A tiled attention_pattern is"),
         ({"tile": "L", "patterns": {"L": BAND}, "start": 1}, "A tiled attention_pattern is"),
-        (None, "A pattern is a dict"),
-        ("band", "A pattern is a dict"),
+        (None, "it must be a pattern"),
+        ("band", "it must be a pattern"),
         ({}, "a pattern has no kind"),
     ],
 )

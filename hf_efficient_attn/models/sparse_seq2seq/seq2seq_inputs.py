@@ -10,6 +10,7 @@ from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.input_axes import check_axes
+from hf_efficient_attn.models.masks import refuse_lists
 
 POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
 
@@ -73,6 +74,7 @@ def check_source_mask(attention_mask: Tensor | None, source_tokens: int, target_
     """
     if attention_mask is None:
         return
+    refuse_lists(attention_mask)
     if attention_mask.ndim != 2:
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}; for an encoder-decoder it must be [batch, source "
