@@ -73,7 +73,7 @@ def check_source_name(src: Any) -> None:
     if not isinstance(src, str | os.PathLike):
         raise ConfigurationError(f"src is {shown(src)}; it must be a folder, a name on the Hub, or a model in memory.")
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(src).parts):
-        raise CheckpointError(f"src={shown(os.fspath(src))} has a name of over {LONGEST_NAME} bytes: nothing there.")
+        raise CheckpointError(f"There is no folder here: {shown(os.fspath(src))} has a name too long.")
 
 
 def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
