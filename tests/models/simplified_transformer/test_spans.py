@@ -64,7 +64,7 @@ def random_ids(rows: int, tokens: int) -> Tensor:
 
 def run(attention: SimplifiedTransformerAttention, x: Tensor, padding: Tensor | None) -> Tensor:
     """Run the module as its model would."""
-    table = token_table(x, padding, None, None, attention.config.is_causal)
+    table = token_table(attention.config, x, padding, None, None, attention.config.is_causal)
     return attention(x, attention_mask=table)[0]
 
 
