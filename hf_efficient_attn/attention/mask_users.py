@@ -14,7 +14,7 @@ from hf_efficient_attn.attention.trial import base_class, takes_tables
 _tried: dict[int, "weakref.ref[Any]"] = {}
 
 
-@functools.wraps(token_table.efficient_mask)
+@functools.wraps(token_table.requested_table)
 def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
     """Return the token table of a mask that a model asks for (`token_table`), after a trial of that kind of model.
 
@@ -25,7 +25,7 @@ def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
     # a trial must leave no trace in what is being traced
     if config is not None and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         refuse_mask_user(config)
-    return token_table.efficient_mask(*args, **kwargs)
+    return token_table.requested_table(*args, **kwargs)
 
 
 def refuse_mask_user(config: Any) -> None:

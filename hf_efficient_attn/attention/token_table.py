@@ -103,7 +103,7 @@ def make_table(
 
 
 @functools.wraps(make_table)
-def efficient_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
+def requested_table(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
     """Return the token table of a mask that a model of transformers asks for, with its kind.
 
     Called by transformers once per forward and kind of mask, with the arguments of its `sdpa_mask`.
