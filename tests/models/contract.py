@@ -410,7 +410,9 @@ class GenerationContract:
             return
         prompts = [random_ids(1, length, seed=length)[0].tolist() for length in (4, 7, 3)]
         options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        batched = model.generate_batch(prompts, generation_config=options)
+        # without sizes transformers takes nine tenths of the machine's free memory
+        sizes = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)
+        batched = model.generate_batch(prompts, options, sizes)
         order = sorted(batched.values(), key=lambda result: int(result.request_id.rpartition("_")[2]))
         for prompt, result in zip(prompts, order, strict=True):
             alone = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=-1)
