@@ -4,9 +4,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import hf_efficient_attn
 
@@ -44,9 +43,14 @@ def floor(name: str) -> int:
     return FLOORS[name.partition(".")[0]]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Yield (module inside the package, number of leading dots) for every import in a file, also within functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -56,39 +60,47 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((name, node.level) for name in names)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_imports_go_down(path: Path) -> None:
-    own = module_name(path)
-    for name, dots in imports(path):
-        if dots:
-            assert dots == 1, f"{own}: parent-relative import of {name}"
-            assert own.startswith("models.") or own == "__init__", f"{own}: relative import of {name}"
-        elif name.startswith("hf_efficient_attn."):
-            target = name.removeprefix("hf_efficient_attn.")
-            assert floor(target) <= floor(own), f"{own} (floor {floor(own)}) imports {target} (floor {floor(target)})"
-            if floor(own) == floor("backends") == floor(target) and target not in SHARED_BY_BACKENDS:
-                same = target.split(".")[:2] == own.split(".")[:2]
-                assert same, f"backends never import each other: {own} imports {target}"
+def wrong_import(own: str, name: str, dots: int) -> str | None:
+    """Return what is wrong with the import of `name` in the module `own`."""
+    if dots:
+        is_allowed = dots == 1 and (own.startswith("models.") or own == "__init__")
+        return None if is_allowed else "relative imports are for siblings within models/<family>"
+    if not name.startswith("hf_efficient_attn."):
+        return None
+    target = name.removeprefix("hf_efficient_attn.")
+    if floor(target) > floor(own):
+        return f"floor {floor(own)} imports from floor {floor(target)}"
+    is_of_backends = floor(own) == floor("backends") == floor(target) and target not in SHARED_BY_BACKENDS
+    if is_of_backends and target.split(".")[:2] != own.split(".")[:2]:
+        return "backends never import each other"
+    is_module = (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py").exists()
+    return None if is_module or own.endswith("__init__") else "names are imported from the module that defines them"
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__init__.py"], ids=module_name)
-def test_names_come_from_the_module_that_defines_them(path: Path) -> None:
-    for name, _ in imports(path):
-        if name.startswith("hf_efficient_attn"):
-            target = PACKAGE.parent / name.replace(".", "/")
-            assert target.with_suffix(".py").exists(), f"{module_name(path)} imports {name} from a package's __init__"
+def test_imports() -> None:
+    wrong = [
+        f"{module_name(path)} imports {name}: {problem}"
+        for path in MODULES
+        for name, dots in imports(path)
+        if (problem := wrong_import(module_name(path), name, dots))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_sizes(path: Path) -> None:
-    """Files of at most 400 lines, functions of at most 50 without their docstring."""
-    source = path.read_text()
-    assert source.count("\n") <= 400
-    for node in ast.walk(ast.parse(source)):
+def too_long(path: Path) -> Iterator[str]:
+    """Yield what is longer than the house allows: files of 400 lines, functions of 50 without their docstring."""
+    if path.read_text().count("\n") > 400:
+        yield module_name(path)
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
-            if body:
-                assert body[-1].end_lineno - body[0].lineno < 50, f"{module_name(path)}.{node.name}"
+            if body and body[-1].end_lineno - body[0].lineno >= 50:
+                yield f"{module_name(path)}.{node.name}"
+
+
+def test_sizes() -> None:
+    found = [name for path in MODULES for name in too_long(path)]
+    assert not found, "\n".join(found)
 
 
 def test_patterns_know_no_torch() -> None:
