@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from hf_efficient_attn.models.unknown_fields import check_names, warn_of_unknown
+
 
 class LibraryConfig:
     """Mixin for configs, before `PreTrainedConfig`.
@@ -13,7 +15,9 @@ class LibraryConfig:
 
     def __post_init__(self, **kwargs: Any) -> None:
         parent: Any = super()
+        check_names(self, kwargs)
         parent.__post_init__(**{"auto_map": {}, **kwargs})
+        warn_of_unknown(self, kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """As `PreTrainedConfig.to_dict`; without `auto_map` where there is no such code."""

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_errors import strict_config
 from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
 from hf_efficient_attn.models.pattern_config import check_fields
@@ -21,7 +21,7 @@ CHOICES = {
 }
 
 
-@strict
+@strict_config
 class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer whose heads learn how far they read.
 

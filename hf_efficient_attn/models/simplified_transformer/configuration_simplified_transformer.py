@@ -3,11 +3,11 @@
 import difflib
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_errors import strict_config
 from hf_efficient_attn.models.library_config import LibraryConfig
 
 from .config_checks import check_config, gain_fields, unknown
@@ -22,7 +22,7 @@ from .gains import (
 )
 
 
-@strict
+@strict_config
 class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 

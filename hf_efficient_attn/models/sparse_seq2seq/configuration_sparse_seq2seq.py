@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_errors import strict_config
 from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
 from hf_efficient_attn.models.pattern_config import check_attention, check_fields, write_pattern
@@ -19,7 +19,7 @@ CHOICES = {
 }
 
 
-@strict
+@strict_config
 class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe an encoder-decoder whose encoder follows patterns: LED, BigBird-Pegasus, and the Transformer of 2017.
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config_errors import strict_config
 from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
 from hf_efficient_attn.models.pattern_config import check_attention, check_fields, write_pattern
@@ -24,7 +24,7 @@ CHOICES = {
 }
 
 
-@strict
+@strict_config
 class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer of which each layer follows a pattern: Longformer, BigBird, and what else patterns say.
 

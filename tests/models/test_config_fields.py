@@ -1,0 +1,202 @@
+"""Every field of every family's config, given nonsense: accepted, or refused in a sentence of this package."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from transformers import AutoConfig, PreTrainedConfig
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.unknown_fields import nearest_field
+
+CONFIGS = [
+    config
+    for config in vars(hea).values()
+    if isinstance(config, type) and issubclass(config, PreTrainedConfig) and config.__module__.startswith(hea.__name__)
+]
+NAN = float("nan")
+WRONG: list[Any] = [None, "a", [], {}, -1, 0, 10**18, 1e18, NAN, [[[]]], [["a"] * 3] * 3, {"a": 1}, {"0": [3]}]
+WRONG += ["a" * 9999]
+# what transformers reads of a config file, and no class declares
+READ_BY_TRANSFORMERS = (
+    "num_labels",
+    "torch_dtype",
+    "rope_theta",
+    "rope_scaling",
+    "layer_types",
+    "per_layer_config",
+    "attn_implementation",
+    "experts_implementation",
+    "output_attentions",
+    "partial_rotary_factor",
+    "attribute_map",
+    "quantization_config",
+    "head_dim",
+    "check",
+    "to_dict",
+)
+# keys of older files, of other libraries and of transformers, which nobody has misspelt
+KNOWN_ELSEWHERE = (
+    *("torchscript", "use_bfloat16", "tf_legacy_loss", "pruned_heads", "is_decoder", "cross_attention_hidden_size"),
+    *("add_cross_attention", "tie_encoder_decoder", "finetuning_task", "task_specific_params", "tokenizer_class"),
+    *("prefix", "decoder_start_token_id", "attn_implementation", "auto_map", "quantization_config", "model_type"),
+    *("_attn_implementation_autoset", "gradient_checkpointing", "transformers_weights", "unsloth_version"),
+    *("_name_or_path", "transformers_version", "_commit_hash", "adapter_config", "trust_remote_code", "revision"),
+    *("type_vocab_size", "layer_types", "sliding_window", "attention_window", "pretraining_tp", "max_length"),
+    *("n_positions", "n_embd", "n_layer", "n_head", "d_model", "summary_type", "init_std", "embedding_size"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Say nothing of what transformers notes about strange configs, which is long."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def field_names(config: type[PreTrainedConfig]) -> list[str]:
+    return list(dict.fromkeys([*(field.name for field in dataclasses.fields(config)), *READ_BY_TRANSFORMERS]))
+
+
+def check_refusal(build: Callable[[], Any], name: str) -> None:
+    """Build a config; another error than a short one of the package fails the test."""
+    try:
+        build()
+    except hea.ConfigurationError as refusal:
+        length = len(str(refusal))
+    else:
+        length = 0
+    assert length <= 500, name
+
+
+# rope_scaling is an older name
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nonsense_is_refused_or_a_config(config: type[PreTrainedConfig], tmp_path: Path) -> None:
+    """Each field gets some of the wrong values; what all configs inherit gets every one below."""
+    names = field_names(config)
+    saved = json.loads(config().to_json_string(use_diff=False))
+    for index, name in enumerate(names):
+        value, written = (WRONG[number % len(WRONG)] for number in (index, index + 5))
+        check_refusal(lambda: config(**{name: value}), name)  # noqa: B023
+        # these decide which class is asked, before any of ours is
+        if name not in ("model_type", "auto_map"):
+            (tmp_path / "config.json").write_text(json.dumps({**saved, name: written}))
+            check_refusal(lambda: AutoConfig.from_pretrained(tmp_path), name)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_nonsense_in_inherited_fields() -> None:
+    config = hea.AdaptiveSpanConfig
+    for name in (*READ_BY_TRANSFORMERS, *(field.name for field in dataclasses.fields(PreTrainedConfig))):
+        for value in WRONG:
+            # its text is what a file is loaded with
+            check_refusal(lambda: str(config(**{name: value})), name)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"dtype": "a"}, "dtype='a'; it must be None, a torch.dtype or the name of one"),
+        ({"dtype": []}, r"dtype=\[\]; it must be None"),
+        ({"torch_dtype": "nn"}, "dtype='nn'; it must be"),
+        ({"id2label": 3}, "id2label=3; it must be None or a dict"),
+        ({"id2label": {"no": "yes"}}, "id2label=.*; it must be None or a dict"),
+        ({"num_labels": "x"}, "num_labels='x'; it must be an integer from 0 to"),
+        # one name for each would be made
+        ({"num_labels": 10**18}, "num_labels=10{18}; it must be an integer"),
+        ({"pad_token_id": "a"}, "pad_token_id='a'; it must be int or None"),
+        ({"problem_type": "ranking"}, "problem_type='ranking'; it must be one of: None, regression"),
+        ({"architectures": 3}, "architectures=3; it must be None or a list"),
+        ({"is_encoder_decoder": "no"}, "is_encoder_decoder='no'; it must be"),
+        ({"vocab_size": "a" * 20_000}, "vocab_size='aaa.*; it must be int"),
+        ({"per_layer_config": 3}, "per_layer_config=3 in a .*: transformers cannot read it"),
+        ({"output_attentions": True, "attn_implementation": "sdpa"}, "output_attentions=True.*set it to 'eager'"),
+        ({"head_dim": 3}, "head_dim=3 is no field of .*: head_dim follows from other fields"),
+        ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_refusals_name_field_value_and_what_is_allowed(
+    config: type[PreTrainedConfig], fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(hea.ConfigurationError, match=sentence):
+        config(**fields)
+
+
+def test_rotary_parameters() -> None:
+    for wrong in (
+        {"rope_type": "spiral", "rope_theta": 1e4},
+        {"rope_theta": 0.0},
+        {"rope_theta": None},
+        {"rope_type": "yarn"},
+        {"rope_type": "yarn", "factor": 2.0, "beta_fast": "a"},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0},
+        "default",
+    ):
+        with pytest.raises(hea.ConfigurationError, match="rope_parameters="):
+            hea.SparseTransformerConfig(rope_parameters=wrong)
+    for right in (None, {"rope_theta": 500.0}, {"rope_type": "linear", "factor": 2.0}):
+        assert hea.SparseTransformerConfig(rope_parameters=right).rope_parameters["rope_theta"] > 0
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_errors_are_those_of_transformers_too(config: type[PreTrainedConfig]) -> None:
+    """Who catches what transformers and huggingface_hub raise needs no change; the first error stands behind ours."""
+    for kind in (ValueError, TypeError, StrictDataclassFieldValidationError):
+        with pytest.raises(kind) as refusal:
+            config(hidden_size="wide")
+        assert isinstance(refusal.value.__cause__, StrictDataclassFieldValidationError)
+    with pytest.raises(StrictDataclassClassValidationError):
+        config(layer_types=["spiral"])
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_field_written_later_is_checked(config: type[PreTrainedConfig]) -> None:
+    built = config()
+    for name, value in {"hidden_size": "wide", "num_labels": 10**18, "num_hidden_layers": "a", "dtype": "nn"}.items():
+        with pytest.raises(hea.ConfigurationError, match=f"(?:{name}|encoder_layers)="):
+            setattr(built, name, value)
+    built.dtype = "float16"
+    assert config(dtype=torch.float16).dtype == config(dtype="float16").dtype == torch.float16
+
+
+def test_a_field_by_its_other_name_is_checked() -> None:
+    with pytest.raises(hea.ConfigurationError, match="encoder_layers=-5 must be at least 1"):
+        hea.SparseSeq2SeqConfig(num_hidden_layers=-5)
+    assert hea.SparseSeq2SeqConfig(num_hidden_layers=3).encoder_layers == 3
+
+
+def test_fields_have_names() -> None:
+    with pytest.raises(hea.ConfigurationError, match="fields are given by name"):
+        hea.AdaptiveSpanConfig(64)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_layer", "num_hidden_layers"),
+        ("num_heads", "num_attention_heads"),
+        ("hiden_size", "hidden_size"),
+        ("max_position_embedding", "max_position_embeddings"),
+    ],
+)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_misspelt_fields_are_asked_about(config: type[PreTrainedConfig], name: str, meant: str) -> None:
+    assert nearest_field(config, name) == meant
+    assert getattr(config(**{name: 3}), name) == 3
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_fields_known_elsewhere_are_not_asked_about(config: type[PreTrainedConfig]) -> None:
+    assert {name: nearest_field(config, name) for name in KNOWN_ELSEWHERE if not hasattr(config, name)} == {
+        name: None for name in KNOWN_ELSEWHERE if not hasattr(config, name)
+    }
