@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.pattern import Pattern, check_kind
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -63,6 +63,7 @@ def check_numbers(
             f"pattern is {shown(pattern)}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a "
             "dict, and patterns.parse_pattern a text."
         )
+    check_kind(pattern)
     if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
         raise InputError(f"scale={shown(scale)} must be a finite number, or None for 1 / sqrt(head_dim).")
     if not (isinstance(dropout, int | float) and 0.0 <= dropout < 1.0):

@@ -7,6 +7,7 @@ from math import prod
 from operator import and_, or_
 from typing import Any
 
+from hf_efficient_attn.patterns.counting import MovingSpans
 from hf_efficient_attn.patterns.pattern import MAX_MEMBERS, Pattern, check_pattern, check_patterns, common_period
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, complement, intersect, union
@@ -57,6 +58,9 @@ class Union(Algebra, kind="union"):
     def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
         return union(*(part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
 
+    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+        return union(*(part.moving_spans(first_query, last_query, num_keys) for part in self.patterns))
+
     @property
     def max_tokens_ahead(self) -> int | None:
         limits = [part.max_tokens_ahead for part in self.patterns]
@@ -86,6 +90,9 @@ class Intersection(Algebra, kind="intersection"):
 
     def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
         return reduce(intersect, (part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+
+    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+        return reduce(intersect, (part.moving_spans(first_query, last_query, num_keys) for part in self.patterns))
 
     @property
     def max_tokens_ahead(self) -> int | None:
@@ -147,6 +154,12 @@ class Complement(Pattern, kind="complement"):
 
     def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
         return complement(self.pattern.key_spans(first_query, last_query, num_keys), num_keys)
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        return num_queries * num_keys - self.pattern.num_pairs(num_queries, num_keys, query_offset)
+
+    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+        return complement(self.pattern.moving_spans(first_query, last_query, num_keys), num_keys)
 
     @property
     def period(self) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_integer, is_integer
+from hf_efficient_attn.patterns.counting import MOVING_SPAN, CrossingError, Moving, MovingSpans, band_pairs
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, clip, normalize
@@ -59,11 +60,34 @@ class Distances(Pattern):
         distances = self._distances(first_query, last_query, num_keys)
         return clip([(last_query + distances.start, first_query + distances.stop)], num_keys)
 
+    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+        if first_query == last_query:
+            return self.key_spans(first_query, last_query, num_keys)
+
+        def moving(distance: int) -> Any:
+            return Moving(first_query + distance, last_query + distance)
+
+        if self.step > 1:
+            if last_query - first_query < MOVING_SPAN:
+                # single rows take less
+                raise CrossingError
+            distances = self._distances(first_query, last_query, num_keys)
+            return clip(((moving(distance), moving(distance + 1)) for distance in distances), num_keys)
+        start: Any = 0 if self.left is None else moving(-self.left)
+        stop: Any = num_keys if self.right is None else moving(self.right + 1)
+        return clip([(start, stop)], num_keys)
+
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
-        stop = query_offset + num_queries
+        queries = range(query_offset, query_offset + num_queries)
+        distances = self._distances(query_offset, queries.stop - 1, num_keys)
+        if self.step == 1:
+            return band_pairs(queries, distances.start, distances.stop, num_keys) if distances else 0
+        if len(distances) <= self.step:
+            return sum(band_pairs(queries, distance, distance + 1, num_keys) for distance in distances)
+        # one band for each residue class; of the two sums this has fewer terms
         return sum(
-            max(0, min(stop, num_keys - distance) - max(query_offset, -distance))
-            for distance in self._distances(query_offset, stop - 1, num_keys)
+            self.subsample(self.step).num_pairs(len(piece.queries), len(piece.keys), piece.local_query_offset)
+            for piece in self.pieces(num_queries, num_keys, query_offset)
         )
 
     @property

@@ -44,12 +44,15 @@ def check_choice(pattern: str, field: str, value: Any, choices: Iterable[str]) -
 
 
 def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
-    """Return `values`, an iterable of integers, sorted and each once.
+    """Return `values`, an iterable of integers or an array of them, sorted and each once.
 
     Raises:
         ConfigurationError: it is no iterable of integers, or one of them is none that a kernel can count.
     """
-    listed = None if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    given = plain(values)
+    listed = None if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if listed is not None and not all(is_integer(value) for value in listed):
+        listed = tuple(map(plain, listed))
     if listed is None or not all(is_integer(value) for value in listed):
         raise ConfigurationError(f"{pattern}: {field} is {shown(values)}; it must be a list of integers, such as [0].")
     far = [value for value in listed if abs(value) > MAX_INTEGER]
@@ -59,6 +62,11 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
             f"{-MAX_INTEGER} where they count from the end."
         )
     return tuple(sorted(set(listed)))
+
+
+def plain(value: Any) -> Any:
+    """Return the lists and numbers of an array or a tensor; any other value as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def check_length(name: str, value: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NoReturn
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.patterns.counting import CrossingError, MovingSpans, band_pairs, check_counted, counted_pairs
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.serialization import check_nesting, from_json, to_json
 from hf_efficient_attn.patterns.spans import Spans, size
@@ -84,10 +85,25 @@ class Pattern:
         return size(self.key_spans(query, query, num_keys))
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
-        """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ..."""
+        """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ...
+
+        Raises:
+            InputError: counting would take too long.
+        """
         if self.period is not None and self.period <= min(MAX_CLASSES, num_queries):
             return periodic_pairs(self, self.period, num_queries, num_keys, query_offset)
-        return sum(self.num_keys_of(query, num_keys) for query in range(query_offset, query_offset + num_queries))
+        return counted_pairs(self, num_queries, num_keys, query_offset)
+
+    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+        """Return the spans of keys of every query of first_query..last_query, whose ends may move with the query.
+
+        Raises:
+            CrossingError: there is no such form for all of these queries, or none is known; never for one query.
+        """
+        spans = self.key_spans(first_query, last_query, num_keys)
+        if first_query != last_query and spans != self.full_key_spans(first_query, last_query, num_keys):
+            raise CrossingError
+        return spans
 
     @property
     def period(self) -> int | None:
@@ -195,7 +211,12 @@ class Pattern:
         return all(part.is_traceable for part in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the pattern in JSON types; `Pattern.from_dict` is the way back."""
+        """Return the pattern in JSON types; `Pattern.from_dict` is the way back.
+
+        Raises:
+            ConfigurationError: its class has no kind.
+        """
+        check_kind(self)
         return to_json(self)  # type: ignore[no-any-return]
 
     @classmethod
@@ -316,6 +337,21 @@ def check_is_pattern(kind: str, pattern: Any) -> None:
     """
     if not isinstance(pattern, Pattern):
         raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is none.")
+    check_kind(pattern)
+
+
+def check_kind(pattern: Any) -> None:
+    """Refuse a pattern that no config could hold.
+
+    Raises:
+        ConfigurationError: names its class.
+    """
+    if not pattern.kind:
+        raise ConfigurationError(
+            f"{type(pattern).__name__} is a subclass of Pattern without a kind, which configs and operators need to "
+            "read it again. Write a pattern of your own as a KeyTable, KeyTable([[0], [0, 1], ...]), which lists the "
+            "keys of every query."
+        )
 
 
 def common_period(patterns: Iterable[Pattern]) -> int | None:
@@ -329,13 +365,12 @@ def periodic_pairs(pattern: Pattern, period: int, num_queries: int, num_keys: in
     stop = query_offset + num_queries
     # far enough from both ends that none hides a key
     room = period * -(-(stop + num_keys) // period)
-    total = 0
+    total = num_spans = 0
+    check_counted(pattern, num_keys)
     for query in range(query_offset, query_offset + period):
-        for start, after in pattern.key_spans(room + query, room + query, 4 * room):
-            first = max(start - room - query, 1 - stop)
-            for distance in range(first, min(after - room - query, num_keys - query_offset)):
-                # queries of this class that come before the last key at that distance, and before the first
-                ends = (num_keys - distance, -distance)
-                kept, early = (len(range(query, min(stop, end), period)) for end in ends)
-                total += kept - early
+        spans = pattern.key_spans(room + query, room + query, 4 * room)
+        num_spans += len(spans)
+        check_counted(pattern, num_spans)
+        alike = range(query, stop, period)
+        total += sum(band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in spans)
     return total

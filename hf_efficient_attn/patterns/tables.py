@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.checks import integers
+from hf_efficient_attn.patterns.checks import integers, plain
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.spans import Spans, clip, intersect, union
 
@@ -45,7 +45,9 @@ class _Lookup(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyTable(Pattern, kind="key_table"):
-    """Query q reads the keys `rows[q]`; queries beyond the rows read nothing.
+    """Query q reads the keys `rows[q]`; queries beyond the rows read nothing. The way to a pattern of one's own.
+
+    rows: sequences of integers, in any order; also arrays and tensors of integers.
 
     >>> print(KeyTable([[0], [], [0, 2]]).draw(3))
     ■⬚⬚
@@ -59,7 +61,8 @@ class KeyTable(Pattern, kind="key_table"):
     rows: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
-        listed = tuple(self.rows) if isinstance(self.rows, Iterable) else ()
+        rows = plain(self.rows)
+        listed = tuple(rows) if isinstance(rows, Iterable) else ()
         rows = tuple(integers(self.kind, f"rows[{number}]", row) for number, row in enumerate(listed))
         if not rows or any(row and row[0] < 0 for row in rows):
             raise ConfigurationError(
@@ -94,6 +97,9 @@ class KeyTable(Pattern, kind="key_table"):
 
     def num_keys_of(self, query: int, num_keys: int) -> int:
         return bisect_left(self.rows[query], num_keys) if query < len(self.rows) else 0
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        return sum(bisect_left(row, num_keys) for row in self.rows[query_offset : query_offset + num_queries])
 
     @property
     def max_tokens_ahead(self) -> int | None:

@@ -1,11 +1,15 @@
 """Blocks of tokens: closed-form counts of pairs and blocks, pieces, tables, and values they cannot have."""
 
+import json
+
+import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns import Band, BlockLocal, Blocks, Causal, Dilated, KeyTable, Pattern
+from hf_efficient_attn.patterns import Band, BlockLocal, Blocks, Causal, Dilated, GlobalTokens, KeyTable, Pattern
 from hf_efficient_attn.patterns.spans import size
 
 lengths, block_lengths, widths = st.integers(1, 120), st.integers(1, 16), st.integers(0, 150)
@@ -87,6 +91,25 @@ def test_tables() -> None:
     assert KeyTable([[0], []]).table_sizes == KeyTable([[], [5]]).table_sizes != KeyTable([[0, 1], []]).table_sizes
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        numpy.array([[2, 0], [1, 1]]),
+        torch.tensor([[2, 0], [1, 1]], dtype=torch.int32),
+        [numpy.array([2, 0]), torch.tensor([1])],
+        [(numpy.int64(2), 0), [torch.tensor(1)]],
+    ],
+)
+def test_arrays_of_integers_become_integers(rows: object) -> None:
+    table, same = KeyTable(rows), KeyTable([[0, 2], [1]])
+    assert table == same
+    assert json.dumps(table.to_dict()) == json.dumps(same.to_dict())
+    assert repr(table) == repr(same)
+    assert all(type(key) is int for row in table.rows for key in row)
+    for positions in (numpy.array([3, 0]), torch.tensor([3, 0]), [numpy.int8(3), 0]):
+        assert repr(GlobalTokens(positions)) == repr(GlobalTokens([3, 0]))
+
+
 def test_a_ragged_table_takes_no_more_than_its_keys() -> None:
     num_keys = 20_000
     table = KeyTable([range(num_keys), *([1] for _ in range(num_keys))])
@@ -104,6 +127,9 @@ def test_a_ragged_table_takes_no_more_than_its_keys() -> None:
         (lambda: KeyTable([]), "rows is"),
         (lambda: KeyTable([[-1]]), "rows is"),
         (lambda: KeyTable([0]), "rows\\[0\\] is 0"),
+        (lambda: KeyTable(numpy.array([[0.0]])), "rows\\[0\\] is \\[0.0\\]"),
+        (lambda: KeyTable(torch.ones(2, 2, dtype=torch.bool)), "rows\\[0\\] is \\[True, True\\]"),
+        (lambda: KeyTable(numpy.array(3)), "rows is"),
     ],
 )
 def test_bad_values(make: object, message: str) -> None:

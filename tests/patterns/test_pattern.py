@@ -1,11 +1,15 @@
 """What every pattern promises, against brute force on random patterns."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from patterns.relation import keys_of, pairs_of, rows_of
 from patterns.strategies import atoms, compositions, places, with_heads
+from transformers import BertConfig
 
+from hf_efficient_attn import attention, explain, sparsify
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.patterns import (
     Band,
@@ -21,10 +25,12 @@ from hf_efficient_attn.patterns import (
     PerHead,
     RandomBlocks,
     SpanTree,
+    Strided,
     Union,
     bigbird,
+    counting,
 )
-from hf_efficient_attn.patterns.spans import normalize
+from hf_efficient_attn.patterns.spans import Spans, normalize
 
 Place = tuple[int, int, int]
 
@@ -200,8 +206,56 @@ def test_long_counts_are_closed_forms() -> None:
     assert BlockLocal(64).num_pairs(tokens, tokens) == 64 * tokens
 
 
+def test_long_compositions_are_counted_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = 1 << 20
+    band = tokens * 129 - 64 * 65
+    # a global token reads and is read by all, but for the 129 of its own row and column that the band has, and itself
+    inner = 2 * (tokens - 129)
+    monkeypatch.setattr(counting, "MAX_COUNTED_SPANS", tokens)
+    expected = {
+        Full(): tokens**2,
+        Strided(8): tokens * tokens // 8,
+        ~Band(64, 64): tokens**2 - band,
+        Band(64, 64) | GlobalTokens([500]): band + inner,
+        ~(Band(64, 64) | GlobalTokens([500])): tokens**2 - band - inner,
+        (Band(64, 64) | GlobalTokens([500])) & Causal(): (band + tokens + inner) // 2,
+        Blocks(Band(1, 1), 64) | GlobalTokens([128]): (3 * tokens - 128) * 64 + 2 * (tokens - 192),
+        Dilated(640, 640, 320) | GlobalTokens([5000]): 5 * tokens - 1920 + 2 * (tokens - 5),
+    }
+    assert {pattern: pattern.num_pairs(tokens, tokens) for pattern in expected} == expected
+    assert Full().num_pairs(2**31 - 1, 2**31 - 1) == (2**31 - 1) ** 2
+    monkeypatch.setattr(counting, "MAX_COUNTED_SPANS", 1000)
+    with pytest.raises(InputError, match=r"union pattern would look at more than 1,000 spans.*Use explain"):
+        (Strided(8) | GlobalTokens([0])).num_pairs(900, 900)
+
+
 @pytest.mark.parametrize("bad", [(), [1], Band, "band"])
 def test_compositions_refuse_what_is_no_pattern(bad: object) -> None:
     for make in (Union, Intersection, PerHead, Complement, lambda value: Blocks(value, 4)):
         with pytest.raises(ConfigurationError):
             make(bad)
+
+
+class WithoutKind(Pattern):
+    """As a newcomer writes a pattern."""
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return query == key
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        return ((first_query, last_query + 1),)
+
+
+def test_a_class_without_a_kind_is_told_of_key_tables() -> None:
+    states = torch.zeros(1, 1, 4, 8)
+    for use in (
+        lambda: WithoutKind() | Band(1, 1),
+        lambda: ~WithoutKind(),
+        lambda: PerHead([WithoutKind()]),
+        lambda: WithoutKind().to_dict(),
+        lambda: attention(states, states, states, WithoutKind()),
+        lambda: explain(WithoutKind(), 64),
+        lambda: sparsify(BertConfig(), WithoutKind()),
+    ):
+        with pytest.raises(ConfigurationError, match=r"WithoutKind is a subclass of Pattern without a kind.*KeyTable"):
+            use()

@@ -1,0 +1,125 @@
+"""How many pairs a pattern allows, counted over ranges of queries instead of row by row.
+
+Over long ranges the ends of a pattern's spans stand still or move with the query, and so the sizes of the rows are an
+arithmetic series. The algebra of spans runs on such moving ends as it does on integers; where two of them cross within
+a range, the range is halved.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from hf_efficient_attn.errors import InputError
+
+# of all rows together: more take longer than some seconds
+MAX_COUNTED_SPANS = 1 << 23
+# time of a span with moving ends, in spans of one row
+MOVING_SPAN = 8
+
+# as `Spans`, each end an integer or a `Moving`
+MovingSpans = tuple[tuple[Any, Any], ...]
+
+
+class CrossingError(Exception):
+    """Two ends change their order within a range of queries; caught where the range is halved, and seen by no user."""
+
+
+@dataclass(frozen=True)
+class Moving:
+    """An end of a span: its value for the first and for the last query of a range, between them linear.
+
+    A comparison holds for every query of the range; ends that are equal somewhere may count as either.
+
+    Raises:
+        CrossingError: of two that change their order.
+    """
+
+    first: int
+    last: int
+
+    def __lt__(self, other: "int | Moving") -> bool:
+        return self != other and self._is_at_most(other)
+
+    def __gt__(self, other: "int | Moving") -> bool:
+        return not self._is_at_most(other)
+
+    def __le__(self, other: "int | Moving") -> bool:
+        return self._is_at_most(other)
+
+    def __ge__(self, other: "int | Moving") -> bool:
+        return not self < other
+
+    def _is_at_most(self, other: "int | Moving") -> bool:
+        first, last = (other.first, other.last) if isinstance(other, Moving) else (other, other)
+        if self.first <= first and self.last <= last:
+            return True
+        if self.first >= first and self.last >= last:
+            return False
+        raise CrossingError
+
+
+class HasMovingSpans(Protocol):
+    """What is counted."""
+
+    kind: ClassVar[str]
+
+    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+        """Return the keys of each query of a range."""
+
+
+def counted_pairs(pattern: HasMovingSpans, num_queries: int, num_keys: int, query_offset: int) -> int:
+    """Return how many pairs a pattern allows.
+
+    Raises:
+        InputError: its rows are too many that are not alike.
+    """
+    ranges = [(query_offset, query_offset + num_queries - 1)] if num_queries > 0 else []
+    total, num_spans = 0, 0
+    check_counted(pattern, num_keys)
+    while ranges:
+        first, last = ranges.pop()
+        try:
+            spans = pattern.moving_spans(first, last, num_keys)
+        except CrossingError:
+            middle = (first + last) // 2
+            ranges += [(first, middle), (middle + 1, last)]
+            num_spans += MOVING_SPAN
+        else:
+            sizes = (stop - start for span in spans for start, stop in zip(*map(both, span), strict=True))
+            total += (last - first + 1) * sum(sizes) // 2
+            num_spans += (1 + len(spans)) * (1 if first == last else MOVING_SPAN)
+        check_counted(pattern, num_spans)
+    return total
+
+
+def both(end: "int | Moving") -> tuple[int, int]:
+    """Return the value of an end for the first and for the last query."""
+    return (end.first, end.last) if isinstance(end, Moving) else (end, end)
+
+
+def check_counted(pattern: HasMovingSpans, num_spans: int) -> None:
+    """Raise InputError for a count that would take too long."""
+    if num_spans > MAX_COUNTED_SPANS:
+        raise InputError(
+            f"Counting the pairs of this {pattern.kind} pattern would look at more than {MAX_COUNTED_SPANS:,} spans of "
+            "keys, since its rows differ nearly everywhere. Use explain(pattern, query_tokens).allowed_pairs, which "
+            "counts by blocks, or fewer tokens."
+        )
+
+
+def band_pairs(queries: range, start: int, stop: int, num_keys: int) -> int:
+    """Return how many pairs there are of a query q of a regular order and a key in q + start … q + stop - 1.
+
+    >>> band_pairs(range(4), -1, 1, 4)
+    7
+    """
+    return max(0, _keys_before(queries, stop, num_keys) - _keys_before(queries, start, num_keys))
+
+
+def _keys_before(queries: range, distance: int, num_keys: int) -> int:
+    """Return the sum of the numbers of keys before q + distance over all queries q."""
+    some, every = (
+        min(len(queries), max(0, -((queries.start + distance - limit) // queries.step))) for limit in (0, num_keys)
+    )
+    inner = queries[some:every]
+    moved = len(inner) * (2 * distance + inner[0] + inner[-1]) // 2 if inner else 0
+    return moved + num_keys * (len(queries) - every)
