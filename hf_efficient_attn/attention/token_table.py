@@ -203,7 +203,8 @@ def key_padding(
     if isinstance(q_offset, int) and q_length and attention_mask.shape[1] < q_offset + q_length:
         raise InputError(
             f"attention_mask covers {attention_mask.shape[1]} tokens, but {q_offset} are cached and {q_length} are "
-            f"new. Pass a mask of {q_offset + q_length} columns, cached tokens first."
+            f"new. Pass a mask of {q_offset + q_length} columns, cached tokens first; for another text, pass an "
+            "empty cache."
         )
     is_token, last = attention_mask.bool(), kv_offset + kv_length
     if is_token.shape[1] < last:

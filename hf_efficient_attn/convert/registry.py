@@ -11,6 +11,7 @@ from hf_efficient_attn.convert.tables.modernbert import MODERNBERT
 from hf_efficient_attn.convert.tables.pegasus import MARIAN, PEGASUS
 from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 
 COUNTERPARTS: dict[str, Counterpart] = {
     counterpart.model_type: counterpart
@@ -46,7 +47,7 @@ def check_source(model_type: str) -> None:
     """Raise ConfigurationError for a model type that cannot be converted."""
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(
-            f"No table of names for model_type {model_type!r}. Known are: "
+            f"No table of names for model_type {shown(model_type)}. Known are: "
             f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}."
         )
 
@@ -66,7 +67,9 @@ def resolve_target(source_type: str, to: str | None) -> str:
     targets = [family, *sorted(name for name, each in COUNTERPARTS.items() if each.family == family and each.to_theirs)]
     target = family if to is None else to
     if target not in targets:
-        raise ConfigurationError(f"A {source_type!r} model cannot become {to!r}; it can become: {', '.join(targets)}.")
+        raise ConfigurationError(
+            f"A {shown(source_type)} model cannot become {shown(to)}; it can become: {', '.join(targets)}."
+        )
     return target
 
 
@@ -91,7 +94,11 @@ def resolve_head(head: str) -> str:
         ConfigurationError: none of these.
     """
     by_auto_class = {auto: name for name, auto in AUTO_CLASSES.items()}
-    found = by_auto_class.get(head) or (head if head in AUTO_CLASSES else head_of_class(head))
+    found = None
+    if isinstance(head, str):
+        found = by_auto_class.get(head) or (head if head in AUTO_CLASSES else head_of_class(head))
     if found is None:
-        raise ConfigurationError(f"head={head!r} is unknown; it must be one of: {', '.join(AUTO_CLASSES.values())}.")
+        raise ConfigurationError(
+            f"head={shown(head)} is unknown; it must be one of: {', '.join(AUTO_CLASSES.values())}."
+        )
     return found

@@ -19,6 +19,8 @@ from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.errors import InputError
 
+NO_MASKS = (list, tuple, set, str, bytes, int, float)
+
 
 def token_table(
     config: Any,
@@ -106,7 +108,7 @@ def check_mask(
 
     room: so many columns a first mask may have, where a static cache has room for tokens to come; None: `tokens`.
     """
-    refuse_lists(attention_mask)
+    refuse_other_types(attention_mask)
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:
         return
     if attention_mask.ndim != 2:
@@ -126,12 +128,13 @@ def check_mask(
     check_mask_values(attention_mask)
 
 
-def refuse_lists(attention_mask: Any) -> None:
-    """Raise InputError for a mask that is a list or an array; one that is neither may be of another implementation."""
-    if isinstance(attention_mask, list | tuple) or type(attention_mask).__module__ == "numpy":
-        raise InputError(
-            f"attention_mask is a {type(attention_mask).__name__}; it must be a tensor. Use torch.as_tensor(mask)."
-        )
+def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> None:
+    """Raise InputError for a mask that is a list, an array, a text or a number.
+
+    One that is none of them, and no tensor, may be of another implementation.
+    """
+    if isinstance(attention_mask, NO_MASKS) or type(attention_mask).__module__ == "numpy":
+        raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")
 
 
 def check_mask_values(attention_mask: Any) -> None:
@@ -160,5 +163,6 @@ def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch
     if isinstance(past_tokens, int) and attention_mask.shape[1] < past_tokens + tokens:
         raise InputError(
             f"attention_mask covers {attention_mask.shape[1]} tokens, but {past_tokens} are cached and {tokens} are "
-            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first."
+            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first; for another text, pass an "
+            "empty cache."
         )

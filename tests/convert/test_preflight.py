@@ -38,6 +38,15 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"max_position_embeddings": "long"}, "at least 1"),
         ({"max_target_position_embeddings": 99}, "is of encoder-decoders"),
         ({"to": "longformer", "pattern": "full()"}, "longformer has windows"),
+        ({"dst": 3}, "dst is 3; it must be the path of a folder"),
+        ({"to": ["longformer"]}, r"cannot become \['longformer'\]"),
+        ({"head": 3}, "head=3 is unknown; it must be one of"),
+        ({"head": ["MaskedLM"]}, r"head=\['MaskedLM'\] is unknown"),
+        ({"pattern": 3}, "3"),
+        ({"pattern": [3]}, "3"),
+        ({"attention_window": "8"}, "must be an integer, such as 512"),
+        ({"max_position_embeddings": True}, "max_position_embeddings=True must be an integer"),
+        ({"global_projections": "yes"}, "global_projections='yes'; it must be bool"),
     ],
 )
 def test_refused_before_weights_are_loaded(
@@ -46,6 +55,12 @@ def test_refused_before_weights_are_loaded(
     monkeypatch.setattr(conversion, "load_source", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(hea.ConfigurationError, match=message):
         hea.convert(bert, **options)
+
+
+@pytest.mark.parametrize("src", [3, None, [], torch.nn.Linear(2, 2), {"model_type": "bert"}], ids=type)
+def test_sources_are_paths_or_models(src: Any) -> None:
+    with pytest.raises(hea.ConfigurationError, match="it must be a folder, a name on the Hub, or a model in memory"):
+        hea.convert(src)
 
 
 def test_a_config_of_no_activation_is_blamed(bert: Path) -> None:

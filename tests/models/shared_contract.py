@@ -57,6 +57,17 @@ class SharedContract:
             with pytest.raises(hea.InputError, match=rf"attention_mask holds {value}"):
                 model(**{**inputs, name: mask})
 
+    def test_masks_of_another_type_or_shape_are_refused(self, case: Any) -> None:
+        model, inputs = case.model(), without_labels(case.inputs())
+        if "decoder_input_ids" in inputs:
+            inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
+        for name in [name for name in inputs if name.endswith("attention_mask")]:
+            mask = inputs[name]
+            types = (mask.tolist(), mask.numpy(), "ones", 1)
+            for wrong in (*types, mask[0], mask[:, None], mask[:2], mask[:, 1:], mask.repeat(1, 2)):
+                with pytest.raises(hea.InputError, match="attention_mask"):
+                    model(**{**inputs, name: wrong})
+
     def test_any_dtype_and_layout_of_inputs_gives_the_same(self, case: Any, auto_class: str) -> None:
         model, inputs = case.model(auto_class), without_labels(case.inputs(auto_class))
         ids, mask = inputs["input_ids"], inputs["attention_mask"]

@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.input_axes import check_axes
-from hf_efficient_attn.models.masks import refuse_lists
+from hf_efficient_attn.models.masks import refuse_other_types
 
 POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
 
@@ -74,7 +74,7 @@ def check_source_mask(attention_mask: Tensor | None, source_tokens: int, target_
     """
     if attention_mask is None:
         return
-    refuse_lists(attention_mask)
+    refuse_other_types(attention_mask)
     if attention_mask.ndim != 2:
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}; for an encoder-decoder it must be [batch, source "
@@ -101,8 +101,14 @@ def check_sides(
     # while compiling, the number of tokens in a static cache is not known
     target_tokens += past_tokens if isinstance(past_tokens, int) else 0
     check_source_mask(attention_mask, source_tokens, target_tokens)
-    if decoder_attention_mask is None or decoder_attention_mask.ndim != 2:
+    refuse_other_types(decoder_attention_mask, "decoder_attention_mask")
+    if decoder_attention_mask is None or decoder_attention_mask.ndim == 4:
         return
+    if decoder_attention_mask.ndim != 2:
+        raise InputError(
+            f"decoder_attention_mask has shape {list(decoder_attention_mask.shape)}; it must be [batch, target "
+            "tokens], or a mask matrix [batch, 1, queries, keys]."
+        )
     columns = decoder_attention_mask.shape[1]
     # a static cache has room for more
     if columns < target_tokens or (columns > target_tokens and cache is None):
