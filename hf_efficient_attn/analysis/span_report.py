@@ -177,6 +177,6 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 def _head_line(name: str, head: HeadWeights) -> str:
     return (
-        f"{name} span: layer {head.layer}, head {head.head}, {head.span:,.1f} tokens; {head.total_weight:.1%} of its "
-        f"weight is shown, at a mean distance of {head.mean_distance:,.1f}"
+        f"{name} span: layer {head.layer}, head {head.head}, {head.span:,.1f} tokens before the ramp, {head.keys:,} "
+        f"keys in all; {head.total_weight:.1%} of its weight is shown, at a mean distance of {head.mean_distance:,.1f}"
     )

@@ -31,10 +31,17 @@ class PatternCache(Cache):
     def __init__(self, config: PreTrainedConfig) -> None:
         text_config: Any = config.get_text_config(decoder=True) if isinstance(config, PreTrainedConfig) else config
         spec = getattr(text_config, FIELD, None)
+        if spec is None and getattr(text_config, "span", None) is not None:
+            raise ConfigurationError(
+                f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
+                f"have span={shown(text_config.span)}. Call generate without past_key_values: the cache that it makes "
+                "itself keeps only what the spans reach."
+            )
         if spec is None or text_config._attn_implementation != NAME:
             implementation = getattr(text_config, "_attn_implementation", type(config).__name__)
             raise ConfigurationError(
-                f"PatternCache needs the config of a model with attention_pattern and attn_implementation={NAME!r}; "
+                "PatternCache needs the config of a model with attention_pattern and "
+                f"attn_implementation={shown(NAME)}; "
                 f"this has {shown(spec)} and {shown(implementation)}. Call sparsify(model, pattern) first, and pass "
                 "model.config."
             )

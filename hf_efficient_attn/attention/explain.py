@@ -67,6 +67,13 @@ class Explanation:
         """Share of all pairs that is computed."""
         return self.computed_pairs / self.total_pairs
 
+    def _elsewhere(self) -> str:
+        """Return what "auto" takes where more is installed than here, if it is something else."""
+        device, missing = self.request.device, flex.missing_compiler(self.request)
+        if device == "cpu" or missing is None or self.backend == flex.NAME:
+            return ""
+        return f" (on {device}, auto takes flex where {missing} is installed; here it is not)"
+
     def __str__(self) -> str:
         layout = self.request.layout
         rows = {
@@ -74,7 +81,7 @@ class Explanation:
             "call": f"{layout.num_heads} heads, {layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(self.request.dtype).removeprefix('torch.')} on {self.request.device}"
             f"{', with gradients' if self.request.needs_grad else ''}",
-            "backend": self.backend,
+            "backend": self.backend + self._elsewhere(),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
             "cost": f"{self.relative_cost:.3f} × dense attention (estimated)",

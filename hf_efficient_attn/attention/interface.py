@@ -21,7 +21,7 @@ from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.saved_implementation import write_implementations
 from hf_efficient_attn.attention.trial import TRIAL, trial_attention, trial_mask
-from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.layout import drawn_layer
 
 
@@ -102,11 +102,6 @@ def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key:
             warn_of_keyless(
                 pattern, followed.num_model_heads or query.shape[1], num_keys, drawn_layer(pattern, followed.layer)
             )
-    elif pattern.depends_on_length:
-        raise ConfigurationError(
-            f"A pattern of kind {pattern.kind!r} is drawn anew for every length, so decoding with a cache would not "
-            "equal the computation without one. Generate with use_cache=False."
-        )
     elif not followed.is_causal:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "

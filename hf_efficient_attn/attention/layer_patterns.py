@@ -11,6 +11,7 @@ from hf_efficient_attn.attention.direction import CROSS, direction, is_named_cro
 from hf_efficient_attn.attention.table_form import CAUSAL, is_table
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -161,9 +162,29 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
         )
     pattern = patterns[layer or 0] if (layer or 0) < len(patterns) else None
     # bidirectional patterns may have no causal form
-    known = (spec, is_causal, pattern.causal() if is_causal and pattern is not None else pattern)
+    known = (spec, is_causal, causal_form(pattern) if is_causal and pattern is not None else pattern)
     module.__dict__[KNOWN] = known
     return known
+
+
+def causal_form(pattern: Pattern) -> Pattern:
+    """Return the causal form of a pattern in a config.
+
+    Raises:
+        ConfigurationError: it depends on the length of the text, so that what a token reads would change as the text
+            grows, and steps with a cache would not compute what the whole text does.
+    """
+    causal = pattern.causal()
+    if causal.depends_on_length:
+        blamed = causal
+        while inner := next((part for part in blamed.parts if part.depends_on_length), None):
+            blamed = inner
+        raise ConfigurationError(
+            f"attention_pattern has {shown(blamed)}, which depends on the length of the text even in its causal form: "
+            "what a token reads would change as the text grows. In causal layers count positions from the start "
+            "(GlobalTokens([0])), and use Band, Dilated, Strided or BlockLocal, or bigbird(..., causal=True)."
+        )
+    return causal
 
 
 def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:
@@ -188,7 +209,7 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
         if patterns[layer] is not None:
             raise ConfigurationError(
                 f"attention_pattern has a {patterns[layer].kind} pattern for layer {layer}, whose own attention is "  # type: ignore[union-attr]
-                f"{local_kind(config, layer)!r}. Give None for this layer; None keeps its own attention."
+                f"{shown(local_kind(config, layer))}. Give None for this layer; None keeps its own attention."
             )
     return patterns
 

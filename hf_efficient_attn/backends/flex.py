@@ -64,9 +64,19 @@ def why_not(request: Request) -> str | None:
         f"flex would compile {request.layout.pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
             not all(pattern.is_traceable for _, _, pattern in request.layout.head_groups())
         ),
-        f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa.": not _compiler(device)[1],
+        _not_installed(device): not _compiler(device)[1],
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def missing_compiler(request: Request) -> str | None:
+    """Return what must be installed for this backend to compute the call, if nothing else is in its way; else None."""
+    name, is_there = _compiler(request.device)
+    return None if is_there or why_not(request) != _not_installed(request.device) else name
+
+
+def _not_installed(device: str) -> str:
+    return f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa."
 
 
 @lru_cache

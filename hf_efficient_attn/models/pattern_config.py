@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, checked_spec, config_patterns
+from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, causal_form, checked_spec, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config_numbers import check_numbers
@@ -30,12 +30,20 @@ def write_pattern(config: Any) -> None:
     """Bring `attention_pattern` into JSON types, after checking that the config's layers can have it.
 
     Raises:
-        ConfigurationError: a pattern of unknown form, one for another number of layers, or with global tokens beyond
-            the end of the position table.
+        ConfigurationError: a pattern of unknown form, one for another number of layers, one without a causal form in
+            causal layers, or with global tokens beyond the end of the position table.
     """
     if config.attention_pattern is not None:
         config.attention_pattern = checked_spec(config.attention_pattern, config)
+        check_causal_forms(config)
         check_pattern_positions(config)
+
+
+def check_causal_forms(config: Any) -> None:
+    """Raise ConfigurationError for a pattern of causal layers that has no causal form, or one for each length."""
+    if config.is_encoder_decoder or config.is_causal:
+        for pattern in set(config_patterns(config.attention_pattern, config, DECODER) or ()) - {None}:
+            causal_form(pattern)
 
 
 def check_pattern_positions(config: Any) -> None:
@@ -89,8 +97,8 @@ def check_short_inputs(config: Any) -> None:
         value = getattr(config, name)
         if value != allowed:
             raise ConfigurationError(
-                f"{name}={value!r} depends on the length of the text, and is_causal=True: tokens must not depend on "
-                f"what follows. It must be {allowed!r} here: leave it out, or build a bidirectional model."
+                f"{name}={shown(value)} depends on the length of the text, and is_causal=True: tokens must not depend "
+                f"on what follows. It must be {shown(allowed)} here: leave it out, or build a bidirectional model."
             )
 
 

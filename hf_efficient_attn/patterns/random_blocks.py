@@ -74,6 +74,17 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         return -1 if self.is_causal else None
 
     def causal(self) -> Pattern:
+        """Return the causal form.
+
+        Raises:
+            ConfigurationError: `exclude` depends on the length, as that of the bidirectional BigBird does.
+        """
+        if not self.is_causal and self.exclude is not None and self.exclude.depends_on_length:
+            raise ConfigurationError(
+                f"These random blocks have no causal form: they keep away from {shown(self.exclude, 100)}, which "
+                "depends on the length of the text, as the global last block of bigbird() does. In a causal model use "
+                "bigbird(..., causal=True), or random blocks that exclude nothing of the kind."
+            )
         return replace(self, is_causal=True)
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:

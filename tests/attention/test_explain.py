@@ -10,6 +10,7 @@ import torch
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import BACKENDS
+from hf_efficient_attn.backends import flex
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import Layout
@@ -113,3 +114,13 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_for_a_decode_step_on_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "causal()", "--tokens", "1", "--key-tokens", "4096", "--device", "cuda"])
     assert "1 queries, 4,096 keys, float32 on cuda" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_forecast_for_a_gpu_says_what_is_missing_here(monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
+    monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", is_there))
+    explanation = hea.explain(Band(64, 64), 1024, device="cuda")
+    note = "(on cuda, auto takes flex where triton is installed; here it is not)"
+    assert (explanation.backend, note in str(explanation)) == (("flex", False) if is_there else ("blocked", True))
+    # head sizes of 8 are not for flex, whatever is installed
+    assert note not in str(hea.explain(Band(64, 64), 1024, device="cuda", head_dim=8))

@@ -24,7 +24,11 @@ from attention_models import (
 )
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band, Full
+from hf_efficient_attn.patterns import Band, Full, GlobalTokens, Pattern, RandomBlocks, SpanTree, bigbird
+
+# in their causal form, too
+LENGTH_DEPENDENT = [SpanTree(2), Band(3, 0) | GlobalTokens([-1]), bigbird(4, 1), bigbird(4, 1, plan="authors")]
+LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
 
 
 def test_the_pattern_is_recorded_and_the_model_returned() -> None:
@@ -240,3 +244,22 @@ def test_refusals_say_what_to_do() -> None:
     for pattern in ("band(64, 0)", Band, torch.ones(2), 3):
         with pytest.raises(hea.ConfigurationError, match="parse_pattern reads a text"):
             hea.sparsify(tr.LlamaConfig(**small), pattern)
+
+
+@pytest.mark.parametrize("pattern", LENGTH_DEPENDENT, ids=lambda pattern: pattern.kind)
+def test_causal_models_have_no_pattern_that_depends_on_the_length(pattern: Pattern) -> None:
+    """A token would read other tokens as the text grows: refused at once, and not where a cache first meets it."""
+    model = build("llama")
+    with pytest.raises(
+        hea.ConfigurationError, match=r"depends on the length.*In (?:a )?causal (?:model|layers).*bigbird\(\.\.\."
+    ):
+        hea.sparsify(model, pattern)
+    assert not hasattr(model.config, "attention_pattern")
+    with pytest.raises(hea.ConfigurationError, match="depends on the length"):
+        hea.SparseTransformerConfig(is_causal=True, attention_pattern=pattern)
+    with pytest.raises(hea.ConfigurationError, match="depends on the length"):
+        hea.SparseSeq2SeqConfig(attention_pattern={"encoder": None, "decoder": pattern})
+    # who reads both sides may have it
+    hea.SparseTransformerConfig(attention_pattern=pattern)
+    hea.SparseSeq2SeqConfig(attention_pattern=pattern)
+    hea.sparsify(build("bert"), pattern)

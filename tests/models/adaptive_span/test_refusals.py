@@ -128,3 +128,10 @@ def test_spans_that_are_no_numbers_are_named() -> None:
     span_modules(model)[1].ratio.data[2] = float("nan")
     with pytest.raises(hea.InputError, match=r"spans of layer 1 are .*nan.*training has diverged"):
         model(random_ids(1, 5))
+
+
+def test_a_pattern_cache_is_refused_with_the_cache_that_spans_have() -> None:
+    model = tiny()
+    with pytest.raises(hea.ConfigurationError, match="span='adaptive'. Call generate without past_key_values"):
+        hea.PatternCache(model.config)
+    model.generate(random_ids(1, 4), max_new_tokens=2)
