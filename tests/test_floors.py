@@ -103,6 +103,16 @@ def test_sizes() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_messages_show_values_shortened(path: Path) -> None:
+    """`!r` writes all of a value, which may be of any size; `messages.shown` cuts it."""
+    tree = ast.parse(path.read_text())
+    lines = [
+        each.lineno for each in ast.walk(tree) if isinstance(each, ast.FormattedValue) and each.conversion == ord("r")
+    ]
+    assert lines == []
+
+
 def test_patterns_know_no_torch() -> None:
     for path in (PACKAGE / "patterns").rglob("*.py"):
         assert not any(name.partition(".")[0] == "torch" for name, _ in imports(path)), path

@@ -84,8 +84,8 @@ def check_heads(first_head: int, num_model_heads: int | None) -> None:
     """Raise InputError if the place of the heads in the model is no number; `Layout` knows their range."""
     if not isinstance(first_head, int) or not (num_model_heads is None or isinstance(num_model_heads, int)):
         raise InputError(
-            f"first_head={first_head!r} and num_model_heads={num_model_heads!r} must be integers, or None for "
-            "num_model_heads, if there are no other heads."
+            f"first_head={shown(first_head)} and num_model_heads={shown(num_model_heads)} must be integers, or None "
+            "for num_model_heads, if there are no other heads."
         )
 
 

@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.table_form import has_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.messages import shown
 
 
 def is_overridden(implementation: str) -> bool:
@@ -25,9 +26,9 @@ def refuse_lost_padding(table: Tensor, implementation: str) -> None:
         return
     if bool((table[:, 0, 0] == 0).any()):
         raise UnsupportedBackendError(
-            f"Another library has replaced the attention function {implementation!r} (DeepSpeed Ulysses does), and its "
-            "calls have no masks, so this batch's padding would be read. Pass texts without padding and without "
-            "attention_mask, packed with position_ids that restart with every document."
+            f"Another library has replaced the attention function {shown(implementation)} (DeepSpeed Ulysses does), "
+            "and its calls have no masks, so this batch's padding would be read. Pass texts without padding and "
+            "without attention_mask, packed with position_ids that restart with every document."
         )
 
 
@@ -36,7 +37,7 @@ def refuse_overridden(implementation: str | None, model: str) -> None:
     if torch.compiler.is_compiling() or implementation is None or not is_overridden(implementation):
         return
     raise UnsupportedBackendError(
-        f"Another library has replaced the attention function {implementation!r}, as the sequence parallelism of "
+        f"Another library has replaced the attention function {shown(implementation)}, as the sequence parallelism of "
         f"DeepSpeed (Ulysses) does, but {model} computes more from its tokens than that function knows of: every "
         "process would read its own part of the text only. Use data parallelism (DDP, FSDP), or a sparsified model of "
         "transformers."

@@ -13,6 +13,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.block_layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.messages import shown
 
 AUTO = "auto"
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
@@ -64,7 +65,7 @@ def check_name(name: str) -> None:
     """Raise UnsupportedBackendError if `name` is neither a backend nor "auto"."""
     if name != AUTO and name not in BACKENDS:
         raise UnsupportedBackendError(
-            f"backend={name!r} does not exist. Use {AUTO!r} or one of: {', '.join(sorted(BACKENDS))}."
+            f"backend={shown(name)} does not exist. Use {shown(AUTO)} or one of: {', '.join(sorted(BACKENDS))}."
         )
 
 
@@ -81,10 +82,10 @@ def select(request: Request, name: str = AUTO) -> ModuleType:
     name = fastest(request) if name == AUTO else name
     reason = BACKENDS[name].why_not(request)
     if request.has_query_start and name != blocked.NAME:
-        reason = f"a query_offset that is a tensor can be compiled by {blocked.NAME!r} only."
+        reason = f"a query_offset that is a tensor can be compiled by {shown(blocked.NAME)} only."
     if reason is not None:
         raise UnsupportedBackendError(
-            f"backend={name!r} cannot compute this: {reason} Use backend='auto' to have one chosen that can."
+            f"backend={shown(name)} cannot compute this: {reason} Use backend='auto' to have one chosen that can."
         )
     return BACKENDS[name]
 

@@ -11,6 +11,7 @@ from hf_efficient_attn.attention.given_positions import note_positions
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, checked_spec
 from hf_efficient_attn.attention.trial import base_class, try_model
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
@@ -105,8 +106,8 @@ def _record(config: PreTrainedConfig, pattern: Any) -> Any:
     text_config = config.get_text_config()
     if pattern is not None and getattr(text_config, "span", None) is not None:
         raise ConfigurationError(
-            f"This {type(text_config).__name__} has span={text_config.span!r}: its heads read as far as their spans, "
-            "and would follow no pattern. Sparsify a model without spans."
+            f"This {type(text_config).__name__} has span={shown(text_config.span)}: its heads read as far as their "
+            "spans, and would follow no pattern. Sparsify a model without spans."
         )
     if pattern is not None and text_config is not config and config.is_encoder_decoder:
         raise ConfigurationError(
@@ -143,7 +144,8 @@ def refuse_other_attention(model: Any, inputs: Any) -> None:
     implementation = model.config._attn_implementation
     if getattr(model.config, FIELD, None) is not None and implementation != NAME:
         raise UnsupportedBackendError(
-            f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is {implementation!r}, "
+            f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
+            f"{shown(implementation)}, "
             f'which knows no patterns and would compute something else. Call model.set_attn_implementation("{NAME}"), '
             "or sparsify(model, None) for the model's own attention."
         )

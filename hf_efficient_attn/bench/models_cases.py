@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from hf_efficient_attn.bench.timing import Case
 from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.errors import EfficientAttentionError
+from hf_efficient_attn.messages import shown
 
 OURS, THEIRS = "ours", "transformers"
 # what bounds any attention: BERT's linear maps around tokens that read only themselves
@@ -198,7 +199,8 @@ def largest_difference(name: str, ours: Tensor, theirs: Tensor, shape: Shape) ->
     if not difference <= TOLERANCES[shape.dtype]:
         raise EfficientAttentionError(
             f"Ours and transformers' {name} differ by {difference:.1e} at {shape.tokens:,} tokens, more than rounding "
-            f"({TOLERANCES[shape.dtype]:.0e}), so their speeds cannot be compared. Report this, or leave out {name!r}."
+            f"({TOLERANCES[shape.dtype]:.0e}), so their speeds cannot be compared. Report this, or leave out "
+            f"{shown(name)}."
         )
     return difference
 

@@ -12,6 +12,7 @@ from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, config_
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
 from hf_efficient_attn.convert.reading import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import is_integer
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -60,7 +61,7 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, i
         ConfigurationError: something that it cannot say at all.
     """
     if counterpart.to_theirs is None:
-        raise ConfigurationError(f"Models cannot become {counterpart.model_type!r}.")
+        raise ConfigurationError(f"Models cannot become {shown(counterpart.model_type)}.")
     fields = {name: getattr(ours, name) for name in COMMON_FIELDS}
     for name, target in counterpart.fields.items():
         fields[name] = getattr(ours, target if isinstance(target, str) else target[0])
@@ -104,7 +105,7 @@ def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     lost = {name: value for name, value in fields.items() if name not in default or default[name] != value}
     if not lost:
         return []
-    listed = ", ".join(f"{name}={value!r}" for name, value in lost.items())
+    listed = ", ".join(f"{name}={shown(value)}" for name, value in lost.items())
     return [f"Fields of the {counterpart.model_type} config without counterpart, left out: {listed}."]
 
 
@@ -123,7 +124,9 @@ def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
 def _pattern_fields(config: Any, request: Request, is_dense: bool) -> dict[str, Any]:
     window, pattern = request.attention_window, request.pattern
     if pattern is not None and window is not None:
-        raise ConfigurationError(f"attention_window={window} and pattern={pattern!r} exclude each other; give one.")
+        raise ConfigurationError(
+            f"attention_window={window} and pattern={shown(pattern)} exclude each other; give one."
+        )
     if pattern is not None:
         pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
         return {"attention_pattern": _joined(config, pattern, is_dense)}
@@ -140,7 +143,9 @@ def _length_fields(config: Any, request: Request, is_dense: bool) -> dict[str, i
     positions, targets = request.max_position_embeddings, request.max_target_position_embeddings
     for name, value in (("max_position_embeddings", positions), ("max_target_position_embeddings", targets)):
         if value is not None and (not is_integer(value) or value < 1):
-            raise ConfigurationError(f"{name}={value!r} must be an integer of at least 1: tokens of the longest input.")
+            raise ConfigurationError(
+                f"{name}={shown(value)} must be an integer of at least 1: tokens of the longest input."
+            )
     if positions is None:
         positions = max(DEFAULT_POSITIONS if is_dense else 0, config.max_position_embeddings)
     if targets is None:

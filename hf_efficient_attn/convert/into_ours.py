@@ -13,6 +13,7 @@ from hf_efficient_attn.convert.positions import lengthen
 from hf_efficient_attn.convert.rename import covers, to_ours
 from hf_efficient_attn.convert.source import Source
 from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.messages import shown
 
 GLOBAL_ATTENTION = ".global_attention."
 
@@ -79,7 +80,7 @@ def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source,
     rest = [name for name in unknown if name not in left and not covers(quiet, name)]
     if rest:
         raise CheckpointError(
-            f"The table of names of {counterpart.model_type!r} does not know these weights: {summarize(rest)}."
+            f"The table of names of {shown(counterpart.model_type)} does not know these weights: {summarize(rest)}."
         )
 
 

@@ -97,7 +97,7 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
     check_saved_config(path, saved)
     model_type, architectures = saved["model_type"], saved.get("architectures") or []
     check_source(model_type)
-    with reading(path, f"The config in {path}, of a {model_type!r} model,", "Correct it."):
+    with reading(path, f"The config in {path}, of a {shown(model_type)} model,", "Correct it."):
         config = AutoConfig.from_pretrained(path)
     own = head_of_class(architectures[0]) if architectures else None
     if wanted is None and not architectures and model_type in COUNTERPARTS:
@@ -129,8 +129,8 @@ def _known_head(head: str | None, model_type: str, architectures: list[str]) -> 
     if head not in heads:
         what = f"has architectures={architectures}" if head is None else f"shall be loaded with the head {head}"
         raise ConfigurationError(
-            f"The {model_type!r} checkpoint {what}, which cannot be converted. Choose a head it can be loaded with: "
-            f"{', '.join(AUTO_CLASSES[name] for name in heads)}."
+            f"The {shown(model_type)} checkpoint {what}, which cannot be converted. Choose a head it can be loaded "
+            f"with: {', '.join(AUTO_CLASSES[name] for name in heads)}."
         )
     return head
 

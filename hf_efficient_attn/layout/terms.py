@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import hardtanh, threshold
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.checks import check_integer
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -65,7 +66,7 @@ class Label:
         fields = dict(data)
         kind = fields.pop("kind", None)
         if kind not in LABELS:
-            raise ConfigurationError(f"Label of unknown kind {kind!r}. Known kinds: {', '.join(sorted(LABELS))}.")
+            raise ConfigurationError(f"Label of unknown kind {shown(kind)}. Known kinds: {', '.join(sorted(LABELS))}.")
         return LABELS[kind](**fields)
 
 

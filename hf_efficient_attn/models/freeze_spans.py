@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.span_attention import check_finite
 from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, FROZEN, known_spans
 
@@ -29,8 +30,8 @@ def freeze_spans(model: Model) -> Model:
     if found[0].kind != ADAPTIVE:
         reason = "its tokens choose their spans" if found[0].kind == DYNAMIC else "all its heads read the limit"
         raise InputError(
-            f"freeze_spans needs span='adaptive', but this model has span={found[0].kind!r}: {reason}, so there are no "
-            "numbers to keep."
+            f"freeze_spans needs span='adaptive', but this model has span={shown(found[0].kind)}: {reason}, so there "
+            "are no numbers to keep."
         )
     tokens = [spans.head_spans().tolist() for spans in found]
     for spans, its_tokens in zip(found, tokens, strict=True):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.messages import shown
 
 # the function computed is always the model's own
 BACKENDS = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
@@ -17,7 +18,7 @@ def backend_of(config: Any) -> str:
     implementation = config._attn_implementation or "efficient"
     if implementation not in BACKENDS:
         raise UnsupportedBackendError(
-            f"attn_implementation={implementation!r} would drop the attention pattern of this "
+            f"attn_implementation={shown(implementation)} would drop the attention pattern of this "
             f"{type(config).__name__}. Use one of: {', '.join(BACKENDS)}; all compute the same."
         )
     return BACKENDS[implementation]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, span_modules
 
 # what trained spans mean
@@ -24,8 +25,8 @@ def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
     changed = [name for name in MEANING if is_trained and name in saved and asked_for(name) != saved[name]]
     if changed:
         raise CheckpointError(
-            f"The checkpoint was saved with {', '.join(f'{name}={saved[name]!r}' for name in changed)}, and "
-            f"{', '.join(f'{name}={asked_for(name)!r}' for name in changed)} is asked for: the spans that it has "
+            f"The checkpoint was saved with {', '.join(f'{name}={shown(saved[name])}' for name in changed)}, and "
+            f"{', '.join(f'{name}={shown(asked_for(name))}' for name in changed)} is asked for: the spans that it has "
             "learned would be lost, or mean something else. Load it as it was saved; freeze_spans(model) makes "
             "constants of its spans."
         )

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.global_attention import GlobalAttention
 from hf_efficient_attn.models.library_config import count_key_heads
@@ -58,7 +59,7 @@ class EfficientPreTrainedModel(PreTrainedModel):
         if saved.get("model_type", family) != family:
             path = pretrained_model_name_or_path
             raise CheckpointError(
-                f"{path} holds a {saved['model_type']!r} model; {cls.__name__} reads {family!r}. "
+                f"{path} holds a {shown(saved['model_type'])} model; {cls.__name__} reads {shown(family)}. "
                 f"`hf-efficient-attn convert {path} NEW_FOLDER` converts it, if it can be converted."
             )
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)

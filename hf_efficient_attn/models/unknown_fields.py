@@ -38,7 +38,8 @@ def warn_of_unknown(config: Any, fields: Mapping[str, Any]) -> None:
             meant = nearest_field(type(config), name)
             if meant is not None:
                 logger.warning_once(
-                    f"{type(config).__name__} has no field {shown(name)}, so it changes nothing. Was {meant!r} meant?"
+                    f"{type(config).__name__} has no field {shown(name)}, so it changes nothing. Was {shown(meant)} "
+                    "meant?"
                 )
 
 

@@ -94,7 +94,7 @@ def _call(node: ast.Call, name: str) -> Pattern:
     arguments = [_value(argument) for argument in node.args]
     repeated = [name for name, count in Counter(keyword.arg for keyword in node.keywords).items() if count > 1]
     if repeated:
-        raise ConfigurationError(f"{cut(ast.unparse(node), 120, 30)} gives {repeated[0]!r} twice; give it once.")
+        raise ConfigurationError(f"{cut(ast.unparse(node), 120, 30)} gives {shown(repeated[0])} twice; give it once.")
     options = {keyword.arg or "**": _value(keyword.value) for keyword in node.keywords}
     try:
         return factory(*arguments, **options)

@@ -78,7 +78,9 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
         raise ConfigurationError(f"{kind} has no field {shown(unknown[0])}; {allowed_names(unknown[0], fields)}")
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in data]
     if missing:
-        raise ConfigurationError(f"{kind} needs the field {missing[0]!r}, which is missing in {shown(data)}; add it.")
+        raise ConfigurationError(
+            f"{kind} needs the field {shown(missing[0])}, which is missing in {shown(data)}; add it."
+        )
     return kinds[kind](**{name: from_json(value, kinds) for name, value in data.items()})
 
 
@@ -86,7 +88,7 @@ def allowed_names(name: Any, names: Mapping[str, Any]) -> str:
     """Return the end of a message about the unknown `name`: what is allowed, and which of it was probably meant."""
     allowed = f"allowed are {', '.join(sorted(names)) or 'none'}."
     nearest = get_close_matches(shown(name).strip("'"), names, n=1)
-    return f"{allowed} Did you mean {nearest[0]!r}?" if nearest else allowed
+    return f"{allowed} Did you mean {shown(nearest[0])}?" if nearest else allowed
 
 
 def written_fields(pattern: Any) -> list[dataclasses.Field[Any]]:

@@ -9,6 +9,7 @@ from transformers.modeling_utils import unwrap_model
 from transformers.trainer_callback import ExportableState
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.segment_memory import SegmentMemory
 from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans import span_modules
@@ -124,8 +125,8 @@ def check_rows(loader: Any, args: TrainingArguments) -> None:
         batches = batches.batch_sampler
     if isinstance(getattr(batches, "sampler", None), RandomSampler):
         raise InputError(
-            f"train_sampling_strategy={args.train_sampling_strategy!r} shuffles segments, each of which goes on from "
-            "the one before. Set train_sampling_strategy='sequential'."
+            f"train_sampling_strategy={shown(args.train_sampling_strategy)} shuffles segments, each of which goes on "
+            "from the one before. Set train_sampling_strategy='sequential'."
         )
 
 

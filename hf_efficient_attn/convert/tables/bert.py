@@ -5,6 +5,7 @@ from typing import Any
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert_layout as bert
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 
 
 def check_encoder(config: Any) -> None:
@@ -12,7 +13,8 @@ def check_encoder(config: Any) -> None:
     kind = getattr(config, "position_embedding_type", "absolute")
     if config.is_decoder or kind != "absolute":
         raise ConfigurationError(
-            f"The {config.model_type} config says is_decoder={config.is_decoder}, position_embedding_type={kind!r}; "
+            f"The {config.model_type} config says is_decoder={config.is_decoder}, "
+            f"position_embedding_type={shown(kind)}; "
             "encoders with absolute positions can be converted."
         )
 

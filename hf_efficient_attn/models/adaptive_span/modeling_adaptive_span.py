@@ -26,6 +26,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS, said_positions
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -313,7 +314,9 @@ def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, e
         if value is not None:
             raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
     if not isinstance(segment_index, Tensor) or segment_index.is_floating_point():
-        raise InputError(f"segment_index={segment_index!r} must be a tensor of integers, [batch] = [{batch_size}].")
+        raise InputError(
+            f"segment_index={shown(segment_index)} must be a tensor of integers, [batch] = [{batch_size}]."
+        )
     if segment_index.shape != (batch_size,):
         shape = list(segment_index.shape)
         raise InputError(f"segment_index has shape {shape}; it must be [batch] = [{batch_size}].")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.implementations import BACKENDS
 
@@ -20,8 +21,8 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
     config_class = model_class.config_class
     if saved.get("model_type", config_class.model_type) != config_class.model_type:
         raise CheckpointError(
-            f"{path} holds a {saved['model_type']!r} model; {model_class.__name__} cannot read it. Simplified blocks "
-            "have no counterpart for its skips and projections: train from scratch."
+            f"{path} holds a {shown(saved['model_type'])} model; {model_class.__name__} cannot read it. Simplified "
+            "blocks have no counterpart for its skips and projections: train from scratch."
         )
     wanted = kwargs.get("config")
     if not hasattr(type(wanted), "structure"):
@@ -33,9 +34,9 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
         changed = changed[:1]  # the rest follows from it
     if changed:
         raise CheckpointError(
-            f"{path} was saved with {', '.join(f'{name}={before[name]!r}' for name in changed)}, and "
-            f"{', '.join(f'{name}={after[name]!r}' for name in changed)} is asked for: the weights would not fit, and "
-            "what is missing would be random. Load it as it was saved, or train from scratch."
+            f"{path} was saved with {', '.join(f'{name}={shown(before[name])}' for name in changed)}, and "
+            f"{', '.join(f'{name}={shown(after[name])}' for name in changed)} is asked for: the weights would not fit, "
+            "and what is missing would be random. Load it as it was saved, or train from scratch."
         )
 
 
@@ -51,17 +52,18 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
     name = implementation or "eager"
     if config.span is not None and (paged or (name not in BACKENDS)):
         raise UnsupportedBackendError(
-            f"attn_implementation={name!r}{' with a paged cache' if paged else ''} would drop the attention pattern of "
-            f"span={config.span!r}. Use generate() with one of: {', '.join(BACKENDS)}."
+            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the attention "
+            f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKENDS)}."
         )
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(
-            f"attn_implementation={name!r} keeps its own paged cache of keys and values, but block={config.block!r} "
+            f"attn_implementation={shown(name)} keeps its own paged cache of keys and values, but "
+            f"block={shown(config.block)} "
             "also needs the running mean of the values. Use generate() with 'sdpa', 'eager' or 'flex_attention'; "
             "block='pre_ln' and 'parallel' can be served."
         )
     if config.position_embedding_type == "alibi" and (paged or name not in ("eager", "sdpa", "flex_attention")):
         raise UnsupportedBackendError(
-            f"attn_implementation={name!r}{' with a paged cache' if paged else ''} would drop the ALiBi bias. Use "
+            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the ALiBi bias. Use "
             "generate() with 'sdpa', 'eager' or 'flex_attention'."
         )

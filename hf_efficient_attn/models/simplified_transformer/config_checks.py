@@ -66,10 +66,10 @@ def _check_key_value_heads(config: Any) -> None:
         )
     if config.is_shaped or config.is_reparameterized or config.resolved_matrix_init != "normal":
         raise ConfigurationError(
-            f"num_key_value_heads={groups} shares values among heads, but block={config.block!r} with "
-            f"matrix_init={config.resolved_matrix_init!r} gives each of the {config.num_attention_heads} heads its own "
-            "slice of a square value matrix. Leave num_key_value_heads "
-            "unset, or use block='pre_ln' or 'parallel' with plain matrices."
+            f"num_key_value_heads={groups} shares values among heads, but block={shown(config.block)} with "
+            f"matrix_init={shown(config.resolved_matrix_init)} gives each of the {config.num_attention_heads} heads "
+            "its own slice of a square value matrix. Leave num_key_value_heads unset, or use block='pre_ln' or "
+            "'parallel' with plain matrices."
         )
 
 
@@ -79,7 +79,7 @@ def _check_gains(config: Any) -> None:
         if getattr(config, name) is not None or name in (config.trainable_gains or ()):
             own = PARALLEL_GAINS if config.style.parallel else SEQUENTIAL_GAINS
             raise ConfigurationError(
-                f"{name} ({GAIN_SYMBOLS[name]}) does not exist in block={config.block!r}; its skip is set by "
+                f"{name} ({GAIN_SYMBOLS[name]}) does not exist in block={shown(config.block)}; its skip is set by "
                 f"{' and '.join(own)}."
             )
     for name in config.trainable_gains or ():
@@ -89,7 +89,7 @@ def _check_gains(config: Any) -> None:
         if config.gain(name) == 0 and not config.is_trainable(name):
             raise ConfigurationError(
                 f"{name}=0 as a constant cuts off the parameters behind it, which would never get a gradient. "
-                f"Add {name!r} to trainable_gains, or choose another value."
+                f"Add {shown(name)} to trainable_gains, or choose another value."
             )
 
 
@@ -101,12 +101,12 @@ def _check_matrices(config: Any) -> None:
         if given:
             raise ConfigurationError(
                 f"{', '.join(given)} need W = a·W_init + b·ΔW, but reparameterized={config.is_reparameterized} for "
-                f"block={config.block!r}. Set reparameterized=True."
+                f"block={shown(config.block)}. Set reparameterized=True."
             )
     if config.matrix_init_tie is not None and config.resolved_matrix_init != "orthogonal":
         raise ConfigurationError(
-            f"matrix_init_tie={config.matrix_init_tie!r} ties orthogonal matrices, but they start as "
-            f"{config.resolved_matrix_init!r}. Set matrix_init='orthogonal'."
+            f"matrix_init_tie={shown(config.matrix_init_tie)} ties orthogonal matrices, but they start as "
+            f"{shown(config.resolved_matrix_init)}. Set matrix_init='orthogonal'."
         )
     if config.is_reparameterized and config.resolved_matrix_init == "normal":
         raise ConfigurationError(
@@ -124,13 +124,13 @@ def _check_spans(config: Any) -> None:
     check_spans(config)
     if config.position_embedding_type == "alibi":
         raise ConfigurationError(
-            f"span={config.span!r} with position_embedding_type='alibi': ALiBi is a bias on all pairs, which spans do "
-            "not compute. Use 'rope' or 'sinusoidal'."
+            f"span={shown(config.span)} with position_embedding_type='alibi': ALiBi is a bias on all pairs, which "
+            "spans do not compute. Use 'rope' or 'sinusoidal'."
         )
     if config.key_value_heads != config.num_attention_heads:
         raise ConfigurationError(
-            f"span={config.span!r} with num_key_value_heads={config.key_value_heads}: heads of different spans cannot "
-            "share keys. Leave num_key_value_heads unset."
+            f"span={shown(config.span)} with num_key_value_heads={config.key_value_heads}: heads of different spans "
+            "cannot share keys. Leave num_key_value_heads unset."
         )
 
 
@@ -143,5 +143,5 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     """Return the message for a value that is not among those allowed, with the nearest one that is."""
     names = [str(name) for name in allowed]
     close = difflib.get_close_matches(shown(value).strip("'"), names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = f" Did you mean {shown(close[0])}?" if close else ""
     return f"Unknown {what}: {shown(value)}. Allowed: {', '.join(names)}.{hint}"

@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config_errors import strict_config
 from hf_efficient_attn.models.library_config import LibraryConfig
 
@@ -237,7 +238,7 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
         if name in REPARAMETERIZATION_GAINS:
             return self._matrix_gain(name, layer_idx)
         if name in (SEQUENTIAL_GAINS if self.style.parallel else PARALLEL_GAINS):
-            raise ConfigurationError(f"block={self.block!r} has no {name} ({GAIN_SYMBOLS[name]}).")
+            raise ConfigurationError(f"block={shown(self.block)} has no {name} ({GAIN_SYMBOLS[name]}).")
         value = getattr(self, name)
         if value is None:
             value = self.style.gains[name]

@@ -28,6 +28,7 @@ from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -243,7 +244,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         """
         check_axes(input_ids, inputs_embeds)
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
-        refuse_overridden(self.config._attn_implementation, f"block={self.config.block!r}")
+        refuse_overridden(self.config._attn_implementation, f"block={shown(self.config.block)}")
         compare_processes(self)
         clamp_spans(self)
         if inputs_embeds is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.windows import band_of_window
 
@@ -141,7 +142,7 @@ def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
 
 def _check_size(size: str, sizes: dict[str, Any]) -> None:
     if size not in sizes:
-        raise ConfigurationError(f"size={size!r}; it must be one of: {', '.join(sizes)}.")
+        raise ConfigurationError(f"size={shown(size)}; it must be one of: {', '.join(sizes)}.")
 
 
 def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:

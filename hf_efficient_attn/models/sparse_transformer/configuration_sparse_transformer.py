@@ -8,6 +8,7 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config_errors import strict_config
 from hf_efficient_attn.models.config_numbers import check_heads
 from hf_efficient_attn.models.library_config import LibraryConfig
@@ -198,7 +199,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
         positions = (0,) if rule == "first" else rule.get("positions") if isinstance(rule, Mapping) else None
         if self.global_projections or (rule is not None and positions is None):
             raise ConfigurationError(
-                f"PatternCache holds a band and first tokens, but this model has global_tokens={rule!r} and "
+                f"PatternCache holds a band and first tokens, but this model has global_tokens={shown(rule)} and "
                 f"global_projections={self.global_projections}. Generate with the default cache, which holds all."
             )
         if positions is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band, Dilated, Strided
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal
@@ -74,7 +75,7 @@ def longformer(
     num_dilated = num_heads if num_dilated_heads is None else num_dilated_heads
     if type(num_dilated) is not int or not 0 <= num_dilated <= num_heads:
         raise ConfigurationError(
-            f"num_dilated_heads={num_dilated_heads!r}; it must be None or 0 to {num_heads}, the number of heads."
+            f"num_dilated_heads={shown(num_dilated_heads)}; it must be None or 0 to {num_heads}, the number of heads."
         )
     patterns = []
     for window, step in zip(windows, steps, strict=True):
@@ -115,7 +116,7 @@ def longformer_char_lm(cls: type[Config], size: str = "small", phase: int = 1, *
     3 count gaps: steps of 1 to 4. Source: Beltagy et al. (arXiv:2004.05150), section 4 and appendix B.
     """
     if size not in ("small", "large") or phase not in range(1, 6):
-        raise ConfigurationError(f"size={size!r}, phase={phase}: sizes are 'small' and 'large', phases 1 to 5.")
+        raise ConfigurationError(f"size={shown(size)}, phase={phase}: sizes are 'small' and 'large', phases 1 to 5.")
     num_layers = fields.get("num_hidden_layers", 12 if size == "small" else 30)
     num_heads = fields.get("num_attention_heads", 8)
     # layers of the table: 0-5, 6-7, 8-9, 10-11 of 12, and 0-14, 15-19, 20-24, 25-29 of 30
