@@ -1,6 +1,7 @@
 """What the fields that every config inherits from transformers may hold, where their types alone do not say it."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def is_list_of_names(value: Any) -> bool:
 
 def is_count(value: Any) -> bool:
     """Return whether this is an integer of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= 0
 
 
 def is_label_count(value: Any) -> bool:
@@ -43,7 +44,7 @@ def is_label_names(value: Any) -> bool:
     """Return whether this is None, or names by the numbers of labels, which JSON writes as text."""
     keys = value if isinstance(value, dict) else ()
     return (value is None or isinstance(value, dict)) and all(
-        isinstance(key, int) or (isinstance(key, str) and key.removeprefix("-").isdecimal() and len(key) < 20)
+        isinstance(key, Integral) or (isinstance(key, str) and key.removeprefix("-").isdecimal() and len(key) < 20)
         for key in keys
     )
 
@@ -51,7 +52,7 @@ def is_label_names(value: Any) -> bool:
 def is_label_numbers(value: Any) -> bool:
     """Return whether this is None, or the numbers of labels by their names, which older files write as text."""
     return value is None or (
-        isinstance(value, dict) and all(isinstance(number, int | str) for number in value.values())
+        isinstance(value, dict) and all(isinstance(number, Integral | str) for number in value.values())
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
@@ -130,6 +131,12 @@ def test_refusals_name_field_value_and_what_is_allowed(
 ) -> None:
     with pytest.raises(hea.ConfigurationError, match=sentence):
         config(**fields)
+
+
+def test_labels_may_be_counted_by_numpy() -> None:
+    config = hea.AdaptiveSpanConfig(num_labels=numpy.int64(3))
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert hea.AdaptiveSpanConfig(id2label={numpy.int64(0): "no", "1": "yes"}).id2label == {0: "no", 1: "yes"}
 
 
 def test_rotary_parameters() -> None:
