@@ -28,7 +28,13 @@ class _Shown(Repr):
 
 
 def cut(text: str, letters: int, letters_at_end: int) -> str:
-    """Return a text without its middle where it is longer."""
+    """Return a text without its middle where it is longer.
+
+    >>> cut("one two three four", 12, 4)
+    'one … four'
+    """
     if len(text) <= letters:
         return text
-    return f"{text[: letters - letters_at_end - 3]} … {text[len(text) - letters_at_end :]}"
+    start, end = text[: letters - letters_at_end - 3], text[len(text) - letters_at_end :]
+    # a space on either side, also where the cut is beside one
+    return f"{start.rstrip()} … {end.lstrip()}"

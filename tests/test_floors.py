@@ -103,12 +103,16 @@ def test_sizes() -> None:
     assert not found, "\n".join(found)
 
 
-def test_messages_show_values_shortened() -> None:
-    """`!r` writes all of a value, which may be of any size; `messages.shown` cuts it."""
-    for path in MODULES:
-        found = (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FormattedValue))
-        lines = [each.lineno for each in found if each.conversion == ord("r")]
-        assert lines == [], module_name(path)
+def whole_values(path: Path) -> Iterator[str]:
+    """Yield the lines that write all of a value by `!r`, of any size, where `messages.shown` would cut it."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FormattedValue) and node.conversion == ord("r"):
+            yield f"{module_name(path)}, line {node.lineno}"
+
+
+def test_messages_shorten_what_they_show() -> None:
+    found = [line for path in MODULES for line in whole_values(path)]
+    assert not found, "\n".join(found)
 
 
 def test_patterns_know_no_torch() -> None:
