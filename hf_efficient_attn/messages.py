@@ -30,7 +30,7 @@ class _Shown(Repr):
 def cut(text: str, letters: int, letters_at_end: int) -> str:
     """Return a text without its middle where it is longer.
 
-    >>> cut("one two three four", 12, 4)
+    >>> cut("one two three four", 11, 4)
     'one … four'
     """
     if len(text) <= letters:
