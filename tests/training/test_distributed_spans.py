@@ -3,21 +3,17 @@
 One torchrun (two processes, gloo, CPU) and one plain process run `ddp_spans_script.py`.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torchrun import torchrun
 from training.ddp_spans_script import START
 from training.span_runs import build_model
 
 SCRIPT = Path(__file__).parent / "ddp_spans_script.py"
-# `training.span_runs` lies beside the script, as for the other tests
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-LAUNCHERS = {1: (), 2: ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")}
+PROCESSES = (1, 2)
 KINDS = ("adaptive", "dynamic")
 # the same numbers added in another order, at each of six steps; the steps move weights by up to 0.07 each
 TOLERANCE = 5e-6
@@ -29,11 +25,9 @@ Load = Callable[..., dict[str, torch.Tensor]]
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     """Run everything once; return a function from kind, texts and process to what was saved."""
     folder = tmp_path_factory.mktemp("spans")
-    for processes, launcher in LAUNCHERS.items():
+    for processes in PROCESSES:
         (folder / str(processes)).mkdir()
-        command = [sys.executable, *launcher, SCRIPT, folder / str(processes)]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        torchrun(SCRIPT, folder / str(processes), processes=processes)
 
     def saved(kind: str, texts: str, processes: int, process: int = 0) -> dict[str, torch.Tensor]:
         weights = torch.load(folder / str(processes) / f"{kind}-{texts}-{process}.pt")

@@ -3,9 +3,6 @@
 One torchrun (two processes, gloo, CPU) runs `tensor_parallel_script.py` on models that this process saves and computes.
 """
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tensor_parallel_script import results
+from torchrun import torchrun
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
@@ -62,9 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = build().eval()
         model.save_pretrained(folder / name)
         torch.save(results(model), folder / f"{name}-alone.pt")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT, folder]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    torchrun(SCRIPT, folder)
     return folder
 
 

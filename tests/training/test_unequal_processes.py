@@ -1,11 +1,9 @@
 """Two processes that would train different models say so at the first step, and equal ones train."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from torchrun import torchrun
 
 SCRIPT = Path(__file__).parent / "unequal_script.py"
 
@@ -13,10 +11,7 @@ SCRIPT = Path(__file__).parent / "unequal_script.py"
 @pytest.fixture(scope="module")
 def raised() -> dict[tuple[str, int], str]:
     """Return what was raised, by case and rank; rank 1 comes last."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
+    lines = [line.split("|", 2) for line in torchrun(SCRIPT).splitlines() if line.count("|") >= 2]
     return {(name, int(rank)): message for rank, name, message in lines}
 
 

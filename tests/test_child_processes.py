@@ -1,0 +1,19 @@
+"""Processes that tests start import what the tests do, wherever they run, also where the package is not installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import hf_efficient_attn
+
+CODE = """
+from importlib.util import find_spec
+for name in ("hf_efficient_attn", "torchrun"):
+    print(find_spec(name).origin)
+"""
+
+
+def test_children_find_the_same_package_and_the_files_of_the_tests(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [hf_efficient_attn.__file__, str(Path(__file__).with_name("torchrun.py"))]
