@@ -10,7 +10,7 @@ from transformers.utils.import_utils import is_tracing
 from hf_efficient_attn.attention.given_positions import given_positions
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
-from hf_efficient_attn.attention.overridden import is_overridden
+from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
 from hf_efficient_attn.attention.packing import position_starts, said_starts
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import join_documents, read_table
@@ -43,8 +43,10 @@ def with_said_documents(
         if positions is None or query.shape[2] != key.shape[2] or (followed.reads_all and not is_overridden(NAME)):
             return None
         starts = position_starts(positions)
-        if not is_tracing(starts) and not starts.any():
-            return None
+        if not is_tracing(starts):
+            if not starts.any():
+                return None
+            warn_of_parts(positions, NAME)
     elif query.shape[2] != key.shape[2] or (attention_mask is not None and not is_table(attention_mask)):
         raise InputError(
             f"cu_seq_lens_q or seq_idx say where documents begin, but there are {query.shape[2]} queries and "

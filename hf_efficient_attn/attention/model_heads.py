@@ -1,4 +1,4 @@
-"""Which of its model's heads an attention module has: under tensor parallelism a process holds some of them.
+"""Which of its model's heads a process computes: under tensor and sequence parallelism some of them.
 
 A pattern that differs from head to head is laid over all heads of the model, so that a process computes in its heads
 exactly what one alone would.
@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.overridden import shard_of_heads
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -31,25 +33,30 @@ def place_of_heads(module: nn.Module, pattern: Pattern, num_heads: int) -> Place
     if not (pattern.is_random or pattern.num_head_patterns > 1):
         return 0, None
     run_untraced(keep_heads, module)
-    declared, shards = module.__dict__[KNOWN]
-    if declared is None and not shards:
+    declared, shards, dealt = module.__dict__[KNOWN]
+    if declared is None and not shards and dealt is None:
         return 0, None
     if declared is not None and num_heads >= declared:
         return 0, None
-    for rank, num_shards in shards:
-        if declared == num_shards * num_heads:
-            return rank * num_heads, declared
+    # what the projections of a process compute, sequence parallelism deals out among its processes
+    rank_within, num_within = dealt or (0, 1)
+    for rank, num_shards in ((0, 1), *shards):
+        if declared == num_shards * num_within * num_heads:
+            return (rank * num_within + rank_within) * num_heads, declared
     raise UnsupportedBackendError(
         f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and which "
         f"these are its parameters do not tell, but the pattern ({pattern.kind}) differs from head to head. Use the "
-        "tensor parallelism of transformers, with a number of processes that divides the heads, or a pattern that is "
-        "the same for all heads."
+        "tensor parallelism of transformers or DeepSpeed's Ulysses, with a number of processes that divides the heads, "
+        "or a pattern that is the same for all heads."
     )
 
 
 def keep_heads(module: nn.Module) -> None:
-    """Keep with a module how many heads it says to have, and (rank, number) of each way its projections are cut."""
-    module.__dict__[KNOWN] = (declared_heads(module), tuple(shards_of(module)))
+    """Keep with a module how many heads it says to have, and (rank, number) of each way in which they are cut.
+
+    First those in which its projections are cut, then the one in which what they compute is dealt out, or None.
+    """
+    module.__dict__[KNOWN] = (declared_heads(module), tuple(shards_of(module)), shard_of_heads(NAME))
 
 
 def declared_heads(module: nn.Module) -> int | None:

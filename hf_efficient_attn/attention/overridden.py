@@ -4,20 +4,53 @@ Its function gathers the whole sequence for some of the heads, calls the one it 
 tells it the positions of all tokens.
 """
 
+import sys
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.table_form import has_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
+
+# where DeepSpeed keeps the groups of processes that share a sequence, once it is used
+DEEPSPEED_GROUPS = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
 
 
 def is_overridden(implementation: str) -> bool:
     """Return whether models call another function than the one registered under this name."""
     registered = AttentionInterface._global_mapping.get(implementation)
     return ALL_ATTENTION_FUNCTIONS.get(implementation) is not registered
+
+
+def shard_of_heads(implementation: str) -> tuple[int, int] | None:
+    """Return (rank of this process, number of processes) among which DeepSpeed deals the heads; None: it does not.
+
+    Each process gets as many heads as the others, in the order of their ranks.
+    """
+    groups: Any = sys.modules.get(DEEPSPEED_GROUPS)
+    if not is_overridden(implementation) or getattr(groups, "_SEQUENCE_PARALLEL_GROUP", None) is None:
+        return None
+    return groups.get_sequence_parallel_rank(), groups.get_sequence_parallel_world_size()
+
+
+def warn_of_parts(position_ids: Tensor, implementation: str) -> None:
+    """Warn of positions, [batch, tokens], that every process has counted from 0 for its part of each sequence."""
+    shard = shard_of_heads(implementation)
+    if shard is None or position_ids.shape[1] % shard[1]:
+        return
+    parts = position_ids.unflatten(1, (shard[1], -1))
+    if bool((parts == torch.arange(parts.shape[2], device=parts.device)).all()):
+        warn_once(
+            "Under the sequence parallelism of DeepSpeed (Ulysses), position_ids begin anew exactly where the part of "
+            "each process begins, as they do in a model that was called without any: every part passes for a document "
+            "of its own. If texts go on from part to part, pass each process the position_ids of its part, as "
+            "UlyssesSPDataLoaderAdapter does."
+        )
 
 
 def refuse_lost_padding(table: Tensor, implementation: str) -> None:
