@@ -32,6 +32,8 @@ DEEPSPEED_END = "latest"
 OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 SCHEDULER = "scheduler.pt"
 RANDOM = re.compile(r"rng_state(?:_(\d+))?\.pth")
+ALONE = -1
+SHARD = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
@@ -44,9 +46,11 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
     which starts anew where there is no complete checkpoint. Complete means: `trainer_state.json` is whole; so are the
     weights (in one file or all shards of an index; adapters of PEFT; folders of FSDP and DeepSpeed), optimizer,
-    scheduler and random states (but for `save_only_model=True`), and the `segment_memory` of every process, where
-    `SpanCallback` announced it. Headers and lengths are compared, no tensor is read. Not noticed: files that were
-    altered without a change of length, and a checkpoint that was overwritten, in part, by a later run.
+    scheduler and the random states of all processes (but for `save_only_model=True`), and the `segment_memory` of every
+    process, where `SpanCallback` announced it. How many processes there were, `training_args.bin` says; with
+    `save_on_each_node=True`, those of other nodes are not looked for. Headers and lengths are compared, no tensor is
+    read. Not noticed: files that were altered without a change of length, and a checkpoint that was overwritten, in
+    part, by a later run.
 
     Args:
         output_dir: of `TrainingArguments`; it need not exist.
@@ -70,8 +74,9 @@ def why_incomplete(folder: Path) -> str | None:
         reason = check(folder)
         if reason is not None:
             return reason
-    for name in memory_files(state):
-        if not (folder / name).is_file():
+    here = _processes_here(folder)
+    for process, name in enumerate(memory_files(state)):
+        if (process in here or here == {ALONE}) and not (folder / name).is_file():
             return f"{name} is missing."
     for file in sorted(folder.rglob("*")):
         if file.suffix in (SAFETENSORS, *ZIPS):
@@ -156,7 +161,7 @@ def _why_no_deepspeed(folder: Path) -> str | None:
 
 
 def _why_no_optimizer(folder: Path) -> str | None:
-    if _is_deepspeed(folder) or _saves_only_model(folder):
+    if _is_deepspeed(folder) or _argument(folder, "save_only_model") is True:
         return None
     sharded = [each for each in folder.glob(f"{FSDP_OPTIMIZER}_*") if each.is_dir()]
     for each in sharded:
@@ -168,33 +173,51 @@ def _why_no_optimizer(folder: Path) -> str | None:
 
 
 def _why_no_random_states(folder: Path) -> str | None:
-    if _saves_only_model(folder):
+    if _argument(folder, "save_only_model") is True:
         return None
-    found = [match[1] for each in folder.iterdir() if (match := RANDOM.fullmatch(each.name))]
-    if not found:
-        return "rng_state.pth is missing."
-    if None in found:
+    missing = sorted(_processes_here(folder) - _random_states(folder))
+    if not missing:
         return None
-    numbers = {int(each) for each in found}
-    # a process alone has no number, so that there are two at least
-    missing = sorted(set(range(max(2, max(numbers) + 1))) - numbers)
-    return f"rng_state_{missing[0]}.pth is missing." if missing else None
+    return f"rng_state{'' if missing[0] is ALONE else f'_{missing[0]}'}.pth is missing."
 
 
-def _saves_only_model(folder: Path) -> bool:
-    """Return the `save_only_model` of the arguments in a checkpoint, whose pickle is looked through, not loaded."""
+def _random_states(folder: Path) -> set[int]:
+    """Return the numbers of the processes whose random states are there; a process that was alone has none: ALONE."""
+    found = (RANDOM.fullmatch(each.name) for each in folder.iterdir())
+    return {ALONE if match[1] is None else int(match[1]) for match in found if match is not None}
+
+
+def _processes_here(folder: Path) -> set[int]:
+    """Return the numbers of the processes whose files belong into this folder.
+
+    The arguments say how many there were, but FSDP writes none beside shards, of which each process has its own.
+    """
+    found, num_processes = _random_states(folder), _argument(folder, "num_processes")
+    if num_processes == 1 or (num_processes is None and found <= {ALONE}):
+        return {ALONE}
+    numbers = found - {ALONE}
+    if _argument(folder, "save_on_each_node") is True and numbers:
+        # a node numbers its processes without a gap; the files of other nodes are elsewhere
+        return set(range(min(numbers), max(numbers) + 1))
+    if num_processes is None:
+        shards = (SHARD.fullmatch(each.name) for each in folder.rglob("*.distcp"))
+        num_processes = 1 + max(1, *numbers, *(int(match[1]) for match in shards if match is not None))
+    return set(range(num_processes))
+
+
+def _argument(folder: Path, name: str) -> int | None:
+    """Return a number or truth value of the arguments in a checkpoint, whose pickle is looked through, not loaded.
+
+    None: they do not say.
+    """
     try:
         with zipfile.ZipFile(folder / ARGUMENTS) as archive:
-            name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
-            return _flag(archive.read(name), "save_only_model")
+            file = next(each for each in archive.namelist() if each.endswith("data.pkl"))
+            values = _values(archive.read(file))
+            following = (next(values, None) for value in values if value == name)
+            return next((each for each in following if isinstance(each, int)), None)
     except (OSError, zipfile.BadZipFile, StopIteration, ValueError, KeyError):
-        return False
-
-
-def _flag(pickled: bytes, name: str) -> bool:
-    """Return the truth value that follows a name in a pickle; False: the name is not there."""
-    values = _values(pickled)
-    return any(value == name and next(values, None) is True for value in values)
+        return None
 
 
 def _values(pickled: bytes) -> Iterator[Any]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -143,18 +144,63 @@ def test_deepspeed(run: Path) -> None:
     assert why_incomplete(newest) == "global_step3/mp_rank_00_model_states.pt is cut off."
 
 
-def test_every_process_counts(run: Path) -> None:
+def split(checkpoint: Path, processes: int, arguments: int | None = None, **flags: Any) -> None:
+    """Make a checkpoint of one process look like that of several; `arguments`: as many as its arguments count."""
+    for process in range(processes):
+        for name in ("rng_state", "segment_memory"):
+            source = checkpoint / {"rng_state": "rng_state.pth", "segment_memory": "segment_memory_0.pt"}[name]
+            copy = checkpoint / f"{name}_{process}{source.suffix}"
+            if copy != source:
+                shutil.copy(source, copy)
+    (checkpoint / "rng_state.pth").unlink()
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    attributes = state["stateful_callbacks"]["SpanCallback"]["attributes"]
+    attributes["memory_files"] = [f"segment_memory_{process}.pt" for process in range(processes)]
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    file = checkpoint / "training_args.bin"
+    saved = torch.load(file, weights_only=False)
+    saved.distributed_state = None if arguments is None else SimpleNamespace(num_processes=arguments)
+    vars(saved).update(flags)
+    torch.save(saved, file)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_every_process_counts(run: Path, counted: bool) -> None:
+    """The last one too, where the arguments count them; a real checkpoint of two is looked at in test_distributed."""
     newest = run / f"checkpoint-{STEPS}"
-    random = newest / "rng_state.pth"
-    shutil.copy(random, newest / "rng_state_0.pth")
-    random.unlink()
-    assert why_incomplete(newest) == "rng_state_1.pth is missing."
-    shutil.copy(newest / "rng_state_0.pth", newest / "rng_state_1.pth")
+    split(newest, 3, 3 if counted else None)
     assert why_incomplete(newest) is None
-    state = json.loads((newest / "trainer_state.json").read_text())
-    state["stateful_callbacks"]["SpanCallback"]["attributes"]["memory_files"] += ["segment_memory_1.pt"]
-    (newest / "trainer_state.json").write_text(json.dumps(state))
-    assert why_incomplete(newest) == "segment_memory_1.pt is missing."
+    for process in (1, 2) if counted else (1,):
+        for name in (f"rng_state_{process}.pth", f"segment_memory_{process}.pt"):
+            (newest / name).rename(newest / "elsewhere")
+            assert why_incomplete(newest) == f"{name} is missing."
+            (newest / "elsewhere").rename(newest / name)
+    for process in range(3):
+        (newest / f"rng_state_{process}.pth").unlink()
+    assert why_incomplete(newest) == f"rng_state{'_0' if counted else ''}.pth is missing."
+
+
+def test_shards_count_processes_where_nothing_else_does(run: Path) -> None:
+    newest = run / f"checkpoint-{STEPS}"
+    split(newest, 3)
+    (newest / "rng_state_2.pth").unlink()
+    (newest / "training_args.bin").unlink()
+    shards = newest / "pytorch_model_fsdp_0"
+    shards.mkdir()
+    for name in ("__0_0.distcp", "__2_0.distcp", ".metadata"):
+        (shards / name).write_bytes(b"numbers")
+    assert why_incomplete(newest) == "rng_state_2.pth is missing."
+
+
+def test_a_folder_of_one_node_has_the_files_of_its_processes(run: Path) -> None:
+    newest = run / f"checkpoint-{STEPS}"
+    split(newest, 4, 4, save_on_each_node=True)
+    for process in (0, 1):
+        (newest / f"rng_state_{process}.pth").unlink()
+        (newest / f"segment_memory_{process}.pt").unlink()
+    assert why_incomplete(newest) is None
+    (newest / "segment_memory_3.pt").unlink()
+    assert why_incomplete(newest) == "segment_memory_3.pt is missing."
 
 
 def test_the_memory_is_there_before_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,10 +239,9 @@ def test_a_memory_that_cannot_be_read_names_the_checkpoint_before(run: Path, con
 def test_killed_while_saving() -> None:
     """A longer run: PYTHONPATH=tests python tests/training/kill_while_saving.py --kills 400."""
     script = Path(__file__).with_name("kill_while_saving.py")
-    paths = [str(script.parents[1]), str(script.parents[2]), os.environ.get("PYTHONPATH", "")]
     result = subprocess.run(
         [sys.executable, str(script), "--kills", "2"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

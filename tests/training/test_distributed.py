@@ -4,9 +4,7 @@ One torchrun (two processes, gloo, CPU) and one plain process run `ddp_script.py
 """
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torchrun import torchrun
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.training.complete_checkpoints import why_incomplete
 
 SCRIPT = Path(__file__).parent / "ddp_script.py"
-LAUNCHERS = {1: (), 2: ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")}
+PROCESSES = (1, 2)
 BLOCKS = ("sas", "pre_ln")
 # Both runs add the same numbers in another order. A weight of order 1 is rounded to 6e-8 at each of the 6 steps, and
 # clipping and momentum carry the gradients' relative error of 1e-7 on: 1e-7 in all was measured, here with some room.
@@ -30,12 +32,9 @@ Load = Callable[[int, str, str], dict[str, torch.Tensor]]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folders that one and two processes wrote, by number of processes."""
-    folders = {processes: tmp_path_factory.mktemp(f"processes_{processes}") for processes in LAUNCHERS}
-    for processes, launcher in LAUNCHERS.items():
-        command = [sys.executable, *launcher, SCRIPT, folders[processes]]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    folders = {processes: tmp_path_factory.mktemp(f"processes_{processes}") for processes in PROCESSES}
+    for processes, folder in folders.items():
+        torchrun(SCRIPT, folder, processes=processes)
     return folders
 
 
@@ -73,14 +72,27 @@ def test_two_processes_end_with_the_weights_of_one(load: Load, block: str) -> No
     assert largest_difference(one, two) < TOLERANCE
 
 
-@pytest.mark.parametrize("processes", LAUNCHERS)
+@pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_resuming_changes_nothing(load: Load, block: str, processes: int) -> None:
     """Weights, optimizer and data order come back from the checkpoint: equal to the last bit."""
     assert largest_difference(load(processes, block, "whole"), load(processes, block, "resumed")) == 0
 
 
-@pytest.mark.parametrize("processes", LAUNCHERS)
+@pytest.mark.parametrize("processes", PROCESSES)
+def test_a_checkpoint_needs_the_random_states_of_all_processes(
+    runs: dict[int, Path], processes: int, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(runs[processes] / "sas" / "checkpoint-3", tmp_path / "checkpoint-3"))
+    names = [f"rng_state_{process}.pth" for process in range(processes)] if processes > 1 else ["rng_state.pth"]
+    for name in names:
+        assert hea.last_complete_checkpoint(tmp_path) == str(copy)
+        (copy / name).rename(tmp_path / name)
+        assert why_incomplete(copy) == f"{name} is missing."
+        (tmp_path / name).rename(copy / name)
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_bad_loss_on_one_process_stops_all(runs: dict[int, Path], load: Load, block: str, processes: int) -> None:
     """All processes stop at the same step, say so, and keep the weights of the step before: the last checkpoint's."""
