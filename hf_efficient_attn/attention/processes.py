@@ -1,10 +1,11 @@
 """Processes that train one model must agree on what its heads read: compared once, at the first step of training.
 
-Each process writes what its config says into the store that brought the processes together, and reads what the
-neighbouring ranks have written so far. Nobody waits, so that a process that trains nothing, or something else, stops
-none: of two neighbours that differ, the later one raises.
+The first process that trains a model writes what its config says into the store that brought the processes together;
+every other one compares itself with the first, and raises if it differs. Nobody waits, so that a process that trains
+nothing, or something else, stops none.
 """
 
+import hashlib
 import json
 from typing import Any
 
@@ -36,7 +37,7 @@ COMPARED = "_compared_pattern"
 
 
 def compare_processes(module: nn.Module) -> None:
-    """Compare the module's config with that of the neighbouring ranks: once in training, and for every new pattern.
+    """Compare the module's config with that of the other processes: once in training, and for every new pattern.
 
     Raises:
         ConfigurationError: another process of the default process group trains such a model with another pattern.
@@ -57,20 +58,23 @@ def _compare(module: nn.Module) -> None:
     rank, model = distributed.get_rank(), f"{type(config).__name__}{[getattr(config, name, None) for name in SIZES]}"
     # models of equal class and sizes are compared in the order in which they are trained
     number = store.add(f"hf_efficient_attn/{model}/trained by {rank}", 1)
-    own = {name: getattr(config, name, None) for name in FIELDS}
-    store.set(f"hf_efficient_attn/{model}/{number}/{rank}", json.dumps(own, sort_keys=True, default=str))
-    for other in {(rank - 1) % num_processes, (rank + 1) % num_processes}:
-        key = f"hf_efficient_attn/{model}/{number}/{other}"
-        if store.check([key]):
-            _refuse_difference(json.loads(store.get(key)), json.loads(json.dumps(own, default=str)), other, rank)
+    own = {"rank": rank, **{name: _described(getattr(config, name, None)) for name in FIELDS}}
+    first = store.compare_set(f"hf_efficient_attn/{model}/{number}", "", json.dumps(own))
+    _refuse_difference(json.loads(first), own)
     module.__dict__[COMPARED] = pattern
 
 
-def _refuse_difference(theirs: dict[str, Any], own: dict[str, Any], other: int, rank: int) -> None:
+def _described(value: Any) -> list[str]:
+    """Return what tells a value from others, and how a message shows it: stores take no long texts."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return [hashlib.sha256(text.encode()).hexdigest(), shown(value)]
+
+
+def _refuse_difference(first: dict[str, Any], own: dict[str, Any]) -> None:
     for name in FIELDS:
-        if theirs.get(name) != own[name]:
+        if first[name] != own[name]:
             raise ConfigurationError(
-                f"The processes train different models: {name} is {shown(theirs.get(name))} on rank {other} and "
-                f"{shown(own[name])} on rank {rank}. Build the model in every process from the same config, or read "
-                "the same checkpoint."
+                f"The processes train different models: {name} is {first[name][1]} on rank {first['rank']} and "
+                f"{own[name][1]} on rank {own['rank']}. Build the model in every process from the same config, or "
+                "read the same checkpoint."
             )

@@ -1,8 +1,11 @@
-"""Train one step in each of several processes whose configs differ, or do not; print what was raised.
+"""Train one step in each of three processes, of which the last differs, or none; print what was raised.
 
-torchrun --nproc_per_node 2 unequal_script.py
+    torchrun --nproc_per_node 3 unequal_script.py FOLDER
+
+Ends with an error, since at last `Trainer` trains different models. FOLDER: for what Trainer writes.
 """
 
+import sys
 import time
 import warnings
 from typing import Any
@@ -10,6 +13,9 @@ from typing import Any
 import torch
 import transformers
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
@@ -38,38 +44,34 @@ def encoder_decoder(window: int) -> Any:
 
 
 def step(model: Any) -> str:
-    """Return what the first step of training raised; the last rank comes later than the others."""
+    """Return what two steps of training raised; the last rank comes later than the others. None: it does not train."""
     distributed.barrier()
     if distributed.get_rank() == distributed.get_world_size() - 1:
         time.sleep(0.3)
+    raised = "nothing" if model is None else forward(model.train())
+    everywhere = [raised] * distributed.get_world_size()
+    distributed.all_gather_object(everywhere, raised)
+    # backward, processes that compute together would wait for the one that has raised, until a launcher ends them
+    if model is not None and {*everywhere} == {"nothing"}:
+        for _ in range(2):
+            model(input_ids=IDS, labels=IDS).loss.backward()
+    return raised
+
+
+def forward(model: Any) -> str:
     try:
-        model.train()(input_ids=IDS, labels=IDS).loss.backward()
+        model(input_ids=IDS, labels=IDS)
     except hea.ConfigurationError as error:
         return str(error)
     return "nothing"
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    distributed.init_process_group("gloo")
-    rank = distributed.get_rank()
-    cases = {
-        "equal": lambda: sparse_llama(4),
-        "again": lambda: sparse_llama(4),
-        "pattern": lambda: sparse_llama(4 + rank),
-        "spans": lambda: spans(8 + rank),
-        "block": lambda: blocks(("sas", "sas_p")[rank]),
-        "encoder": lambda: encoder_decoder(4 + 2 * rank),
-        "equal spans": lambda: spans(8),
-    }
-    raised = {name: step(build()) for name, build in cases.items()}
-    # evaluation and generation on one process alone
-    if rank == 0:
-        raised["alone"] = step_alone(sparse_llama(9))
-    distributed.barrier()
-    for name, message in raised.items():
-        print(f"{rank}|{name}|{message}", flush=True)
-    distributed.destroy_process_group()
+def in_ddp(model: Any) -> Any:
+    return DistributedDataParallel(model)
+
+
+def in_fsdp(model: Any) -> Any:
+    return fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
 
 
 def step_alone(model: Any) -> str:
@@ -77,5 +79,42 @@ def step_alone(model: Any) -> str:
     return "nothing"
 
 
+def main(folder: str) -> None:
+    warnings.simplefilter("ignore")
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    is_last = int(rank == 2)
+    cases = {
+        "equal": lambda: sparse_llama(4),
+        "again": lambda: sparse_llama(4),
+        "pattern": lambda: sparse_llama(4 + is_last),
+        "spans": lambda: spans(8 + is_last),
+        "block": lambda: blocks(("sas", "sas_p")[is_last]),
+        "encoder": lambda: encoder_decoder(4 + 2 * is_last),
+        "equal spans": lambda: spans(8),
+        "equal under DDP": lambda: in_ddp(sparse_llama(4)),
+        "DDP": lambda: in_ddp(sparse_llama(4 + is_last)),
+        "equal under FSDP": lambda: in_fsdp(sparse_llama(4)),
+        "FSDP": lambda: in_fsdp(sparse_llama(4 + is_last)),
+    }
+    raised = {name: step(build()) for name, build in cases.items()}
+    # evaluation and generation on one process alone; another that trains nothing
+    if rank == 0:
+        raised["alone"] = step_alone(sparse_llama(9))
+    raised["idle"] = step(None if rank == 1 else sparse_llama(4 + is_last))
+    for name, message in raised.items():
+        print(f"{rank}|{name}|{message}", flush=True)
+    distributed.barrier()
+    train(sparse_llama(4 + is_last), folder)
+
+
+def train(model: Any, folder: str) -> None:
+    arguments = transformers.TrainingArguments(
+        folder, max_steps=1, use_cpu=True, ddp_backend="gloo", report_to="none", disable_tqdm=True, save_strategy="no"
+    )
+    rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 24
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
