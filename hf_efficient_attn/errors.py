@@ -5,6 +5,9 @@ EfficientAttentionError (ValueError)
 ├── CheckpointError          a checkpoint that belongs to another model
 ├── InputError               lengths, masks or positions a model cannot take
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
+
+The ConfigurationError of a field that transformers would refuse, `models.config_errors.FieldError`, is also all that
+transformers raises there.
 """
 
 from hf_efficient_attn.messages import cut

@@ -197,7 +197,7 @@ def a_config_file(draw: random.Random, folder: Path) -> None:
 
 def llama() -> Any:
     config = LlamaConfig(num_hidden_layers=2, num_key_value_heads=2, max_position_embeddings=64, **SMALL)
-    return hea.sparsify(config, PATTERNS[0])
+    return hea.sparsify(config, PATTERNS[1])
 
 
 CONFIGS: list[Callable[[], Any]] = [
@@ -219,8 +219,10 @@ def problem(error: Exception) -> str | None:
     """Return what is wrong with an error; None: it is a refusal, of ours, or of transformers before we are asked."""
     if isinstance(error, hea.EfficientAttentionError):
         return f"{len(str(error))} characters" if len(str(error)) > 500 else None
-    # a file that says too little, or is none, is refused before a class of ours is asked
-    is_ours = any("hf_efficient_attn/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    # a file that says too little, or is none, is refused before a class of ours is asked; and every config is written
+    # through a function of ours
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    is_ours = any("hf_efficient_attn/" in name and not name.endswith("saved_implementation.py") for name in frames)
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 

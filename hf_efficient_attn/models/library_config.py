@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hf_efficient_attn.models.config_errors import refused
 from hf_efficient_attn.models.unknown_fields import check_names, warn_of_unknown
 
 
@@ -20,9 +21,14 @@ class LibraryConfig:
         warn_of_unknown(self, kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `PreTrainedConfig.to_dict`; without `auto_map` where there is no such code."""
+        """As `PreTrainedConfig.to_dict`; without `auto_map` where there is no such code.
+
+        Raises:
+            FieldError: a value that transformers cannot write.
+        """
         parent: Any = super()
-        written: dict[str, Any] = parent.to_dict()
+        with refused(type(self), vars(self)):
+            written: dict[str, Any] = parent.to_dict()
         if not written.get("auto_map"):
             written.pop("auto_map", None)
         return written

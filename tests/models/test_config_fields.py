@@ -23,7 +23,8 @@ CONFIGS = [
 ]
 NAN = float("nan")
 WRONG: list[Any] = [None, "a", [], {}, -1, 0, 10**18, 1e18, NAN, [[[]]], [["a"] * 3] * 3, {"a": 1}, {"0": [3]}]
-WRONG += ["a" * 9999]
+# transformers writes what is called dtype as the name of one, at any depth
+WRONG += [{"dtype": []}, "a" * 9999]
 # what transformers reads of a config file, and no class declares
 READ_BY_TRANSFORMERS = (
     "num_labels",
@@ -118,7 +119,7 @@ def test_nonsense_in_inherited_fields() -> None:
         ({"architectures": 3}, "architectures=3; it must be None or a list"),
         ({"is_encoder_decoder": "no"}, "is_encoder_decoder='no'; it must be"),
         ({"vocab_size": "a" * 20_000}, "vocab_size='aaa.*; it must be int"),
-        ({"per_layer_config": 3}, "per_layer_config=3 in a .*: transformers cannot read it"),
+        ({"layer_types": 3}, "layer_types=3 in a .*: transformers cannot read it"),
         ({"output_attentions": True, "attn_implementation": "sdpa"}, "output_attentions=True.*set it to 'eager'"),
         ({"head_dim": 3}, "head_dim=3 is no field of .*: head_dim follows from other fields"),
         ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),
