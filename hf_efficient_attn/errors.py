@@ -4,6 +4,7 @@ EfficientAttentionError (ValueError)
 ├── ConfigurationError       a config field, or a combination of fields, that no model can be built from
 ├── CheckpointError          a checkpoint that belongs to another model
 ├── InputError               lengths, masks or positions a model cannot take
+│   └── MaskLimitError       masks of a backend that would grow as the square of the length
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
 
 The ConfigurationError of a field that transformers would refuse, `models.config_errors.FieldError`, is also all that
@@ -37,6 +38,10 @@ class CheckpointError(EfficientAttentionError):
 
 class InputError(EfficientAttentionError):
     """Lengths, masks or positions a model cannot take."""
+
+
+class MaskLimitError(InputError):
+    """Masks of a backend that would grow as the square of the length; another backend may need less."""
 
 
 class UnsupportedBackendError(EfficientAttentionError):

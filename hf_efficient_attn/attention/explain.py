@@ -6,14 +6,8 @@ from textwrap import shorten
 import torch
 
 from hf_efficient_attn.attention.checks import check_numbers
-from hf_efficient_attn.attention.select import (
-    AUTO,
-    BACKENDS,
-    ESTIMATE_BLOCK_TOKENS,
-    blocked_cost,
-    preferred_backend,
-    select,
-)
+from hf_efficient_attn.attention.costs import ESTIMATE_BLOCK_TOKENS, blocked_cost, is_dense_light
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.errors import InputError
@@ -28,8 +22,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
 PATTERN_LETTERS = 100
-# what the backends that look at all pairs hold of each: mask and scores, twice where the softmax is kept beside them
-SDPA_BYTES_PER_PAIR = 5
+# scores twice, where the softmax is kept beside them, and a mask
 REFERENCE_BYTES_PER_SCORE = 9
 
 
@@ -157,7 +150,7 @@ def explain(
         allowed_pairs=allowed_pairs(request.layout),
         computed_pairs=computed,
         total_pairs=total,
-        relative_cost=(blocked_cost(request) if chosen == blocked.NAME else computed) / total,
+        relative_cost=(blocked_cost(request.layout).time if chosen == blocked.NAME else computed) / total,
         memory_bytes=_memory(request, chosen),
     )
 
@@ -176,7 +169,10 @@ def allowed_pairs(layout: Layout) -> int:
     >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
     12
     """
-    return compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_allowed
+    if blocked_cost(layout).refusal is None:
+        return compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_allowed
+    place = (layout.num_queries, layout.num_keys, layout.query_offset)
+    return sum(count * pattern.num_pairs(*place) for _, count, pattern in layout.head_groups())
 
 
 def computed_pairs(request: Request, backend: str) -> int:
@@ -204,7 +200,13 @@ def _reason(request: Request, name: str, wanted: str, total: int) -> str:
         return f"{wanted} was asked for."
     if name == blocked.NAME and request.device != "cpu":
         return f"blocked is taken on {request.device} only for what flex cannot compute."
-    cost = f"{blocked_cost(request) / total:.3f}"
+    costs = blocked_cost(request.layout)
+    if name == blocked.NAME and costs.refusal is not None:
+        return costs.refusal
+    if name == sdpa.NAME and not is_dense_light(request):
+        needed = f"{sdpa.num_pair_bytes(request) / MEBIBYTE:,.0f} MiB"
+        return f"sdpa would take {needed} for masks and scores of all pairs; ask for it by its name if you have them."
+    cost = f"{costs.time / total:.3f}"
     return {
         blocked.NAME: f"blocked is estimated at {cost} times the time of dense attention, the better one here.",
         flex.NAME: "flex compiles a kernel for seconds at its first call; on cpu it is taken only when asked for.",
@@ -221,10 +223,10 @@ def _memory(request: Request, backend: str) -> int:
     if request.needs_grad:
         keys = request.num_key_heads * layout.num_keys
         total += width * (rows * (request.head_dim + request.value_dim) + keys * (request.head_dim + request.value_dim))
-    if backend == sdpa.NAME and sdpa.maskless(layout) is None:
-        total += SDPA_BYTES_PER_PAIR * pairs * len(layout.head_groups())
+    if backend == sdpa.NAME:
+        total += sdpa.num_pair_bytes(request)
     elif backend == reference.NAME:
         total += REFERENCE_BYTES_PER_SCORE * pairs * layout.num_heads
     elif backend == blocked.NAME:
-        total += compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_mask_bytes
+        total += blocked_cost(layout).num_mask_bytes
     return total

@@ -1,6 +1,7 @@
 """Attention with a pattern, as a function of tensors."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -15,12 +16,14 @@ from hf_efficient_attn.attention.checks import (
 )
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
+
+NO_CONTEXT = nullcontext()
 
 
 def attention(
@@ -47,6 +50,10 @@ def attention(
     not masked. Positions count within a document and nothing is read across documents, so padding on either side, the
     other examples of a batch and packing change nothing. A masked token, and a query that may read no key, has output
     0, log-sum-exp -inf and no gradient.
+
+    Numbers of masked tokens, and of keys that no query may read, change nothing as long as they are finite and so are
+    their scores. NaN and infinity among them are not kept out, as in torch's SDPA: 0 · NaN is NaN. "sdpa" and
+    "reference" then give NaN to other tokens, "blocked" mostly does not; fill such tokens with zeros.
 
     Under autocast q, k and v are cast to its dtype, as torch's SDPA does it, and the output has that dtype.
 
@@ -79,40 +86,43 @@ def attention(
     """
     check_tensors(q, k, v)
     check_shapes(q, k, v)
-    q, k, v = autocast_states(q, k, v)
+    is_compiling, is_cast = torch.compiler.is_compiling(), is_autocast(q.device.type)
+    if is_cast:
+        q, k, v = autocast_states(q, k, v)
     check_kinds(q, k, v)
-    if not torch.compiler.is_compiling():
+    if not is_compiling:
         check_numbers(pattern, scale, dropout, query_offset, layer)
         check_heads(first_head, num_model_heads)
+    (batch_size, num_heads, num_queries, head_dim), num_keys = q.shape, k.shape[2]
     tokens = TokenMask(key_mask, segment_ids, global_mask)
-    tokens.check(q.shape[0], k.shape[2], q.device)
+    tokens.check(batch_size, num_keys, q.device)
     check_terms(terms, q)
-    query_start = query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None
+    query_start = query_offset if isinstance(query_offset, Tensor) and is_compiling else None
     if query_offset is None or query_start is not None:
-        query_offset = k.shape[2] - q.shape[2]
+        query_offset = num_keys - num_queries
     layer = drawn_layer(pattern, layer)
-    if q.shape[2] == k.shape[2] and not torch.compiler.is_compiling():
-        warn_of_keyless(pattern, num_model_heads or q.shape[1], k.shape[2], layer)
-    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2], int(query_offset), layer, first_head, num_model_heads)
+    if num_queries == num_keys and not is_compiling:
+        warn_of_keyless(pattern, num_model_heads or num_heads, num_keys, layer)
+    layout = Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, first_head, num_model_heads)
     request = Request(
         layout=layout,
         device=q.device.type,
         dtype=q.dtype,
-        head_dim=q.shape[3],
+        head_dim=head_dim,
         value_dim=v.shape[3],
         num_key_heads=k.shape[1],
-        batch_size=q.shape[0],
+        batch_size=batch_size,
         needs_grad=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(t.values for t in terms))),
-        is_compiling=torch.compiler.is_compiling(),
+        is_compiling=is_compiling,
         dropout=dropout,
         has_terms=len(terms) > 0,
         has_token_mask=not tokens.is_empty,
         has_query_start=query_start is not None,
     )
     chosen = select(request, preferred_backend() if backend == AUTO else backend)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = head_dim**-0.5 if scale is None else scale
     known_late = {} if query_start is None else {"query_start": query_start}
-    with autocast_off(q.device.type):
+    with autocast_off(q.device.type) if is_cast else NO_CONTEXT:
         out, lse = chosen.attend(
             q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late
         )

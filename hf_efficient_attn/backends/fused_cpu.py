@@ -16,6 +16,8 @@ def plain_rows(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 
     Examples, heads and tokens may lie in any order in memory; examples and heads of all but q may overlap, or be one.
     """
+    if not torch.compiler.is_compiling() and q.is_contiguous() and all(each.is_contiguous() for each in others):
+        return (q, *others)
     # strides first: a compiler would keep every comparison of a size
     is_close = any(stride < q.shape[3] and size > 1 for size, stride in zip(q.shape[:3], q.stride(), strict=False))
     q = q.clone(memory_format=torch.contiguous_format) if is_close else q

@@ -8,18 +8,41 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.dense import additive_mask, is_idle, row_lse, term_bias
+from hf_efficient_attn.layout.dense import additive_mask, is_idle, num_mask_bytes, row_lse, term_bias
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 NAME = "sdpa"
+# memory of a pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
+BOOLS_PER_MASKED_PAIR = 2
+BYTES_PER_BIAS = 16
+NUMBERS_PER_SCORE = 3
 
 
 def why_not(request: Request) -> str | None:
     """Return None: everything can be computed this way, given the memory for all pairs."""
     return None
+
+
+def num_pair_bytes(request: Request) -> int:
+    """Return about how many bytes a request needs that grow with the number of pairs; 0: only inputs and outputs.
+
+    They are the mask, the biases of terms, and all scores where torch has no fused kernel for the request.
+    """
+    layout = request.layout
+    has_mask = request.has_token_mask or request.has_terms or maskless(layout) is None
+    num_examples = request.batch_size if request.has_token_mask else 1
+    num_bytes = num_mask_bytes(layout, num_examples, request.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
+    num_scores = layout.num_heads * layout.num_queries * layout.num_keys
+    if request.has_terms:
+        num_bytes += BYTES_PER_BIAS * num_examples * num_scores
+    # its kernel for CPUs knows no dropout, no values of another width, and no gradient of a mask
+    has_unfused = request.dropout > 0.0 or request.head_dim != request.value_dim
+    if request.device == "cpu" and (has_unfused or (request.has_terms and request.needs_grad)):
+        num_bytes += NUMBERS_PER_SCORE * max(4, request.dtype.itemsize) * request.batch_size * num_scores
+    return num_bytes
 
 
 def attend(
@@ -57,7 +80,9 @@ def attend(
     if is_causal and scale <= 0.0:
         # kernels close the causal triangle by -inf before they scale, and -inf times such a number is no mask
         q, scale = q * scale, 1.0
-    out, lse = _fused(q, keys, values, mask, is_causal, scale, dropout, need_lse)
+    # large numbers of masked tokens would overflow in the backward pass, which computes their rows, too
+    readers = q if keyless is None else q.masked_fill(keyless, 0)
+    out, lse = _fused(readers, keys, values, mask, is_causal, scale, dropout, need_lse)
     if need_lse and lse is None:
         lse = row_lse(q, k, layout, tokens, terms, scale)
     if keyless is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
+from hf_efficient_attn.layout.dense import num_mask_bytes
 from hf_efficient_attn.layout.jobs import MIN_GRANULE, Job, jobs, neighbours
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
@@ -52,9 +53,10 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
         device: where the masks will be needed.
 
     Raises:
-        InputError: the masks would take more memory than any pattern should.
+        MaskLimitError: the masks would take more memory than any pattern should.
     """
-    budget = Budget(f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys")
+    what = f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys"
+    budget = Budget(what, num_mask_bytes(layout, 1))
     place = (layout.num_queries, layout.num_keys, layout.query_offset)
     heads_of: dict[Job, list[int]] = {}
     for first, count, pattern in layout.head_groups():

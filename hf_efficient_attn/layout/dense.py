@@ -1,6 +1,6 @@
 """The dense view of a layout: one number for every pair of query and key. Takes memory for all pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
@@ -20,6 +20,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 CACHE_BYTES = 512 * MEBIBYTE
 CHUNK_QUERIES = 256
+# pairs that are looked at together
+MAX_LOOKED_AT = 1 << 22
 # of one mask; on CPUs the system would end the process before torch could refuse
 MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
 
@@ -48,14 +50,23 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
 
 def check_size(layout: Layout, batch_size: int) -> None:
     """Raise InputError for a mask over all pairs that no machine should be asked for."""
-    heads = 1 if len(layout.head_groups()) == 1 else layout.num_heads
-    num_bytes = 4 * batch_size * heads * layout.num_queries * layout.num_keys
+    num_bytes, heads = num_mask_bytes(layout, batch_size), num_mask_heads(layout)
     if num_bytes > MAX_MASK_BYTES:
         raise InputError(
             f"A mask over all pairs of {layout.num_queries:,} queries and {layout.num_keys:,} keys (examples: "
             f"{batch_size}, heads that differ: {heads}) takes {num_bytes / 2**30:,.0f} GiB; at most "
             f"{MAX_MASK_BYTES / 2**30:,.0f} GiB are tried. Use backend='blocked' or 'flex', or shorter inputs."
         )
+
+
+def num_mask_bytes(layout: Layout, batch_size: int, width: int = 4) -> int:
+    """Return the bytes of a mask over all pairs, of numbers of `width` bytes."""
+    return width * batch_size * num_mask_heads(layout) * layout.num_queries * layout.num_keys
+
+
+def num_mask_heads(layout: Layout) -> int:
+    """Return how many heads a mask over all pairs has: one that stands for all where they are alike."""
+    return 1 if len(layout.head_groups()) == 1 else layout.num_heads
 
 
 def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
@@ -133,7 +144,7 @@ def _value(layout: Layout) -> object:
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
     keyless = ~allowed.any(-1, keepdim=True)
-    closed = ~(allowed | keyless)
+    closed = (allowed | keyless).logical_not_()
     mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
     # whether there are such queries is a question to the device, which a traced program cannot ask; no GPU shall wait
     has_keyless = torch.compiler.is_compiling() or keyless.device.type != "cpu" or bool(keyless.any())
@@ -160,9 +171,26 @@ def reads_everything(layout: Layout) -> bool:
 
 
 def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
+    groups = _groups_on(layout, device)
     keys = torch.arange(layout.num_keys, device=device)
     queries = torch.arange(layout.num_queries, device=device) + layout.query_offset
-    return _of_heads(_groups_on(layout, device), queries[None], keys[None])
+    return _by_queries(layout, 1, device, lambda rows: _of_heads(groups, queries[None, rows], keys[None]))
+
+
+def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: Callable[[slice], Tensor]) -> Tensor:
+    """Return `of_rows` of all queries, [batch, heads or 1, queries, keys], made of some queries at a time.
+
+    What a pattern needs on the way takes many times the memory of its result.
+    """
+    step = max(1, MAX_LOOKED_AT // (max(1, batch_size) * layout.num_keys))
+    if step >= layout.num_queries:
+        return of_rows(slice(0, layout.num_queries))
+    shape = (batch_size, num_mask_heads(layout), layout.num_queries, layout.num_keys)
+    allowed = torch.empty(shape, dtype=torch.bool, device=device)
+    for first in range(0, layout.num_queries, step):
+        rows = slice(first, first + step)
+        allowed[:, :, rows] = of_rows(rows)
+    return allowed
 
 
 @cached()
@@ -185,15 +213,21 @@ def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
 
 def _of_tables(layout: Layout, tables: TokenTables) -> Tensor:
     """Documents are laid under the pattern all at once; right for patterns that are the same at every length."""
-    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
-    queries, keys = tables.positions[:, rows], tables.positions
-    allowed = _of_heads(_groups_on(layout, keys.device), queries, keys)
-    if tables.is_global is not None:
-        chosen = tables.is_global[:, rows, None] | tables.is_global[:, None, :]
-        if layout.pattern.is_causal:
-            chosen = chosen & (keys[:, None, :] <= queries[:, :, None])
-        allowed = allowed | chosen[:, None]
-    return allowed & _same_document(tables, rows)
+    batch_size, device = len(tables.positions), tables.positions.device
+    groups, offset = _groups_on(layout, device), layout.query_offset
+
+    def of_rows(some: slice) -> Tensor:
+        rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))
+        queries, keys = tables.positions[:, rows], tables.positions
+        allowed = _of_heads(groups, queries, keys)
+        if tables.is_global is not None:
+            chosen = tables.is_global[:, rows, None] | tables.is_global[:, None, :]
+            if layout.pattern.is_causal:
+                chosen = chosen & (keys[:, None, :] <= queries[:, :, None])
+            allowed = allowed | chosen[:, None]
+        return allowed & _same_document(tables, rows)
+
+    return _by_queries(layout, batch_size, device, of_rows)
 
 
 def _same_document(tables: TokenTables, rows: slice) -> Tensor:

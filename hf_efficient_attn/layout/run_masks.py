@@ -13,7 +13,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.errors import MaskLimitError
+from hf_efficient_attn.layout.dense import MAX_LOOKED_AT
+from hf_efficient_attn.layout.dense import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
 from hf_efficient_attn.layout.jobs import Job
 from hf_efficient_attn.layout.rows import Row
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -30,8 +32,6 @@ DENSE_SHARE = 0.25
 LARGE_MASK = 1 << 16
 # together, the masks of rows that could be windows of a sheet
 MAX_SINGLE_MASKS = 1 << 20
-# pairs that are looked at together
-MAX_LOOKED_AT = 1 << 22
 CPU = torch.device("cpu")
 
 
@@ -52,15 +52,15 @@ class Mask:
 class Budget:
     """Counts the bytes of the masks of one layout, and refuses more than MAX_MASK_BYTES."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, num_dense_bytes: int) -> None:
+        self.what, self.num_dense_bytes = what, num_dense_bytes
         self.num_bytes = self.num_dense_pairs = 0
 
     def expect(self, num_pairs: int, total: int) -> None:
         """Refuse, before anything is filled in, to look at `num_pairs` of the `total` pairs of a job.
 
         Raises:
-            InputError: with those of the jobs before they would take time and memory that grow as the square.
+            MaskLimitError: with those of the jobs before they would take time and memory that grow as the square.
         """
         self.num_dense_pairs += num_pairs if num_pairs >= DENSE_SHARE * total else 0
         if self.num_dense_pairs > MAX_DENSE_PAIRS:
@@ -70,18 +70,23 @@ class Budget:
             )
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise InputError that says why, and what to do."""
-        raise InputError(
+        """Raise MaskLimitError that says why, and what to do."""
+        raise MaskLimitError(
             f"{self.what} {why}, since single keys are left out nearly everywhere. Use a pattern of whole blocks "
-            "(Blocks), fewer single positions, or shorter inputs; or backend='sdpa', which has one mask for all heads "
-            "that are alike."
+            f"(Blocks), fewer single positions, or shorter inputs{self.way_out()}."
         )
+
+    def way_out(self) -> str:
+        """Return what a message says of the backend that has a mask over all pairs, where it would do it."""
+        if self.num_dense_bytes > MAX_DENSE_MASK_BYTES:
+            return ""
+        return f"; or backend='sdpa', with a mask over all pairs of {self.num_dense_bytes / 2**30:.1f} GiB"
 
     def zeros(self, *shape: int) -> Tensor:
         """Return a mask of zeros.
 
         Raises:
-            InputError: it would be one too many.
+            MaskLimitError: it would be one too many.
         """
         self.num_bytes += 4 * prod(shape)
         if self.num_bytes > MAX_MASK_BYTES:
@@ -122,7 +127,7 @@ class RunMasks:
         """Refuse rows of which more pairs would have to be looked at than any pattern should.
 
         Raises:
-            InputError: names how many.
+            MaskLimitError: names how many.
         """
         looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
         self.budget.expect(looked_at, len(self.job.piece.queries) * len(self.job.piece.keys))

@@ -99,3 +99,21 @@ def test_contract_on_cuda(backend: ModuleType, case: Case) -> None:
     if reason is not None:
         pytest.skip(reason)
     check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("mask", ["right", "holes", "documents"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_finite_numbers_of_masked_tokens_change_nothing(backend: ModuleType, mask: str) -> None:
+    """Whatever padding holds; non-finite numbers are not promised, see `attention`."""
+    case = Case("globals", 90, mask)
+    tokens = token_mask(mask, case.num_keys)
+    masked = ~tokens.key_mask[:, None, :, None]
+    found = []
+    for garbage in (0.0, 1e15):
+        tensors = tensors_of(case, torch.float32)
+        leaves = [x.masked_fill(masked, garbage).requires_grad_() for x in (tensors.q, tensors.k, tensors.v)]
+        out, lse = backend.attend(*leaves, case.layout, tokens, (), SCALE, 0.0)
+        gradients = torch.autograd.grad(out, leaves, tensors.grad_out)
+        assert all(not gradient.masked_select(masked).any() for gradient in gradients)
+        found.append([out, lse, *gradients])
+    torch.testing.assert_close(*found)

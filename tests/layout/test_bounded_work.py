@@ -3,6 +3,7 @@
 Counted in numbers that torch writes, not in seconds.
 """
 
+from dataclasses import replace
 from functools import reduce
 from operator import and_, or_
 from typing import Any
@@ -13,13 +14,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_efficient_attn import explain
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn import attention, explain
+from hf_efficient_attn.attention import costs
+from hf_efficient_attn.attention.select import select
+from hf_efficient_attn.errors import InputError, MaskLimitError
 from hf_efficient_attn.layout import block_table as block_tables
 from hf_efficient_attn.layout import dense, run_masks
 from hf_efficient_attn.layout.block_layout import BlockLayout
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, KeyTable, Pattern, RandomBlocks, Strided
 
@@ -110,6 +114,56 @@ def test_what_grows_as_the_square_is_refused_before_any_work() -> None:
         compile_layout.function(layout, 32, CPU)
     assert written.numbers < 1_000_000
     assert len(str(error.value)) <= 500
+
+
+@pytest.mark.parametrize(
+    "name", ["wide", *(name for name in PATTERNS if name.startswith(("outside of a short", "all but")))]
+)
+def test_auto_takes_no_mask_over_all_pairs_of_long_inputs(name: str) -> None:
+    """These read most pairs, and would be about as fast with one."""
+    q = torch.randn(1, 1, 8192, 1)
+    with Written() as written:
+        attention(q, q, q, PATTERNS[name](8192))
+    assert written.largest < 7_000_000
+
+
+def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a limit, from which on the refusal says what can be asked for."""
+    monkeypatch.setattr(run_masks, "MAX_DENSE_PAIRS", 10_000)
+    pattern = KeyTable([range(query % 2, 200, 2) for query in range(200)]) | GlobalTokens([5])
+    q = torch.randn(1, 2, 200, 8)
+    torch.testing.assert_close(attention(q, q, q, pattern), attention(q, q, q, pattern, backend="reference"))
+    with pytest.raises(MaskLimitError, match=r"would look at .* backend='sdpa', with a mask over all pairs of 0.0 GiB"):
+        attention(q, q, q, pattern, backend="blocked")
+    explanation = explain(pattern, 200, num_heads=2)
+    assert explanation.backend == "sdpa"
+    assert explanation.allowed_pairs == 2 * pattern.num_pairs(200, 200)
+    assert "would look at" in explanation.reasons["blocked"]
+    monkeypatch.setattr(costs, "MAX_PAIR_BYTES", 1000)
+    attention(q, q, q, pattern)
+    monkeypatch.setattr(costs, "MAX_PAIR_BYTES_ALONE", 1000)
+    with pytest.raises(MaskLimitError, match="would look at"):
+        attention(q, q, q, pattern)
+
+
+def test_auto_keeps_no_scores_of_long_inputs() -> None:
+    """Dropout, and terms, have no fused kernel over all pairs."""
+    layout = Layout(Causal(), 8, 8192, 8192)
+    plain = Request(layout, "cpu", torch.float32, 64, 64, 8, 1)
+    assert select(plain).NAME == "sdpa"
+    for change in ({"dropout": 0.1}, {"value_dim": 32}, {"has_terms": True}):
+        assert select(replace(plain, **change)).NAME == "blocked"
+        assert select(replace(plain, **change, layout=Layout(Causal(), 8, 512, 512))).NAME == "sdpa"
+
+
+def test_a_dense_mask_is_made_of_some_queries_at_a_time() -> None:
+    layout = Layout(~Band(64, 64), 2, 4096, 4096)
+    tokens = TokenMask(key_mask=torch.arange(4096)[None] < 4000)
+    for mask in (TokenMask(), tokens):
+        with Written() as written:
+            dense.allowed_pairs(layout, mask, 1, CPU)
+        assert written.largest <= 4096**2
+        assert written.numbers < 20 * 4096**2
 
 
 def test_dense_masks_beyond_the_limit_are_refused() -> None:
