@@ -2,12 +2,15 @@
 
     torchrun --nproc_per_node 2 tensor_parallel_script.py FOLDER
 
-Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: logits, and the gradient of the embeddings.
+Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: logits, and the gradients of all
+parameters.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -20,7 +23,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def results(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the logits of two texts, one of them padded, and the gradient of the embeddings."""
+    """Return the logits of two texts, one of them padded, and the gradients of all parameters, as a whole."""
     input_ids = torch.arange(2 * 24).reshape(2, 24) % model.config.vocab_size
     mask = torch.ones_like(input_ids)
     mask[1, 17:] = 0
@@ -29,27 +32,37 @@ def results(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
     else:
         logits = model(input_ids=input_ids, attention_mask=mask).logits * mask[..., None]
     logits.square().mean().backward()
-    gradient = model.get_input_embeddings().weight.grad
-    assert gradient is not None
-    return {"logits": logits.detach(), "gradient": getattr(gradient, "full_tensor", lambda: gradient)()}
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return {"logits": logits.detach(), **{name: whole(gradient) for name, gradient in gradients.items()}}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "full_tensor", lambda: tensor)().clone()
+
+
+def auto_class_of(config: transformers.PreTrainedConfig) -> Any:
+    if config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    is_encoder = getattr(config, "is_causal", True) is False
+    return transformers.AutoModelForMaskedLM if is_encoder else transformers.AutoModelForCausalLM
 
 
 def main(folder: Path) -> None:
     """Compute the results of every model in the folder."""
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
-        is_pair = transformers.AutoConfig.from_pretrained(path).is_encoder_decoder
-        auto_class = transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
-        model = auto_class.from_pretrained(
-            path, attn_implementation="efficient", distributed_config=DistributedConfig(tp_size=2)
+        config = transformers.AutoConfig.from_pretrained(path)
+        implementation = None if getattr(config, "attention_pattern", None) is None else "efficient"
+        model = auto_class_of(config).from_pretrained(
+            path, attn_implementation=implementation, distributed_config=DistributedConfig(tp_size=2)
         )
         found = results(model)
         if path.name == "llama":
             # heads whose numbers cannot be known
-            model_heads.shards_of = lambda module: []
-            try:
-                results(model)
-            except hea.UnsupportedBackendError as error:
-                found["refused"] = torch.tensor(list(str(error).encode()))
+            with patch.object(model_heads, "shards_of", lambda module: []):
+                try:
+                    results(model)
+                except hea.UnsupportedBackendError as error:
+                    found["refused"] = torch.tensor(list(str(error).encode()))
         if RANK == 0:
             torch.save(found, folder / f"{path.name}.pt")
 
