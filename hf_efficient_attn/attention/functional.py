@@ -23,8 +23,6 @@ from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
 
-NO_CONTEXT = nullcontext()
-
 
 def attention(
     q: Tensor,
@@ -122,7 +120,7 @@ def attention(
     chosen = select(request, preferred_backend() if backend == AUTO else backend)
     scale = head_dim**-0.5 if scale is None else scale
     known_late = {} if query_start is None else {"query_start": query_start}
-    with autocast_off(q.device.type) if is_cast else NO_CONTEXT:
+    with autocast_off(q.device.type) if is_cast else nullcontext():
         out, lse = chosen.attend(
             q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late
         )
