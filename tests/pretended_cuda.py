@@ -6,6 +6,7 @@ device (`Waits`). It says nothing about numbers or speed on a GPU.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 PACKAGE = "hf_efficient_attn"
+# whose code makes the host wait: that which stands nearest
+PLACES = rf"/({PACKAGE}|transformers)/(?!tests/)"
 # whose answer is a number or a size that the host needs
 WAITING = {
     getattr(aten, name)
@@ -32,12 +35,17 @@ INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, a
 
 
 class Waits(Counter[str]):
-    """How often each line of the package waited for the device or copied from one to the other."""
+    """How often each line of the package, or of transformers, waited for the device or copied from one to the other."""
 
     def note(self, what: str) -> None:
-        frames = [frame for frame in traceback.extract_stack() if f"/{PACKAGE}/" in frame.filename]
-        place = f"{frames[-1].filename.rpartition(PACKAGE)[2]}:{frames[-1].lineno}" if frames else "elsewhere"
-        self[f"{what} at {place}"] += 1
+        frames = [frame for frame in traceback.extract_stack() if re.search(PLACES, frame.filename)]
+        name = re.split(PLACES, frames[-1].filename)[1] if frames else "elsewhere"
+        place = f"{frames[-1].filename.rpartition(name)[2]}:{frames[-1].lineno}" if frames else ""
+        self[f"{name}: {what} at {place}"] += 1
+
+    def of_package(self) -> Waits:
+        """Return those that are not transformers' own."""
+        return Waits({key: count for key, count in self.items() if not key.startswith("transformers")})
 
 
 waits = Waits()
@@ -260,6 +268,7 @@ def pretended_cuda() -> Iterator[Waits]:
         patch("torch.tensor", tensor),
         patch("torch.Generator", generator),
         patch("hf_efficient_attn.backends.sdpa.scaled_dot_product_attention", sdpa),
+        patch("hf_efficient_attn.attention.dense_matrix.scaled_dot_product_attention", sdpa),
         patch("torch.nn.functional.scaled_dot_product_attention", sdpa),
         patch.object(Tensor, "to", lambda self, *args, **kwargs: moved_to(self, args, kwargs)),
         patch.object(PretendedTensor, "new_tensor", new_tensor, create=True),
@@ -287,5 +296,7 @@ def move_model(model: torch.nn.Module) -> torch.nn.Module:
             for name, given in tensors.items():
                 if given is not None:
                     own = moved.setdefault(id(given), on_cuda(given).requires_grad_(given.requires_grad))
+                    # what isinstance asks of tensors that are no plain ones
+                    own._is_param = isinstance(given, torch.nn.Parameter)
                     tensors[name] = own
     return model

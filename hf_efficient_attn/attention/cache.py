@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from hf_efficient_attn.attention.layer_patterns import DECODER, FIELD, NAME, config_patterns
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -119,10 +120,11 @@ class Padding:
         Raises:
             InputError: masked tokens stand after others.
         """
-        if is_token is None or bool(is_token.all()):
+        known = None if is_token is None else on_host(is_token)
+        if is_token is None or known is None or bool(known.all()):
             self.num_tokens = None
             return
-        if bool((is_token[:, :-1] & ~is_token[:, 1:]).any()):
+        if bool((known[:, :-1] & ~known[:, 1:]).any()):
             raise InputError(
                 "attention_mask masks tokens after others that it does not mask, but PatternCache knows padding only "
                 "at the start. Pad on the left (tokenizer.padding_side = 'left'), or use the default cache."

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.given_positions import given_positions
+from hf_efficient_attn.attention.given_positions import given_positions, was_called_without
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
@@ -15,6 +15,7 @@ from hf_efficient_attn.attention.packing import position_starts, said_starts
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import join_documents, read_table
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import bring, derived, on_host
 
 
 def with_said_documents(
@@ -44,7 +45,7 @@ def with_said_documents(
             return None
         starts = position_starts(positions)
         if not is_tracing(starts):
-            if not starts.any():
+            if not on_host(starts).any():
                 return None
             warn_of_parts(positions, NAME)
     elif query.shape[2] != key.shape[2] or (attention_mask is not None and not is_table(attention_mask)):
@@ -95,7 +96,9 @@ def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None =
     positions = given if positions is None else positions
     if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] != query.shape[2]:
         return None
-    return positions.expand(len(query), -1) if len(positions) in (1, len(query)) else None
+    if len(positions) not in (1, len(query)):
+        return None
+    return derived(lambda positions: positions.expand(len(query), -1), positions)
 
 
 def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any], query: Tensor, key: Tensor) -> None:
@@ -104,15 +107,19 @@ def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any
     # before any question about a length, to which the answer would belong to the graph
     if torch.compiler.is_compiling() or is_tracing(query) or num_queries == 1 or getattr(module, "layer_idx", None):
         return
+    # counted by the model itself, they begin no document
+    if was_called_without(module.config):
+        return
     positions = _positions(options, query, given_positions(module.config))
     if positions is None or not is_table(mask) or mask.shape[3] < key.shape[2]:
         return
     columns = read_table(mask, len(query), num_queries, key.shape[2])
     if columns.segment_ids is not None:
         return
-    is_token = columns.key_mask
+    bring(positions, columns.key_mask)
+    is_token = None if columns.key_mask is None else on_host(columns.key_mask)
     if is_token is not None:
         first = key.shape[2] - num_queries if columns.query_offset is None else int(columns.query_offset)
         is_token = is_token[:, first : first + num_queries]
-    if bool(position_starts(positions, is_token).any()):
+    if bool(position_starts(on_host(positions), is_token).any()):
         warn_of_unseen_documents(module.config)

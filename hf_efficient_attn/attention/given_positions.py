@@ -1,6 +1,7 @@
 """The `position_ids` that a sparsified model was called with: some models do not hand them on to their layers."""
 
 import weakref
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 # by the identity of the config, which a model shares with its layers; configs have no hash
 _given: dict[int, "weakref.ref[Tensor]"] = {}
+# configs whose last call by a thread, whose number stands beside the identity, gave no positions
+_without: dict[tuple[int, int], "weakref.ref[Any]"] = {}
 
 
 def note_positions(model: Any, inputs: Any, options: dict[str, Any]) -> None:
@@ -15,10 +18,16 @@ def note_positions(model: Any, inputs: Any, options: dict[str, Any]) -> None:
     if torch.compiler.is_compiling():
         return
     key, positions = id(model.config), options.get("position_ids")
+    own = (key, get_ident())
     if isinstance(positions, Tensor):
         _given[key] = weakref.ref(positions, lambda _: _given.pop(key, None))
     else:
         _given.pop(key, None)
+    # a second argument without a name may be anything
+    if positions is None and len(inputs) < 2:
+        _without[own] = weakref.ref(model.config, lambda _: _without.pop(own, None))
+    else:
+        _without.pop(own, None)
 
 
 def given_positions(config: Any) -> Tensor | None:
@@ -27,3 +36,9 @@ def given_positions(config: Any) -> Tensor | None:
         return None
     noted = _given.get(id(config))
     return None if noted is None else noted()
+
+
+def was_called_without(config: Any) -> bool:
+    """Return whether this thread is known to have called the model of a config without positions."""
+    noted = _without.get((id(config), get_ident()))
+    return noted is not None and noted() is config

@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.table_form import has_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
 
 # where DeepSpeed keeps the groups of processes that share a sequence, once it is used
@@ -57,7 +58,7 @@ def refuse_lost_padding(table: Tensor, implementation: str) -> None:
     """Raise UnsupportedBackendError for a token table with padding that the layers would never see."""
     if torch.compiler.is_compiling() or not has_rows(table) or not is_overridden(implementation):
         return
-    if bool((table[:, 0, 0] == 0).any()):
+    if bool((on_host(table)[:, 0, 0] == 0).any()):
         raise UnsupportedBackendError(
             f"Another library has replaced the attention function {shown(implementation)} (DeepSpeed Ulysses does), "
             "and its calls have no masks, so this batch's padding would be read. Pass texts without padding and "

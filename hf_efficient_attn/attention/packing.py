@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import bring, on_host
 
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 NUMBERS = "seq_idx"
@@ -75,7 +76,8 @@ def _check_ends(ends: list[Tensor], batch_size: int, tokens: int) -> None:
         )
     if is_tracing(ends[0]):
         return
-    first, last = ends[0], ends[-1]
+    bring(*ends)
+    first, last = on_host(ends[0]), on_host(ends[-1])
     is_whole = first.ndim == 1 and len(first) > 1 and first[0] == 0 and first[-1] == tokens
     if not is_whole or bool((first.diff() < 0).any()) or not torch.equal(first, last.to(first)):
         raise InputError(

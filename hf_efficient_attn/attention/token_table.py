@@ -20,11 +20,13 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from transformers.masking_utils import causal_mask_function
 
 from hf_efficient_attn.attention.cache import Origin
+from hf_efficient_attn.attention.given_positions import given_positions
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_lost_padding
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, has_rows, is_causal_request, with_kind
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.host_copies import as_lasting, bring, counted_from, derived, lasting, on_host
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -66,9 +68,12 @@ def make_table(
     allow_is_causal_skip: bool = True,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
+    documents: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
     """Return the token table of a call, without its kind, or None if no key is masked, packed or still to be written.
+
+    documents: of each key, [batch, kv_length], where the caller knows them; the mask function is then not asked.
 
     Raises:
         InputError: a padding mask that is too short.
@@ -76,12 +81,16 @@ def make_table(
     """
     is_causal = is_causal_request(kwargs)
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]
-    probe = Probe(mask_function, batch_size, torch.arange(kv_length, device=device) + int(kv_offset), use_vmap)
-    documents = None
+    attention_mask = as_lasting(attention_mask)
+    slots = counted_from(int(kv_offset), kv_length, device)
+    # what this, or layers later, want to know of the host
+    asked = (attention_mask, given_positions(kwargs.get("config")), q_offset)
     # without these, the mask is plain causal or bidirectional
-    if local_size is not None or not can_skip:
-        documents = probe.documents()
-        probe.check(documents, is_causal, local_size)
+    if documents is None and (local_size is not None or not can_skip):
+        probe = Probe(mask_function, batch_size, slots, use_vmap)
+        documents = probe.checked_documents(is_causal, local_size, asked)
+    else:
+        bring(*asked)
 
     is_token = key_padding(
         attention_mask, batch_size, kv_length, int(kv_offset), q_offset, q_length if is_causal else 0
@@ -89,17 +98,13 @@ def make_table(
     if isinstance(kv_offset, Origin):
         kv_offset.cache.check(kwargs.get("config"))
         kv_offset.cache.padding.note(is_token)
-    is_query = None
     # the queries are the last keys, unless there is room after them; a table with documents has this row, too
     are_last = isinstance(q_offset, int) and q_offset - int(kv_offset) + q_length == kv_length
-    if is_causal and (documents is not None or not are_last):
-        slots = torch.arange(kv_length, device=device) + int(kv_offset)
-        is_query = (slots >= q_offset) & (slots < q_offset + q_length)
-        written = slots < q_offset + q_length
-        is_token = written if is_token is None else is_token & written
-    if is_query is None and documents is None and (is_token is None or _is_true(is_token.all())):
+    has_queries = is_causal and (documents is not None or not are_last)
+    if not has_queries and documents is None and (is_token is None or _are_all(is_token)):
         return None
-    return _table(batch_size, kv_length, is_token, is_query, documents, device)
+    build = functools.partial(_placed_table, batch_size, q_length, has_queries)
+    return derived(build, slots, is_token, documents, q_offset)
 
 
 @functools.wraps(make_table)
@@ -112,13 +117,21 @@ def requested_table(batch_size: int, q_length: int, kv_length: int, *args: Any, 
         InputError: a padding mask that is too short, or no tokens at all.
         UnsupportedBackendError: a mask that is not causal, bidirectional, sliding, chunked or packed attention.
     """
-    if not torch.compiler.is_compiling() and 0 in (batch_size, q_length):
+    if torch.compiler.is_compiling():
+        return _requested(batch_size, q_length, kv_length, *args, **kwargs)
+    if 0 in (batch_size, q_length):
         raise InputError(f"There are no tokens: [batch, tokens] = [{batch_size}, {q_length}]. Leave such batches out.")
+    with lasting():
+        return _requested(batch_size, q_length, kv_length, *args, **kwargs)
+
+
+def _requested(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
     table = make_table(batch_size, q_length, kv_length, *args, **kwargs)
     if table is None:
         table = torch.empty(batch_size, 1, 0, kv_length, dtype=TABLE_DTYPE, device=kwargs.get("device", "cpu"))
     refuse_lost_padding(table, NAME)
-    return with_kind(table, is_causal_request(kwargs))
+    is_causal = is_causal_request(kwargs)
+    return derived(lambda table: with_kind(table, is_causal), table)
 
 
 def join_documents(table: Tensor | None, starts: Tensor, num_keys: int) -> Tensor:
@@ -131,6 +144,24 @@ def join_documents(table: Tensor | None, starts: Tensor, num_keys: int) -> Tenso
         starts = starts | torch.nn.functional.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
     joined = _table(batch_size, num_keys, columns.key_mask, None, 1 + starts.cumsum(1), starts.device)
     return joined if table is None else joined.expand(-1, table.shape[1], -1, -1)
+
+
+def _placed_table(
+    batch_size: int,
+    q_length: int,
+    has_queries: bool,
+    slots: Tensor,
+    is_token: Tensor | None,
+    documents: Tensor | None,
+    q_offset: int | Tensor,
+) -> Tensor:
+    """Return the table of these keys; `has_queries`: it says which of them belong to the queries."""
+    is_query = None
+    if has_queries:
+        is_query = (slots >= q_offset) & (slots < q_offset + q_length)
+        written = slots < q_offset + q_length
+        is_token = written if is_token is None else is_token & written
+    return _table(batch_size, slots.shape[0], is_token, is_query, documents, slots.device)
 
 
 def _table(
@@ -164,13 +195,14 @@ def read_table(table: Tensor | None, batch_size: int, num_queries: int, num_keys
 
 
 def _columns(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> TokenColumns:
-    rows = table.expand(batch_size, -1, -1, -1)[:, 0, :, -num_keys:]
-    query_offset = None
+    rows = derived(lambda table: table.expand(batch_size, -1, -1, -1)[:, 0, :, -num_keys:], table)
+    query_offset: Tensor | int | None = None
     if rows.shape[1] > 1 and num_queries != num_keys:
-        query_offset = rows[0, 1].argmax()
+        is_compiling = torch.compiler.is_compiling()
+        query_offset = rows[0, 1].argmax() if is_compiling else int(on_host(rows)[0, 1].argmax())
     # a view would keep the table alive
-    segment_ids = rows[:, 2].clone() if rows.shape[1] > 2 else None
-    return TokenColumns(rows[:, 0] > 0, segment_ids, query_offset)
+    segment_ids = derived(lambda rows: rows[:, 2].clone(), rows) if rows.shape[1] > 2 else None
+    return TokenColumns(derived(lambda rows: rows[:, 0] > 0, rows), segment_ids, query_offset)
 
 
 def key_padding(
@@ -206,10 +238,15 @@ def key_padding(
             f"new. Pass a mask of {q_offset + q_length} columns, cached tokens first; for another text, pass an "
             "empty cache."
         )
-    is_token, last = attention_mask.bool(), kv_offset + kv_length
-    if is_token.shape[1] < last:
-        is_token = torch.nn.functional.pad(is_token, (0, last - is_token.shape[1]))
-    return is_token[:, kv_offset:last]
+    last = kv_offset + kv_length
+
+    def of_keys(mask: Tensor) -> Tensor:
+        is_token = mask.bool()
+        if is_token.shape[1] < last:
+            is_token = torch.nn.functional.pad(is_token, (0, last - is_token.shape[1]))
+        return is_token[:, kv_offset:last]
+
+    return derived(of_keys, attention_mask)
 
 
 @dataclass(frozen=True)
@@ -227,33 +264,49 @@ class Probe:
     positions: Tensor
     use_vmap: bool
 
-    def documents(self) -> Tensor | None:
+    def checked_documents(self, is_causal: bool, local_size: int | None, asked: tuple[Any, ...]) -> Tensor | None:
         """Return the number of the document of each key, [batch, keys] from 1; None: all are one document.
 
         A key starts a document if it may not read the key before it. Chunks of chunked attention are documents, too.
+
+        Args:
+            asked: tensors that are read with the answers, as they will be asked for.
+
+        Raises:
+            UnsupportedBackendError: documents and distances do not say all that the mask function says.
         """
         follows = self.allowed(self.positions[1:], self.positions[:-1])
-        if _is_true(follows.all()):
-            return None
-        return 1 + torch.nn.functional.pad((~follows).cumsum(1), (1, 0))
+        documents = 1 + torch.nn.functional.pad((~follows).cumsum(1), (1, 0))
+        are_right = self.comparisons(documents, is_causal, local_size)
+        if torch.compiler.is_compiling():
+            for is_right in are_right:
+                torch._assert_async(is_right, NOT_EXPRESSIBLE)
+            return documents
+        answers = torch.stack([follows.all(), *are_right])
+        bring(answers, documents, *asked)
+        are_one, *are_right = on_host(answers).tolist()
+        if not all(are_right):
+            raise UnsupportedBackendError(NOT_EXPRESSIBLE)
+        return None if are_one else documents
 
-    def check(self, documents: Tensor | None, is_causal: bool, local_size: int | None) -> None:
-        """Raise UnsupportedBackendError if documents and distances do not say all that the mask function says.
+    def comparisons(self, documents: Tensor, is_causal: bool, local_size: int | None) -> list[Tensor]:
+        """Return whether documents and distances say what the mask function says, bool [] each.
 
         Neighbours tell for the masks that transformers makes; for a model's own function every power of two is probed.
         """
+        are_right = []
         num_keys = self.positions.shape[0]
         distance = 1
         while distance < num_keys and (distance == 1 or self.use_vmap):
             before, after = self.positions[:-distance], self.positions[distance:]
             is_near = local_size is None or distance < local_size + (0 if is_causal else 1)
             same = torch.full((1, num_keys - distance), is_near, device=self.positions.device)
-            if documents is not None:
-                same = same & (documents[:, :-distance] == documents[:, distance:])
+            same = same & (documents[:, :-distance] == documents[:, distance:])
             ahead = torch.zeros_like(same) if is_causal else same
             is_right = (self.allowed(after, before) == same) & (self.allowed(before, after) == ahead)
-            _require(is_right.all())
+            are_right.append(is_right.all())
             distance *= 2
+        return are_right
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether each query may read the key at the same place of `keys`, bool [batch, places]."""
@@ -267,13 +320,6 @@ class Probe:
             return torch.vmap(one_example, in_dims=(0, None, None, None))(batch, head, queries, keys)
 
 
-def _is_true(answer: Tensor) -> bool:
-    """Return a yes or no, where asking is possible; while tracing: False."""
-    return not torch.compiler.is_compiling() and bool(answer)
-
-
-def _require(answer: Tensor) -> None:
-    if torch.compiler.is_compiling():
-        torch._assert_async(answer, NOT_EXPRESSIBLE)
-    elif not answer:
-        raise UnsupportedBackendError(NOT_EXPRESSIBLE)
+def _are_all(is_token: Tensor) -> bool:
+    """Return whether all keys are tokens, where asking is possible; while tracing: False."""
+    return not torch.compiler.is_compiling() and bool(on_host(is_token).all())

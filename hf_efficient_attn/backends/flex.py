@@ -2,6 +2,12 @@
 
 The compiled function of a kind is kept, so that another length, batch or random draw finds it again. On CPU flex has no
 backward pass and no lse: gradients are refused by `why_not`, lse is computed apart.
+
+Not within a `torch.compile` of the caller's: the tables of blocks are made of Python numbers, which depend on the
+lengths and on the documents of the batch. Of lengths that are symbols, and of masks, a compiler knows no numbers, so
+that only calls of one fixed length without any mask could be traced, with tables that are constants of the program. A
+custom operator around the compiled kernel, as `blocked` is one, would be opaque, but torch differentiates flex only
+within its own compiled function: the backward pass would compute the forward pass once more.
 """
 
 import dataclasses

@@ -76,6 +76,7 @@ def block_table(
     if len(groups) > 1:
         counts = torch.tensor([count for _, count, _ in groups])
         tables = tuple(table.repeat_interleave(counts, 1) for table in tables)  # type: ignore[assignment]
+    # each copy waits: the table is kept for every thread, and another's stream would read what is still on its way
     return BlockTable(*(table.to(device) for table in tables))
 
 

@@ -80,14 +80,24 @@ class BoundedCache(Generic[T]):
         tensors = tuple(owner for owner in owners if owner is not None)
         if any(tensor.is_inference() for tensor in tensors):
             return build()
+        entry = self.find_of(owners, key)
+        if entry is not None:
+            return entry.value
+        return self._add(_key_of(owners, key), _outside_inference_mode(build), tensors)
+
+    def find_of(self, owners: Iterable[Tensor | None], key: Hashable) -> Entry[T] | None:
+        """Return what `get_of` keeps for these tensors; None: nothing."""
+        owners = tuple(owners)
+        tensors = tuple(owner for owner in owners if owner is not None)
+        if any(tensor.is_inference() for tensor in tensors):
+            return None
         # an identity may be used again when its owner is gone; then its entry is gone, too
         self._drop_orphans()
-        key = (key, tuple(None if owner is None else (id(owner), owner._version) for owner in owners))
-        entry = self._entries.get(key)
-        if entry is not None and all(ref() is owner for ref, owner in zip(entry.owners, tensors, strict=True)):
-            entry.is_used = True
-            return entry.value
-        return self._add(key, _outside_inference_mode(build), tensors)
+        entry = self._entries.get(_key_of(owners, key))
+        if entry is None or any(ref() is not owner for ref, owner in zip(entry.owners, tensors, strict=True)):
+            return None
+        entry.is_used = True
+        return entry
 
     def clear(self) -> None:
         """Forget everything."""
@@ -151,6 +161,10 @@ class BoundedCache(Generic[T]):
                 return
             finally:
                 self._lock.release()
+
+
+def _key_of(owners: Iterable[Tensor | None], key: Hashable) -> Hashable:
+    return key, tuple(None if owner is None else (id(owner), owner._version) for owner in owners)
 
 
 # every cache there is

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.host_copies import bring, on_host
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,8 @@ class TokenMask:
 
 
 def _documents(masks: tuple[Tensor | None, ...], num_keys: int) -> tuple[tuple[Document, ...], ...]:
-    # one copy for all of them
-    columns = iter(torch.stack([mask.long() for mask in masks if mask is not None], 1).cpu().unbind(1))
-    keys, segments, chosen = (None if mask is None else next(columns) for mask in masks)
-    keys, chosen = (None if column is None else column.bool() for column in (keys, chosen))
+    bring(*masks)
+    keys, segments, chosen = (None if mask is None else on_host(mask) for mask in masks)
     rows = range(next(len(mask) for mask in masks if mask is not None))
     return tuple(
         tuple(_documents_of(num_keys, *(None if each is None else each[row] for each in (keys, segments, chosen))))

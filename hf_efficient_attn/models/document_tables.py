@@ -5,6 +5,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import TokenColumns, read_table
+from hf_efficient_attn.layout.host_copies import bring, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
 
@@ -17,6 +18,14 @@ def document_tables(
     if attention_mask is not None and is_table(attention_mask):
         columns = read_table(attention_mask, batch_size, num_queries, num_keys)
     return columns, token_tables(TokenMask(columns.key_mask, columns.segment_ids), num_keys, device)
+
+
+def tables_on_host(columns: TokenColumns, num_keys: int) -> TokenTables:
+    """Return the same tables on the host, where they can be asked."""
+    masks = (columns.key_mask, columns.segment_ids)
+    bring(*masks)
+    tokens = TokenMask(*(None if mask is None else on_host(mask) for mask in masks))
+    return token_tables(tokens, num_keys, torch.device("cpu"))
 
 
 def last_positions(tables: TokenTables) -> Tensor:

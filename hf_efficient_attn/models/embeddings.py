@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.positions import Positions
 from hf_efficient_attn.models.sparse_block import build_norm
 
@@ -65,7 +66,7 @@ class EmbeddingSum(nn.Module):
             else:
                 self._check_types(token_type_ids)
             embedded = embedded + self.token_types(token_type_ids)
-        elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(token_type_ids.any()):
+        elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(on_host(token_type_ids).any()):
             raise InputError(
                 "token_type_ids has types other than 0, but this model has no token types (type_vocab_size=0). Leave "
                 "them out, or build it with type_vocab_size=2."
@@ -75,6 +76,6 @@ class EmbeddingSum(nn.Module):
     def _check_types(self, token_type_ids: Tensor) -> None:
         if torch.compiler.is_compiling() or not token_type_ids.numel():
             return
-        last, size = int(token_type_ids.max()), self.token_types.num_embeddings
+        last, size = int(on_host(token_type_ids).max()), self.token_types.num_embeddings
         if last >= size:
             raise InputError(f"token_type_ids has type {last}, but type_vocab_size={size}: types are 0 to {size - 1}.")

@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.span_attention import check_finite
+from hf_efficient_attn.models.span_bounds import SpanBounds, checked
 from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, FROZEN, known_spans
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -35,7 +35,7 @@ def freeze_spans(model: Model) -> Model:
         )
     tokens = [spans.head_spans().tolist() for spans in found]
     for spans, its_tokens in zip(found, tokens, strict=True):
-        check_finite(its_tokens, spans.layer_idx)
+        checked(SpanBounds(tuple(its_tokens), tuple(its_tokens)), spans.layer_idx)
     change_config(model.config, frozen_spans=tokens, span_penalty=0.0)
     for spans, its_tokens in zip(found, tokens, strict=True):
         spans.freeze(its_tokens)

@@ -8,8 +8,10 @@ from torch import Tensor
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import TokenColumns
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.device_numbers import device_numbers
+from hf_efficient_attn.layout.host_copies import UNCOPIED
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables
-from hf_efficient_attn.models.document_tables import document_tables, last_positions
+from hf_efficient_attn.models.document_tables import document_tables, last_positions, tables_on_host
 from hf_efficient_attn.models.global_tokens import GlobalTokenChoice
 
 
@@ -48,11 +50,16 @@ def find_global_rows(
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
     columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
-    is_global = _global_keys(choice, tables).expand(batch_size, -1)
     offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
-    queries = torch.arange(num_queries, device=device) + offset
-    is_row = is_global.index_select(1, queries)
-    index, found = _first_true(is_row, _most(choice, is_row, columns, max_global_tokens))
+
+    def rows_of(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
+        queries = torch.arange(num_queries, device=tables.positions.device) + offset
+        return _global_keys(choice, tables).expand(batch_size, -1).index_select(1, queries)
+
+    is_row = known = rows_of(choice, tables)
+    if device.type not in UNCOPIED and not torch.compiler.is_compiling():
+        known = rows_of(choice.on_host(), tables_on_host(columns, num_keys))
+    index, found = _first_true(is_row, _most(choice, known, columns, max_global_tokens))
     allowed = None
     if is_matrix:
         matrix = attention_mask.expand(batch_size, -1, num_queries, -1)[:, 0]
@@ -93,7 +100,8 @@ def check_positions(
     wanted = max(choice.positions)
     where, end = "a text", num_keys - 1
     if attention_mask is not None:
-        _, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+        columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+        tables = tables if device.type in UNCOPIED else tables_on_host(columns, num_keys)
         ends = last_positions(tables)
         is_short = (ends < wanted) & (tables.documents != NO_DOCUMENT)
         if not is_short.any():
@@ -112,7 +120,7 @@ def _global_keys(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
         return choice.mask & (tables.documents != NO_DOCUMENT)
     if choice.every is not None:
         return (tables.positions % choice.every == 0) & (tables.documents != NO_DOCUMENT)
-    wanted = torch.tensor(choice.positions, dtype=torch.long, device=tables.positions.device)
+    wanted = device_numbers(tuple(choice.positions), tables.positions.device, torch.long)
     return torch.isin(tables.positions, wanted) & (tables.documents != NO_DOCUMENT)
 
 

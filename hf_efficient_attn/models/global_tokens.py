@@ -5,13 +5,15 @@ Source: Beltagy et al., "Longformer" (arXiv:2004.05150), sections 3.1 and 5.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.layout.device_numbers import device_numbers
+from hf_efficient_attn.layout.host_copies import bring, derived, on_host
 from hf_efficient_attn.messages import shown
 
 Rule = str | Mapping[str, Any] | None
@@ -41,6 +43,10 @@ class GlobalTokenChoice:
     mask: Tensor | None = None
     every: int | None = None
     is_named: bool = False
+
+    def on_host(self) -> "GlobalTokenChoice":
+        """Return the same choice with its mask on the host."""
+        return self if self.mask is None else replace(self, mask=on_host(self.mask))
 
 
 def check_rule(rule: Rule, vocab_size: int, num_positions: int | None) -> None:
@@ -113,8 +119,10 @@ def choose_by_rule(
             f"[batch, {num_keys}], 1 = global."
         )
     if isinstance(rule, Mapping):
-        wanted = torch.tensor(rule["token_ids"], device=input_ids.device)
-        return GlobalTokenChoice(mask=torch.isin(input_ids, wanted))
+        wanted = tuple(rule["token_ids"])
+        return GlobalTokenChoice(
+            mask=derived(lambda ids: torch.isin(ids, device_numbers(wanted, ids.device)), input_ids)
+        )
     return GlobalTokenChoice(mask=_around_separator(rule, input_ids, is_token, sep_token_id))
 
 
@@ -125,20 +133,27 @@ def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep
             f"global_tokens={shown(rule)} needs the separator that ends the question: set config.sep_token_id, or pass "
             "global_attention_mask."
         )
-    is_separator = input_ids == sep_token_id
-    if is_token is not None:
+
+    def separators(input_ids: Tensor, is_token: Tensor | None) -> Tensor:
         # padding may be the same token
-        is_separator = is_separator & is_token.bool()
-    if not torch.compiler.is_compiling() and not bool(is_separator.any(1).all()):
-        row = int((~is_separator.any(1)).nonzero()[0])
+        is_separator = input_ids == sep_token_id
+        return is_separator if is_token is None else is_separator & is_token.bool()
+
+    def around(is_separator: Tensor, is_token: Tensor | None) -> Tensor:
+        index = torch.arange(is_separator.shape[1], device=is_separator.device)
+        end = is_separator.int().argmax(1, keepdim=True)
+        chosen = index < end if rule == "question" else index > end + 1
+        return chosen if is_token is None else chosen & is_token.bool()
+
+    bring(input_ids, is_token)
+    is_separator = derived(separators, input_ids, is_token)
+    if not torch.compiler.is_compiling() and not bool(on_host(is_separator).any(1).all()):
+        row = int((~on_host(is_separator).any(1)).nonzero()[0])
         raise InputError(
             f"Example {row} has no separator (sep_token_id={sep_token_id}), so its question has no end. Tokenize "
             "question and text as a pair, or pass global_attention_mask."
         )
-    index = torch.arange(input_ids.shape[1], device=input_ids.device)
-    end = is_separator.int().argmax(1, keepdim=True)
-    chosen = index < end if rule == "question" else index > end + 1
-    return chosen if is_token is None else chosen & is_token.bool()
+    return derived(around, is_separator, is_token)
 
 
 def choose_by_mask(
@@ -158,18 +173,19 @@ def choose_by_mask(
             f"global_attention_mask has shape {list(global_attention_mask.shape)}; it must be [batch, tokens] = "
             f"[{batch_size}, {num_tokens}], cached tokens first."
         )
-    chosen = global_attention_mask.bool()
     if not torch.compiler.is_compiling():
-        if bool(((global_attention_mask != 0) & (global_attention_mask != 1)).any()):
+        bring(global_attention_mask, is_token)
+        marked = on_host(global_attention_mask)
+        if bool(((marked != 0) & (marked != 1)).any()):
             raise InputError(
-                f"global_attention_mask holds {global_attention_mask.unique().tolist()[:5]}; it must hold 0 and 1, "
+                f"global_attention_mask holds {marked.unique().tolist()[:5]}; it must hold 0 and 1, "
                 "apart from attention_mask. (The authors' single mask with 2 = global is attention_mask plus it.)"
             )
         if is_token is not None:
-            on_padding = chosen.any(1) & ~(chosen & is_token.bool()).any(1)
+            on_padding = marked.any(1) & ~(marked.bool() & on_host(is_token).bool()).any(1)
             if bool(on_padding.any()):
                 raise InputError(
                     f"global_attention_mask marks nothing but padding in example {int(on_padding.nonzero()[0])}: mask "
                     "and padding are on different sides. Mark the tokens where attention_mask is 1."
                 )
-    return GlobalTokenChoice(mask=chosen)
+    return GlobalTokenChoice(mask=derived(lambda mask: mask.bool(), global_attention_mask))

@@ -18,6 +18,7 @@ from hf_efficient_attn.attention.packing import position_starts
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import bring, derived, lasting, on_host
 
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
 
@@ -50,19 +51,23 @@ def token_table(
     if documents is not None:
         function = and_masks(function, packed_sequence_mask_function(documents))
     is_plain = documents is None
-    return make_table(
-        batch_size=embedded.shape[0],
-        q_length=tokens,
-        kv_length=num_keys,
-        q_offset=past_tokens,
-        kv_offset=first_key,
-        mask_function=function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=is_plain,
-        device=embedded.device,
-        config=config,
-        **({} if is_causal else {"allow_is_bidirectional_skip": is_plain}),
-    )
+    is_whole = cache is None or (not torch.compiler.is_compiling() and past_tokens == 0 and num_keys == tokens)
+    with lasting():
+        return make_table(
+            batch_size=embedded.shape[0],
+            q_length=tokens,
+            kv_length=num_keys,
+            q_offset=past_tokens,
+            kv_offset=first_key,
+            mask_function=function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=is_plain,
+            device=embedded.device,
+            # documents of all the keys: the mask function need not be asked
+            documents=None if documents is None or not is_whole else derived(lambda numbers: 1 + numbers, documents),
+            config=config,
+            **({} if is_causal else {"allow_is_bidirectional_skip": is_plain}),
+        )
 
 
 def find_documents(
@@ -84,21 +89,28 @@ def find_documents(
     is_matrix = isinstance(attention_mask, dict) or (attention_mask is not None and attention_mask.ndim != 2)
     if position_ids is None or is_matrix:
         return None
-    positions = position_ids.expand(batch_size, -1)
-    tokens = positions.shape[1]
-    if not is_first and (is_tracing(positions) or tokens == 1):
+    tokens = position_ids.shape[1]
+    if not is_first and (is_tracing(position_ids) or tokens == 1):
         return None
-    is_token = None
-    if attention_mask is not None:
-        first = 0 if is_first else int(past_tokens)
-        is_token = attention_mask[:, first : first + tokens].to(positions.device).bool()
-    starts = position_starts(positions, is_token)
-    if not is_tracing(starts) and not starts.any():
+    first = 0 if is_first or attention_mask is None else int(past_tokens)
+
+    def starts_of(positions: Tensor, mask: Tensor | None) -> Tensor:
+        mask = None if mask is None else mask[:, first : first + tokens].to(positions.device).bool()
+        return position_starts(positions.expand(batch_size, -1), mask)
+
+    bring(position_ids, attention_mask)
+    starts = derived(starts_of, position_ids, attention_mask)
+    if not is_tracing(starts) and not on_host(starts).any():
         return None
     if not is_first:
         warn_of_unseen_documents(config)
         return None
-    return starts.cumsum(1)
+    return derived(lambda starts: starts.cumsum(1), starts)
+
+
+def bring_inputs(*inputs: Any) -> None:
+    """Copy from the device, at once, what is asked about a call's masks, positions and token types; no matrices."""
+    bring(*(each for each in inputs if isinstance(each, Tensor) and each.ndim <= 2))
 
 
 def check_mask(
@@ -140,17 +152,18 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
 def check_mask_values(attention_mask: Any) -> None:
     """Raise InputError for a padding mask with other values than 0 and 1, which every model would read in its own way.
 
-    Not while compiling, and nothing needs to be read of a mask of bool. Of others, on an accelerator, one yes or no is
-    read: a wait for each forward pass, not for each layer. An assertion on the device would not wait, but ends the
-    process without these words.
+    Not while compiling, and nothing needs to be read of a mask of bool. Others are copied from an accelerator, once for
+    all that is asked of them in a forward pass. An assertion on the device would not wait, but ends the process without
+    these words.
     """
     is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
     if torch.compiler.is_compiling() or not is_padding_mask or attention_mask.dtype == torch.bool:
         return
-    is_other = (attention_mask != 0) & (attention_mask != 1)
+    values = on_host(attention_mask)
+    is_other = (values != 0) & (values != 1)
     if bool(is_other.any()):
         raise InputError(
-            f"attention_mask holds {attention_mask[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
+            f"attention_mask holds {values[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
             "Global tokens, 2 in the authors' masks, belong into global_attention_mask, and a mask that is added to "
             "the scores has four dimensions, [batch, 1, queries, keys]."
         )

@@ -12,6 +12,8 @@ from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.device_numbers import device_numbers
+from hf_efficient_attn.layout.host_copies import on_host
 
 
 class Positions(nn.Module):
@@ -69,12 +71,14 @@ class Positions(nn.Module):
             if self.config._attn_implementation == "flex_attention":
                 bias = bias.expand(embedded.shape[0], -1, -1, -1)  # flex looks it up by row and does not broadcast
             return embedded, {"position_bias": bias}
+        # counted over tokens, no position is behind the last of them
+        last = past_tokens + tokens - 1 if position_ids is None and isinstance(past_tokens, int) else None
         if position_ids is None:
             position_ids = index.unsqueeze(0)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0).index_select(1, index)
         if self.kind == "learned" and not torch.compiler.is_compiling():
-            self._check_table(position_ids)
+            self._check_table(position_ids, last)
         if self.rotary is not None:
             return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
         if self.kind == "rope":
@@ -84,8 +88,10 @@ class Positions(nn.Module):
             return embedded, {}
         return embedded + self.table(position_ids + self.offset).to(embedded.dtype), {}
 
-    def _check_table(self, position_ids: torch.Tensor) -> None:
-        size, last = self.table.num_embeddings - self.offset, int(position_ids.max())
+    def _check_table(self, position_ids: torch.Tensor, last: int | None) -> None:
+        size = self.table.num_embeddings - self.offset
+        if last is None or last >= size:
+            last = int(on_host(position_ids).max())
         if last >= size:
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
@@ -159,4 +165,4 @@ def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> 
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
     distance = (query_positions.unsqueeze(-1) - torch.arange(num_keys, device=query_positions.device)).abs()
-    return -torch.tensor(slopes, device=query_positions.device).view(1, -1, 1, 1) * distance
+    return -device_numbers(tuple(slopes), query_positions.device).view(1, -1, 1, 1) * distance

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 
 
 class SegmentMemory:
@@ -21,8 +22,8 @@ class SegmentMemory:
         """Forget everything."""
         self._kept.clear()
 
-    def read(self, segment_index: Tensor, is_training: bool, num_layers: int) -> list[Tensor | None]:
-        """Return what each layer has kept; None where a text begins.
+    def read(self, segment_index: Tensor, is_training: bool, num_layers: int) -> tuple[int, list[Tensor | None]]:
+        """Return the number of the segment, and what each layer has kept; None where a text begins.
 
         Args:
             segment_index: int [B], the number of this segment in its row, the same in all rows.
@@ -30,14 +31,14 @@ class SegmentMemory:
         Raises:
             InputError: rows at different segments, or a segment that does not follow the last one.
         """
-        numbers = segment_index.unique().tolist()
+        numbers = sorted(set(on_host(segment_index).tolist()))
         if len(numbers) != 1:
             raise InputError(
                 f"segment_index holds {numbers[:5]}: the rows of a batch must all be at the same segment of their "
                 "texts. TextSegments with num_rows = batch size x processes gives such batches, unshuffled."
             )
         if numbers[0] == 0:
-            return [None] * num_layers
+            return 0, [None] * num_layers
         last, kept = self._kept.get(is_training, (None, []))
         if last is None or numbers[0] != last + 1 or len(kept[0]) != segment_index.shape[0]:
             seen = "none before" if last is None else f"{last} of {len(kept[0])} rows before"
@@ -47,11 +48,11 @@ class SegmentMemory:
                 "drop an incomplete last batch, and start texts anew with segment_index=0. Training that resumes in "
                 "the middle of a text needs the segment_memory file that SpanCallback writes beside each checkpoint."
             )
-        return list(kept)
+        return numbers[0], list(kept)
 
-    def write(self, segment_index: Tensor, is_training: bool, states: list[Tensor]) -> None:
-        """Keep these inputs for the segment that follows."""
-        self._kept[is_training] = (int(segment_index[0]), [tensor.detach() for tensor in states])
+    def write(self, number: int, is_training: bool, states: list[Tensor]) -> None:
+        """Keep these inputs of the segment of this number for the one that follows."""
+        self._kept[is_training] = (number, [tensor.detach() for tensor in states])
 
 
 def remember(memory: Tensor | None, hidden_states: Tensor, num_tokens: int) -> Tensor:

@@ -8,7 +8,7 @@ terms.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, isfinite
+from math import ceil, floor
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.attention.table_form import is_table
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
+from hf_efficient_attn.models.span_bounds import SpanBounds, bounds_of
 from hf_efficient_attn.models.spans import log_soft_mask
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -135,7 +136,7 @@ def attend_spans(
     scale: float,
     dropout: float = 0.0,
     position_table: Tensor | None = None,
-    known_spans: tuple[float, ...] | None = None,
+    bounds: SpanBounds | None = None,
     layer_idx: int = 0,
     need_weights: bool = False,
     backend: str = AUTO,
@@ -148,10 +149,11 @@ def attend_spans(
         spans: tokens, [1, H, 1] or [B, H, T]; None: every head reads all of the limit.
         attention_mask: a token table, a matrix that a user gave, or None.
         position_table: [limit, D], a vector a distance, from the nearest key on, that is added to the keys.
-        known_spans: the spans as numbers, where they are no parameters.
+        bounds: of the spans, which nobody then reads from the device.
         need_weights: compute densely, and return the weights.
     """
-    groups = groups_of(spans, known_spans, window, query, layer_idx)
+    bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
+    groups = groups_of(spans, bounds, window, query)
     # a table may say that other keys follow the queries; a matrix, of a user or of weights, has a column for each key
     is_cut = attention_mask is None and window.is_causal and not need_weights
     is_per_head = attention_mask is not None and not is_table(attention_mask)
@@ -162,10 +164,10 @@ def attend_spans(
     outputs, weights = [], []
     for group in groups:
         is_all = len(group.heads) == query.shape[1]
-        heads = slice(None) if is_all else index_of(group.heads)
+        heads = range(query.shape[1]) if is_all else group.heads
         kept = slice(-group.num_keys - window.shift - query.shape[2] + 1 if is_cut else None, None)
-        q, k, v = query[:, heads], key[:, heads, kept], value[:, heads, kept]
-        own = spans if spans is None or is_all else spans[:, heads]
+        q, k, v = pick(query, heads), pick(key[:, :, kept], heads), pick(value[:, :, kept], heads)
+        own = spans if spans is None or is_all else pick(spans, heads)
         if is_step:
             outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
             continue
@@ -174,7 +176,7 @@ def attend_spans(
             k,
             v,
             LayerPattern(window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal),
-            attention_mask[:, heads] if is_per_head else attention_mask,
+            pick(attention_mask, heads) if is_per_head else attention_mask,
             scale,
             dropout,
             terms=terms_of(q, own, window, group, position_table, scale),
@@ -188,35 +190,31 @@ def attend_spans(
     return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
 
 
-def within_reach(memory: Tensor, spans: Tensor | None, window: SpanWindow) -> Tensor:
+def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, window: SpanWindow) -> Tensor:
     """Return the last of the states before the queries, [B, C, hidden_size], that any head reads.
 
     Dynamic spans are known only when they are computed, and until then the limit is remembered; of others hardly more
     than they reach.
     """
-    if spans is None or spans.shape[2] == 1 or torch.compiler.is_compiling():
+    if bounds is None or not is_dynamic or torch.compiler.is_compiling():
         return memory
-    longest = float(spans.detach().amax())
-    # spans that are no numbers are refused where they are used
-    reach = window.num_keys(longest) - 1 + window.shift if isfinite(longest) else window.limit
+    reach = window.num_keys(max(bounds.highest)) - 1 + window.shift
     return memory[:, max(0, memory.shape[1] - reach) :]
 
 
-def index_of(heads: tuple[int, ...]) -> slice | list[int]:
-    """Return what picks these heads out of a dimension: of neighbours a slice, which copies nothing.
-
-    >>> index_of((1, 2, 3)), index_of((0, 2))
-    (slice(1, 4, None), [0, 2])
-    """
+def pick(tensor: Tensor, heads: Sequence[int]) -> Tensor:
+    """Return these heads of a tensor [B, H, ...]: of neighbours a view."""
     first, last = heads[0], heads[-1]
-    return slice(first, last + 1) if last - first + 1 == len(heads) else list(heads)
+    if last - first + 1 == len(heads):
+        return tensor[:, first : last + 1]
+    return tensor.index_select(1, device_numbers(tuple(heads), tensor.device))
 
 
 def in_order(parts: list[Tensor], dim: int, order: list[int]) -> Tensor:
     """Return the parts as one tensor, with the entries of a dimension in this order."""
     joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     is_sorted = order == list(range(len(order)))
-    return joined if is_sorted else joined.index_select(dim, torch.tensor(order, device=joined.device))
+    return joined if is_sorted else joined.index_select(dim, device_numbers(tuple(order), joined.device))
 
 
 def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) -> bool:
@@ -256,34 +254,15 @@ def attend_nearest(
     return out.transpose(1, 2)
 
 
-def check_finite(numbers: list[float], layer_idx: int) -> None:
-    """Raise InputError for spans that are no numbers."""
-    if not all(isfinite(number) for number in numbers):
-        raise InputError(
-            f"The spans of layer {layer_idx} are {numbers}: training has diverged, or inputs were not finite. Lower "
-            "the learning rate of the spans (optimizer_groups(..., span_lr=...)), or clip gradients."
-        )
-
-
-def groups_of(
-    spans: Tensor | None, known_spans: tuple[float, ...] | None, window: SpanWindow, query: Tensor, layer_idx: int
-) -> list[HeadGroup]:
-    """Return the groups of a call; a compiler, which knows no learned span, gets one of all heads and all keys."""
+def groups_of(spans: Tensor | None, bounds: SpanBounds | None, window: SpanWindow, query: Tensor) -> list[HeadGroup]:
+    """Return the groups of a call; without bounds, which a compiler cannot know, one of all heads and all keys."""
     heads = tuple(range(query.shape[1]))
     if spans is None:
         return [HeadGroup(heads, window.limit, window.limit)]
-    if known_spans is not None:
-        num_queries = FEW_QUERIES + 1 if torch.compiler.is_compiling() else query.shape[2]
-        return head_groups(list(known_spans), list(known_spans), window, num_queries)
-    if torch.compiler.is_compiling():
+    if bounds is None:
         return [HeadGroup(heads, 1, window.limit)]
-    if spans.shape[0] == spans.shape[2] == 1:
-        lowest = highest = spans.detach()[0, :, 0].tolist()
-    else:
-        per_head = spans.detach().transpose(0, 1).flatten(1)
-        lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
-    check_finite(lowest, layer_idx)
-    return head_groups(lowest, highest, window, query.shape[2])
+    num_queries = FEW_QUERIES + 1 if torch.compiler.is_compiling() else query.shape[2]
+    return head_groups(bounds.lowest, bounds.highest, window, num_queries)
 
 
 def terms_of(

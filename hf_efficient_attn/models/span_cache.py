@@ -7,6 +7,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_efficient_attn.attention.cache import Padding, PatternCache
+from hf_efficient_attn.models.span_bounds import SpanBounds
 from hf_efficient_attn.models.span_cache_layer import SpanLayer
 from hf_efficient_attn.models.span_config import span_window
 from hf_efficient_attn.models.spans import DYNAMIC, span_modules
@@ -38,10 +39,13 @@ class UncountedPadding(Padding):
         """Count nothing."""
 
 
-def kept_tokens(spans: Any, config: Any) -> int:
-    """Return how many tokens before a query the heads of a layer can read."""
+def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> int:
+    """Return how many tokens before a query the heads of a layer can read; `bounds`: of its spans, where known."""
     window = span_window(config)
-    longest = window.limit if spans.kind == DYNAMIC else float(spans.head_spans().max())
+    if spans.kind == DYNAMIC:
+        longest: float = window.limit
+    else:
+        longest = float(spans.head_spans().max()) if bounds is None else max(bounds.highest)
     return window.num_keys(longest) - 1 + window.shift
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.errors import CheckpointError, InputError
+from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import SoftSpan
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
@@ -59,12 +60,15 @@ class Spans(nn.Module):
             init.zeros_(self.weight)
             init.constant_(self.bias, self.initial_bias)
 
-    def forward(self, hidden_states: Tensor) -> Tensor | None:
-        """Return spans in tokens, float32 [1, H, 1] or, if dynamic, [B, H, T]; None: all heads read the limit."""
+    def forward(self, hidden_states: Tensor | None) -> Tensor | None:
+        """Return spans in tokens, float32 [1, H, 1] or, if dynamic, [B, H, T]; None: all heads read the limit.
+
+        hidden_states: `adaptive` spans need none.
+        """
         if self.kind == FIXED:
             return None
         if self.kind == FROZEN:
-            return torch.tensor(self.frozen, dtype=torch.float32, device=hidden_states.device)[None, :, None]
+            return device_numbers(self.frozen, hidden_states.device, torch.float32)[None, :, None]
         if self.kind == ADAPTIVE:
             # nobody clamps in evaluation, and an optimizer may have moved it: the value is cut, its gradient is not
             ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()

@@ -1,5 +1,6 @@
 """The inputs of a sparse model: checked, and its global tokens found, once for all layers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.models.global_rows import check_positions, find_global_rows, global_keys
 from hf_efficient_attn.models.global_tokens import (
     AUTO_RULES,
@@ -40,6 +42,13 @@ def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | 
 def resolved_rule(config: Any, task: str | None) -> Rule:
     """Return the rule for global tokens that holds in a task."""
     return AUTO_RULES.get(task or "") if config.global_tokens == "auto" else config.global_tokens
+
+
+def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor | None:
+    """Return the tokens, if the rule for global tokens looks at them; None: it does not."""
+    rule = resolved_rule(config, task)
+    is_by_place = rule is None or rule == "first" or (isinstance(rule, Mapping) and "token_ids" not in rule)
+    return None if is_by_place else input_ids
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,8 @@ def global_arguments(config: Any, task: str | None, call: CallInputs) -> dict[st
         choice = GlobalTokenChoice(mask=global_keys(choice, *place, call.device))
     elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
         # a static cache has room for tokens to come
-        choice = GlobalTokenChoice(mask=pad(choice.mask, (0, call.num_keys - choice.mask.shape[1])))
+        missing = call.num_keys - choice.mask.shape[1]
+        choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
     rows = None
     if config.global_projections:
         rows = find_global_rows(choice, *place, config.is_causal, config.max_global_tokens, call.device)

@@ -51,6 +51,10 @@ def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 class Explicit:
     """Matmul, softmax, matmul.
 
+    Half-precision operands are widened before each product, on GPUs, too, since scores rounded to half precision are
+    wrong by parts of a weight where they are large. There `torch.bmm(..., out_dtype=torch.float32)` would not round
+    them; it exists on CUDA only, and was not measured.
+
     Attributes:
         terms: the learned parts of the scores of this run, which broadcast to [h, n, q, k].
         drop: draws which weights of a shape are dropped, a bool tensor; None: none.

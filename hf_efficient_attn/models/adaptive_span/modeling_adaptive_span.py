@@ -12,6 +12,7 @@ before a text is not read (theirs: zeros, that take their share of the softmax).
 span's penalty averages over: here, over the real tokens of the batch.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS, said_positions
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
@@ -38,11 +40,12 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
 from hf_efficient_attn.models.span_attention import attend_spans, within_reach
+from hf_efficient_attn.models.span_bounds import SpanBounds, all_bounds, bounds_of
 from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
 from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
 from hf_efficient_attn.models.span_config import checked_window
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
-from hf_efficient_attn.models.spans import Spans, clamp_spans, span_modules
+from hf_efficient_attn.models.spans import DYNAMIC, Spans, clamp_spans, span_modules
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs
 from hf_efficient_attn.models.sparse_pretrained import EfficientPreTrainedModel
@@ -75,6 +78,7 @@ class SpanAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
         real_tokens: Tensor | None = None,
+        bounds: Sequence[SpanBounds | None] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and the mean span of the heads.
@@ -85,12 +89,15 @@ class SpanAttention(nn.Module):
             position_table: [limit, D], a vector per distance.
             position_embeddings: cosines and sines of the positions of at least all keys, of which the last count.
             real_tokens: bool [B, T]; the mean of dynamic spans is over these.
+            bounds: of every layer's spans, where they are known.
         """
         spans, window = self.spans(hidden_states), checked_window(self.config, self.spans)
+        own_bounds = None if bounds is None else bounds[self.layer_idx]
+        own_bounds = own_bounds or bounds_of(spans, self.spans.frozen, self.layer_idx)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         read = hidden_states
         if memory is not None:
-            memory = memory if need_weights else within_reach(memory, spans, window)
+            memory = memory if need_weights else within_reach(memory, own_bounds, self.spans.kind == DYNAMIC, window)
             read = torch.cat((memory.to(hidden_states), hidden_states), 1)
         query, key, value = (
             projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -110,7 +117,7 @@ class SpanAttention(nn.Module):
             self.scaling,
             drop_rate(self.dropout),
             position_table,
-            known_spans=self.spans.frozen,
+            bounds=own_bounds,
             layer_idx=self.layer_idx,
             need_weights=need_weights,
             backend=backend_of(self.config),
@@ -226,15 +233,17 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         compare_processes(self)
         clamp_spans(self)
+        modules = (layer.self_attn.spans for layer in self.layers)
+        bounds = all_bounds(modules, attention_mask, position_ids, segment_index)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         tokens = inputs_embeds.shape[1]
-        memories: list[Tensor | None] = [None] * len(self.layers)
+        segment, memories = None, [None] * len(self.layers)
         if segment_index is not None:
             said = {name: kwargs.get(name) for name in (*ENDS, NUMBERS)}
             exclusive = {"position_ids": position_ids, "past_key_values": past_key_values, **said}
             check_segment(segment_index, inputs_embeds.shape[0], attention_mask, exclusive)
-            memories = self.memory.read(segment_index, self.training, len(self.layers))
+            segment, memories = self.memory.read(segment_index, self.training, len(self.layers))
             longest = max(0 if memory is None else memory.shape[1] for memory in memories)
             position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
         elif use_cache and self.config.is_causal and past_key_values is None:
@@ -254,10 +263,11 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         if self.distances is not None:
             where["position_table"] = self.distances()
         where["real_tokens"] = real_tokens(attention_mask, tokens)
+        where["bounds"] = bounds
         kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": past_key_values}
-        hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs, segment_index is not None)
-        if segment_index is not None:
-            self._remember(segment_index, memories, inputs)
+        hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs, segment is not None)
+        if segment is not None:
+            self.memory.write(segment, self.training, self._kept_inputs(memories, inputs, bounds))
         return SpanModelOutput(
             last_hidden_state=self.norm(hidden_states),
             past_key_values=past_key_values,
@@ -276,12 +286,13 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             spans.append(span)
         return hidden_states, spans, inputs
 
-    def _remember(self, segment_index: Tensor, memories: list[Tensor | None], inputs: list[Tensor]) -> None:
-        kept = [
-            remember(memory, states, min(self.config.span_limit, kept_tokens(spans, self.config) + SPARE_TOKENS))
-            for memory, states, spans in zip(memories, inputs, span_modules(self), strict=True)
+    def _kept_inputs(
+        self, memories: list[Tensor | None], inputs: list[Tensor], bounds: Sequence[SpanBounds | None]
+    ) -> list[Tensor]:
+        return [
+            remember(memory, states, min(self.config.span_limit, kept_tokens(spans, self.config, own) + SPARE_TOKENS))
+            for memory, states, spans, own in zip(memories, inputs, span_modules(self), bounds, strict=True)
         ]
-        self.memory.write(segment_index, self.training, kept)
 
 
 class DistanceTable(nn.Module):
@@ -305,7 +316,7 @@ class DistanceTable(nn.Module):
 
 def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, exclusive: dict[str, Any]) -> None:
     """Raise InputError for what segments of a text cannot be combined with."""
-    if attention_mask is not None and not bool((attention_mask == 1).all()):
+    if attention_mask is not None and not bool((on_host(attention_mask) == 1).all()):
         raise InputError(
             "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
             "full length (TextSegments drops the rest of a text), or leave segment_index out."

@@ -44,6 +44,7 @@ from hf_efficient_attn.models.input_axes import check_axes
 from hf_efficient_attn.models.library_config import count_key_heads
 from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.positions import Positions
+from hf_efficient_attn.models.span_bounds import all_bounds
 from hf_efficient_attn.models.span_cache import SpanGeneration
 from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
 from hf_efficient_attn.models.span_penalty import SpanModelOutput, real_tokens, span_penalty
@@ -247,6 +248,8 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         refuse_overridden(self.config._attn_implementation, f"block={shown(self.config.block)}")
         compare_processes(self)
         clamp_spans(self)
+        modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
+        bounds = all_bounds(modules, attention_mask, position_ids)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         past_tokens, num_keys = 0, inputs_embeds.shape[1]
@@ -266,6 +269,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
 
         if self.config.span is not None:
             where["real_tokens"] = real_tokens(attention_mask, inputs_embeds.shape[1])
+            where["bounds"] = bounds
 
         hidden_states = self.dropout(hidden_states)
         kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": past_key_values}

@@ -5,6 +5,7 @@ No paper combines the two; this keeps what makes shaped attention start as the i
 arXiv:2311.01906, section 4.1), for every span.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.span_attention import attend_spans
+from hf_efficient_attn.models.span_bounds import SpanBounds, bounds_of
 from hf_efficient_attn.models.span_config import checked_window
 from hf_efficient_attn.models.span_penalty import mean_span
 from hf_efficient_attn.models.spans import Spans
@@ -34,6 +36,7 @@ class SpannedAttention(nn.Module):
         attention_mask: Tensor | None,
         real_tokens: Tensor | None = None,
         dropout: float = 0.0,
+        bounds: Sequence[SpanBounds | None] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Return A·V [B, T, H, D], the weights A or None, C·V or None, and the mean span of the heads.
@@ -43,11 +46,13 @@ class SpannedAttention(nn.Module):
             query, key, value: [B, H, T or K, D].
             attention_mask: a token table, a matrix that a user gave, or None.
             dropout: probability with which a weight of A is dropped.
+            bounds: of every layer's spans, where they are known.
         """
         spans = self.spans(hidden_states)
+        own_bounds = None if bounds is None else bounds[self.layer_idx]
         common: dict[str, Any] = {
             "scale": query.shape[3] ** -0.5,
-            "known_spans": self.spans.frozen,
+            "bounds": own_bounds or bounds_of(spans, self.spans.frozen, self.layer_idx),
             "layer_idx": self.layer_idx,
             "backend": backend_of(self.config),
         }

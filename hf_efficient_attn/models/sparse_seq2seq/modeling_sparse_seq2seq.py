@@ -21,10 +21,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
-from hf_efficient_attn.models.masks import check_mask, check_mask_values, token_table
+from hf_efficient_attn.models.masks import bring_inputs, check_mask, check_mask_values, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
+from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
@@ -139,6 +139,8 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
         if source is None:
             raise InputError("Pass the source: one of input_ids, inputs_embeds and encoder_outputs.")
         target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+        tokens_asked = looked_at(self.config, self.encoder.task, input_ids)
+        bring_inputs(tokens_asked, attention_mask, decoder_attention_mask, global_attention_mask)
         check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], past_key_values)
         kwargs["return_dict"] = True
         if encoder_outputs is None:

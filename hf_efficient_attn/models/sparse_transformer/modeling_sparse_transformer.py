@@ -31,10 +31,10 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
+from hf_efficient_attn.models.masks import bring_inputs, check_mask, find_documents, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments
+from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments, looked_at
 from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
 
 from .configuration_sparse_transformer import SparseTransformerConfig
@@ -89,6 +89,8 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
                 of what the config's `global_tokens` says.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        tokens_asked = looked_at(self.config, self.task, input_ids)
+        bring_inputs(tokens_asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
         compare_processes(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)

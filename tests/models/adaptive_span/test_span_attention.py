@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.terms import SoftSpan
 from hf_efficient_attn.models.span_attention import SpanWindow, attend_spans, groups_of, head_groups, terms_of
+from hf_efficient_attn.models.span_bounds import SpanBounds, bounds_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
 
@@ -118,7 +119,7 @@ def test_all_of_the_limit_equals_no_mask() -> None:
 def test_known_spans_compute_the_same() -> None:
     tensors, window = leaves(True, SPANS["between"]), WINDOWS["causal without self"]
     known = tuple(SPANS["between"].flatten().tolist())
-    assert torch.equal(ours(tensors, window, known_spans=known), ours(tensors, window))
+    assert torch.equal(ours(tensors, window, bounds=SpanBounds(known, known)), ours(tensors, window))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_learned_terms_are_looked_up_around_the_ramp_alone() -> None:
     """What lies within the span passes through the kernel that knows no terms."""
     window = SpanWindow(8192, 32, include_self=False, is_causal=True)
     query, spans = torch.zeros(1, 2, 64, 4), torch.tensor([5000.0, 8192.0])[None, :, None]
-    groups = groups_of(spans, None, window, query, layer_idx=0)
+    groups = groups_of(spans, bounds_of(spans, None, layer_idx=0), window, query)
     (term,) = terms_of(query[:, :1], spans[:, :1], window, groups[0], None, 1.0)
     assert term.label == SoftSpan(window.ramp, window.shift, num_inner=4993)
     assert torch.equal(term.values, spans[:, :1, :, None])

@@ -220,6 +220,20 @@ def test_the_copy_that_an_adapter_trains_counts() -> None:
     adapted(input_ids=random_ids(2, 9), segment_index=segment + 1)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+def test_spans_of_an_adapter_that_is_off_do_not_count() -> None:
+    """What is read for all layers at once are the spans that the layers use."""
+    peft = pytest.importorskip("peft")
+    model, ids = tiny(preset="modern").eval(), random_ids(2, 30)
+    expected = model(input_ids=ids).logits
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["spans"])).eval()
+    for module in span_modules(adapted):
+        module.ratio.data.fill_(1.0)
+    assert not torch.allclose(adapted(input_ids=ids).logits, expected, atol=1e-3)
+    with adapted.disable_adapter():
+        torch.testing.assert_close(adapted(input_ids=ids).logits, expected)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_step_brings_spans_back() -> None:
     model = tiny(preset="modern", span_penalty=10.0).train()
