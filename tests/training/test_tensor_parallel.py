@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_cases import CASES
+from models_cases import CASES, randomize
 from tensor_parallel_script import results
 from torchrun import torchrun
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -69,7 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tensor_parallel")
     torch.manual_seed(0)
     for name, build in MODELS.items():
-        model = build().eval()
+        # with start values the scores, and hence gradients of queries and keys, are next to nothing
+        model = randomize(build().eval())
         model.save_pretrained(folder / name)
         torch.save(results(model), folder / f"{name}-alone.pt")
     torchrun(SCRIPT, folder)
