@@ -18,8 +18,9 @@ from hf_efficient_attn.patterns.tables import KeyTable
 # lengths in tokens at which the published code draws only from the first 1,024 tokens, on the grid of 4,096
 PREFIX_LENGTHS = {"authors": (1024, 2048, 3072, 4096), "transformers": (1024, 3072, 4096)}
 PREFIX_TOKENS, GRID_TOKENS = 1024, 4096
-# so many take about a minute
-MAX_SHUFFLED_BLOCKS = 1 << 27
+# of all rows and heads; a row takes as long as ROW_BLOCKS of them, and all of them about a second
+MAX_SHUFFLED_BLOCKS = 1 << 20
+ROW_BLOCKS = 8
 
 # random blocks of one head: those of row 0, of row 1, ...
 Rows = tuple[tuple[int, ...], ...]
@@ -91,16 +92,26 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_rows = -(-num_keys // self.block_tokens)
-        # the code shuffles all blocks for every row of every head
-        if num_rows * num_rows * num_heads > MAX_SHUFFLED_BLOCKS:
+        num_shuffled = num_heads * _num_shuffled(self, num_rows)
+        if num_shuffled > MAX_SHUFFLED_BLOCKS:
             raise InputError(
-                f"{self.kind}: {num_keys} tokens are {num_rows} blocks of block_tokens={self.block_tokens}, and the "
-                f"published code shuffles all of them for every row of {num_heads} heads: more than "
-                f"{MAX_SHUFFLED_BLOCKS} steps. Take longer blocks, or plan='seeded' (random_blocks)."
+                f"{self.kind}: {num_keys} tokens are {num_rows} blocks of block_tokens={self.block_tokens}, and for "
+                f"num_blocks={self.num_blocks} the published code shuffles about {num_shuffled} of them, one by one, "
+                f"in all rows of {num_heads} heads: more than {MAX_SHUFFLED_BLOCKS}. Take longer blocks, or "
+                "plan='seeded' (random_blocks)."
             )
         # the layer is part of the seed, so that layers need no place in the cache of their own
         heads = _draw(replace(self, seed=self.seed + layer), -(-num_keys // self.block_tokens), num_heads)
         return Blocks(KeyTable(heads[head]), self.block_tokens)
+
+
+def _num_shuffled(pattern: BigBirdBlocks, num_rows: int) -> int:
+    """Return how many blocks the code shuffles for one head, in all rows together, and ROW_BLOCKS for each row."""
+    if num_rows * pattern.block_tokens in PREFIX_LENGTHS[pattern.plan]:
+        return GRID_TOKENS // pattern.block_tokens * (PREFIX_TOKENS // pattern.block_tokens + ROW_BLOCKS)
+    border, count = _first_segment(num_rows, pattern.num_blocks)
+    in_a_row = border * (count > 0) + (num_rows - border) * (pattern.num_blocks > count)
+    return num_rows * (in_a_row + ROW_BLOCKS)
 
 
 @lru_cache(maxsize=64)

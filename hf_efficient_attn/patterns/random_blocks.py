@@ -12,8 +12,11 @@ from hf_efficient_attn.patterns.pattern import Pattern, check_pattern
 from hf_efficient_attn.patterns.spans import Spans, complement, size
 from hf_efficient_attn.patterns.tables import KeyTable
 
-# each is drawn by itself
-MAX_DRAWN_BLOCKS = 1 << 20
+# each is drawn by itself, and a row takes as long as ROW_BLOCKS of them
+MAX_DRAWN_BLOCKS = 1 << 19
+ROW_BLOCKS = 16
+# spans of keys of an excluded pattern, of all rows together
+MAX_EXCLUDED_SPANS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class RandomBlocks(Pattern, kind="random_blocks"):
     Raises:
         ConfigurationError: numbers below 1, a seed that is no integer, or a causal pattern that excludes one that
             depends on the length.
-        InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all.
+        InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all, or excludes keys in more than
+            MAX_EXCLUDED_SPANS places.
     """
 
     num_blocks: int
@@ -89,11 +93,11 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_blocks = -(-num_keys // self.block_tokens)
-        if num_blocks * min(num_blocks, self.num_blocks) > MAX_DRAWN_BLOCKS:
+        if num_blocks * (ROW_BLOCKS + min(num_blocks, self.num_blocks)) > MAX_DRAWN_BLOCKS:
             raise InputError(
                 f"{self.kind}: {num_keys} tokens are {num_blocks} rows of blocks of block_tokens={self.block_tokens}, "
-                f"and num_blocks={self.num_blocks} for each of them are more than {MAX_DRAWN_BLOCKS} random blocks. "
-                "Take longer blocks, or fewer for each row."
+                f"and num_blocks={self.num_blocks} for each of them are too many: a row counts as {ROW_BLOCKS} blocks "
+                f"and its random ones, and {MAX_DRAWN_BLOCKS} are the most. Take longer blocks, or fewer for each row."
             )
         return Blocks(_draw(self, num_blocks, layer, head, num_heads), self.block_tokens)
 
@@ -103,10 +107,17 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
     block, num_tokens = pattern.block_tokens, num_rows * pattern.block_tokens
     exclude = pattern.exclude and pattern.exclude.resolve(num_tokens, layer, head, num_heads)
-    rows = []
+    rows, num_spans = [], 0
     for row in range(num_rows):
         num_candidates = row if pattern.is_causal else num_rows
         touched = exclude.key_spans(row * block, (row + 1) * block - 1, num_tokens) if exclude else ()
+        num_spans += len(touched)
+        if num_spans > MAX_EXCLUDED_SPANS:
+            raise InputError(
+                f"{pattern.kind}: exclude reads single keys in more than {MAX_EXCLUDED_SPANS} places at {num_tokens} "
+                f"tokens, counted up to block {row} of {num_rows}: {shown(exclude)}. Exclude a pattern of whole blocks "
+                "(Blocks), or take longer blocks."
+            )
         touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
         length = "any" if pattern.is_causal else num_rows
         generator = Random(f"seed {pattern.seed} layer {layer} head {head} row {row} of {length}")

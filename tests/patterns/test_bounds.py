@@ -86,7 +86,10 @@ def chained() -> Pattern:
         lambda: Union([Band(width, 0) for width in range(MAX_PARTS + 1)]),
         lambda: PerHead([PerHead([PerHead([Full()] * 97), Full()])] * 89),
         lambda: RandomBlocks(10**9, 1).resolve(4 * MAX_DRAWN_BLOCKS),
+        lambda: RandomBlocks(1, 1).resolve(65_536),
+        lambda: RandomBlocks(2, 4, exclude=Strided(5)).resolve(65_536),
         lambda: BigBirdBlocks(1, 1).resolve(100_000),
+        lambda: BigBirdBlocks(3000, 4).resolve(16_384),
     ],
 )
 def test_refused_in_short(make: Callable[[], object]) -> None:
@@ -147,6 +150,12 @@ def test_pairs_of_what_repeats_itself(place: tuple[int, int, int]) -> None:
         Blocks(Dilated(2, 2, 2), 3),
     ):
         assert pattern.num_pairs(*place) == len(pairs_of(pattern, *place))
+
+
+def test_long_inputs_of_published_blocks() -> None:
+    """Of a long input, the code shuffles the first blocks only, in every row."""
+    drawn = BigBirdBlocks(3, 64).resolve(131_072, num_heads=16)
+    assert {key for row in drawn.parts[0].rows for key in row} <= set(range(2 * 3 + 5))
 
 
 def test_more_random_blocks_than_there_are() -> None:
