@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,11 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.pattern import Pattern
 
+# of a pattern that repeats itself so soon, one query of each class is looked at, and the tokens near it at first
+MAX_CLASSES = 64
+NEAR_TOKENS = 1024
+# spans of keys that are looked at for a warning; so many take a part of a second
+MAX_LOOKS = 1 << 17
 # configs of models that were warned of, by identity; configs have no hash
 _mixing: dict[int, "weakref.ref[Any]"] = {}
 
@@ -67,20 +73,75 @@ def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: in
 def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
     ahead = pattern.max_tokens_ahead
     start = 1 if ahead is not None and ahead < 0 else 0
-    return first_keyless(pattern, start, num_tokens - 1, num_tokens) if start < num_tokens else None
+    if start >= num_tokens:
+        return None
+    period = pattern.period
+    if period is not None and period <= MAX_CLASSES:
+        return first_keyless_of_period(pattern, period, start, num_tokens)
+    return first_keyless(pattern, start, num_tokens - 1, num_tokens)
+
+
+def first_keyless_of_period(pattern: Pattern, period: int, start: int, num_tokens: int) -> int | None:
+    """Return the first query from `start` on that may read no key; None: each has one.
+
+    Looks at one query of each class, however long the input.
+
+    >>> from hf_efficient_attn.patterns.bands import Dilated
+    >>> first_keyless_of_period(Dilated(9, -1, 3), 1, 1, 1000), first_keyless_of_period(Dilated(9, 0, 3), 1, 1, 1000)
+    (1, None)
+    """
+    found = []
+    for query in range(min(period, num_tokens)):
+        before, after = _nearest_keys(pattern, period, query, num_tokens)
+        # a query lacks both where they would lie before the first and after the last token
+        first = max(start, num_tokens - after)
+        first += (query - first) % period
+        found += [first] if first < min(before, num_tokens) else []
+    return min(found, default=None)
+
+
+def _nearest_keys(pattern: Pattern, period: int, query: int, num_tokens: int) -> tuple[int, int]:
+    """Return how far before and after the queries of a class their nearest keys lie; num_tokens: nowhere in reach."""
+    is_causal = pattern.is_causal
+    for reach in (min(NEAR_TOKENS, num_tokens), num_tokens):
+        room = period * -(-reach // period)
+        place = room + query
+        spans = pattern.key_spans(place, place, 3 * room)
+        before = min((max(0, place + 1 - stop) for first, stop in spans if first <= place), default=num_tokens)
+        after = min((max(0, first - place) for first, stop in spans if stop > place), default=num_tokens)
+        if before < num_tokens and (is_causal or after < num_tokens):
+            break
+    return before, after
 
 
 def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:
-    """Return the first query of first..last (inclusive) that may read no key; None: each has one.
+    """Return the first query of first..last (inclusive) that may read no key; None: none was found.
+
+    Given up after MAX_LOOKS, where a pattern is such that every query has to be looked at by itself.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> first_keyless(Band(4, -1), 0, 9, 10), first_keyless(Band(4, 0), 0, 9, 10)
     (0, None)
     """
-    if pattern.full_key_spans(first, last, num_keys):
-        return None
-    if first == last:
-        return first
+    ranges, looks = [(first, last)], 0
+    atoms = tuple(_atoms(pattern))
     middle = (first + last) // 2
-    before = first_keyless(pattern, first, middle, num_keys)
-    return first_keyless(pattern, middle + 1, last, num_keys) if before is None else before
+    spans_of_query = sum(len(atom.key_spans(middle, middle, num_keys)) for atom in atoms)
+    while ranges and looks < MAX_LOOKS:
+        first, last = ranges.pop()
+        spans = pattern.full_key_spans(first, last, num_keys)
+        looks += len(atoms) + (spans_of_query if first == last else len(spans))
+        if spans:
+            continue
+        if first == last:
+            return first
+        middle = (first + last) // 2
+        ranges += [(middle + 1, last), (first, middle)]
+    return None
+
+
+def _atoms(pattern: Pattern) -> Iterator[Pattern]:
+    if not pattern.parts:
+        yield pattern
+    for part in pattern.parts:
+        yield from _atoms(part)

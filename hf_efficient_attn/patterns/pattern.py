@@ -77,8 +77,7 @@ class Pattern:
 
         Exact for one query; a lower bound otherwise.
         """
-        spans = self.key_spans(first_query, last_query, num_keys)
-        return spans if first_query == last_query else ()
+        return self.key_spans(first_query, last_query, num_keys) if first_query == last_query else ()
 
     def num_keys_of(self, query: int, num_keys: int) -> int:
         """Return how many keys `query` reads."""

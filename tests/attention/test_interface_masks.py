@@ -10,7 +10,7 @@ from attention_models import DECODER, PATTERN, SLIDING, build, inputs_of, output
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import first_keyless, warn_of_keyless, warn_once
+from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
 from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens
 
@@ -193,12 +193,6 @@ def test_the_first_token_without_keys_is_named_once() -> None:
         model(token_ids(1, 9))
     # pytest turns a second warning into an error
     model(token_ids(1, 9))
-
-
-def test_first_keyless_is_the_first() -> None:
-    for pattern in (Band(-1, 3), Band(2, -1), Band(3, 0), Dilated(6, -1, 3), ~Band(2, 2), Band(-1, -1)):
-        expected = next((q for q in range(12) if not any(pattern.allowed(q, k) for k in range(12))), None)
-        assert first_keyless(pattern, 0, 11, 12) == expected
 
 
 def test_patterns_that_change_with_the_length_are_refused_while_decoding() -> None:

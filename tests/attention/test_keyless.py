@@ -1,0 +1,47 @@
+"""Queries without keys, of which users are warned: the first is found, and looked for in short time."""
+
+import pytest
+
+from hf_efficient_attn.attention import notices
+from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, KeyTable, Pattern
+
+PATTERNS: list[Pattern] = [
+    Band(-1, 3),
+    Band(2, -1),
+    Band(3, 0),
+    Band(-1, -1),
+    Dilated(6, -1, 3),
+    ~Band(2, 2),
+    ~Band(None, 4),
+    Dilated(None, -1, 2) & ~Band(4, 4),
+    BlockLocal(4) & Band(-1, 3),
+    Dilated(-1, 9, 9) | Band(9, -1),
+]
+
+
+@pytest.mark.parametrize("near_tokens", [1, 1024])
+def test_the_first_is_found(near_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "NEAR_TOKENS", near_tokens)
+    for pattern in PATTERNS:
+        for start in (0, 1, 5):
+            keyless = [q for q in range(start, 12) if not any(pattern.allowed(q, k) for k in range(12))]
+            assert notices.first_keyless(pattern, start, 11, 12) == (keyless or [None])[0]
+            assert pattern.period is not None
+            assert notices.first_keyless_of_period(pattern, pattern.period, start, 12) == (keyless or [None])[0]
+
+
+ALONE = KeyTable([[query] for query in range(20_000)])
+
+
+@pytest.mark.parametrize("pattern", [Dilated(None, None, 2), Dilated(None, None, 2) & ALONE], ids=["alike", "unlike"])
+def test_looked_for_in_short_time(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a dilated pattern without limits has a span for every second key, and there are as many rows."""
+    looks, spans_of = [], Dilated.key_spans
+
+    def counted(*args: int) -> object:
+        looks.append(spans_of(*args))  # type: ignore[arg-type]
+        return looks[-1]
+
+    monkeypatch.setattr(Dilated, "key_spans", counted)
+    notices.warn_of_keyless.function(pattern, 1, 20_000, 0)
+    assert sum(map(len, looks)) < 2 * notices.MAX_LOOKS
