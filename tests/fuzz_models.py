@@ -40,7 +40,7 @@ LARGEST_WIDTH = 512
 
 def llama() -> Any:
     config = LlamaConfig(num_hidden_layers=2, num_key_value_heads=2, max_position_embeddings=NUM_POSITIONS, **SMALL)
-    config.attention_pattern = PATTERNS[0].to_dict()
+    config.attention_pattern = PATTERNS[1].to_dict()
     return config
 
 

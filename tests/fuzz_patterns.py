@@ -122,8 +122,10 @@ def problem(error: Exception) -> str | None:
     """Return what is wrong with an error; None: it is a refusal, of ours, or of transformers before we are asked."""
     if isinstance(error, hea.EfficientAttentionError):
         return f"{len(str(error))} characters" if len(str(error)) > 500 else None
-    # a file that says too little, or is none, is refused before a class of ours is asked
-    is_ours = any("hf_efficient_attn/" in frame.filename for frame in frames_of(error))
+    # a file that says too little, or is none, is refused before a class of ours is asked; and every config is written
+    # through a function of ours
+    frames = [frame.filename for frame in frames_of(error)]
+    is_ours = any("hf_efficient_attn/" in name and not name.endswith("saved_implementation.py") for name in frames)
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 
