@@ -12,6 +12,9 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, clip, normalize, size
 
+# neighbours that are so many are read where they are
+LONG_SPAN = 1024
+
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern, kind="global_tokens"):
@@ -83,9 +86,14 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         return replace(self, reads_all=False), replace(self, read_by_all=False)
 
     def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
-        """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty."""
-        queries = range(query_offset, query_offset + num_queries)
+        """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty.
+
+        Long spans of neighbours stay in the order of the tokens.
+        """
         positions = self._counted_from_start
+        if all(stop - start >= LONG_SPAN for start, stop in self._spans):
+            return super().pieces(num_queries, num_keys, query_offset)
+        queries = range(query_offset, query_offset + num_queries)
         rows = tuple(position for position in positions if self.reads_all and position in queries)
         columns = tuple(position for position in positions if self.read_by_all and position < num_keys)
         pieces = (Piece(queries, columns, None), Piece(rows, range(num_keys), None))

@@ -64,6 +64,7 @@ PATTERNS: dict[str, Any] = {
     "many dilations": lambda tokens: reduce(or_, (Dilated(300, 0, step) for step in range(2, 90))),
     "many members": lambda tokens: reduce(and_, (Band(64 + i, 0) | GlobalTokens([i]) for i in range(8))),
     "many globals": lambda tokens: GlobalTokens(range(0, 200, 2)),
+    "a global half": lambda tokens: Band(64, 64) | GlobalTokens(range(tokens // 2)),
     "ragged": lambda tokens: KeyTable([range(tokens), *([key] for key in range(1, tokens))]),
     "far apart": lambda tokens: Strided(tokens // 2 + 1),
 }
