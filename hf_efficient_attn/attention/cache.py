@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from hf_efficient_attn.attention.layer_patterns import DECODER, FIELD, NAME, config_patterns
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
+from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown

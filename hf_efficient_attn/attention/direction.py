@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_efficient_attn.attention.model_parts import DECODER, part_of
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, is_table, table_kind
 from hf_efficient_attn.errors import UnsupportedBackendError
 
@@ -33,12 +34,11 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
         if kind == CAUSAL:
             _refuse(module, "is cross-attention by its name or flags, but its mask is causal")
         return CROSS
-    is_decoder = bool(getattr(module, "is_decoder", False))
     if kind == CAUSAL:
         return CAUSAL
     if kind == BIDIRECTIONAL or flag is False:
         # the other sequence of a decoder is never causal
-        return CROSS if is_decoder else BIDIRECTIONAL
+        return CROSS if part_of(module) == DECODER else BIDIRECTIONAL
     if flag is None and attention_mask is None:
         _refuse(module, "gets no mask and has no is_causal, so that nothing says whether it may read ahead")
     return CAUSAL if flag else None

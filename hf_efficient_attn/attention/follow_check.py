@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, FIELD, KNOWN, config_patterns
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, config_patterns
+from hf_efficient_attn.attention.model_parts import parts_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 
 # where a part keeps the spec that its layers were seen to follow
@@ -14,10 +15,7 @@ SEEN = "_followed_attention_pattern"
 
 def watch(model: Any) -> None:
     """Check every part of a model that should follow a pattern after each forward, until it was seen to."""
-    parts = {ENCODER: model}
-    if model.config.get_text_config().is_encoder_decoder:
-        parts = {ENCODER: model.get_encoder(), DECODER: model.get_decoder()}
-    for name, part in parts.items():
+    for name, part in parts_of(model).items():
         if FollowCheck(name) not in part._forward_hooks.values():
             part.register_forward_hook(FollowCheck(name))
 

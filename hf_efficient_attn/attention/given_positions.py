@@ -13,19 +13,19 @@ _given: dict[int, "weakref.ref[Tensor]"] = {}
 _without: dict[tuple[int, int], "weakref.ref[Any]"] = {}
 
 
-def note_positions(model: Any, inputs: Any, options: dict[str, Any]) -> None:
-    """Note the `position_ids` of a forward, in the place of those of the last one; a hook before every forward."""
-    if torch.compiler.is_compiling():
-        return
-    key, positions = id(model.config), options.get("position_ids")
+def note_positions(config: Any, positions: Any, are_known: bool = True) -> None:
+    """Note the `position_ids` of a forward of a config's model, in the place of those of the last one.
+
+    are_known: False: others may have been given by an argument without a name.
+    """
+    key = id(config)
     own = (key, get_ident())
     if isinstance(positions, Tensor):
         _given[key] = weakref.ref(positions, lambda _: _given.pop(key, None))
     else:
         _given.pop(key, None)
-    # a second argument without a name may be anything
-    if positions is None and len(inputs) < 2:
-        _without[own] = weakref.ref(model.config, lambda _: _without.pop(own, None))
+    if positions is None and are_known:
+        _without[own] = weakref.ref(config, lambda _: _without.pop(own, None))
     else:
         _without.pop(own, None)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hf_efficient_attn.attention.call_documents import with_said_documents
+from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
@@ -20,21 +21,23 @@ from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.saved_implementation import write_implementations
-from hf_efficient_attn.attention.trial import TRIAL, trial_attention, trial_mask
+from hf_efficient_attn.attention.trial import TRIALS
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.layout import drawn_layer
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="efficient"` known to transformers: attention, masks and what configs write of it.
+    """Make `attn_implementation="efficient"` known to transformers: attention, masks, what configs write, and checks.
 
     Again is harmless.
     """
     AttentionInterface.register(NAME, efficient_attention_forward)
     AttentionMaskInterface.register(NAME, efficient_mask)
-    AttentionInterface.register(TRIAL, trial_attention)
-    AttentionMaskInterface.register(TRIAL, trial_mask)
+    for name, attend, mask in TRIALS:
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, mask)
     write_implementations()
+    guard_models()
 
 
 def efficient_attention_forward(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.direction import CROSS, direction, is_named_cross
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS, part_of
 from hf_efficient_attn.attention.table_form import CAUSAL, is_table
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -22,13 +23,11 @@ NAME = "efficient"
 FIELD = "attention_pattern"
 # where a module keeps its pattern
 KNOWN = "_attention_pattern"
-ENCODER, DECODER = "encoder", "decoder"
-PARTS = {ENCODER, DECODER}
 FULL_ATTENTION = "full_attention"
 # where configs say how many layers a part has, first match
 LAYER_COUNTS = {
-    ENCODER: ("encoder_layers", "num_hidden_layers"),
-    DECODER: ("decoder_layers", "num_decoder_layers", "num_hidden_layers"),
+    ENCODER: ("encoder_layers", "encoder_num_hidden_layers", "num_hidden_layers"),
+    DECODER: ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "num_hidden_layers"),
 }
 
 
@@ -153,8 +152,14 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
     config: Any = module.config
     part = part_of(module)
     spec = getattr(config, FIELD)
-    patterns = config_patterns(spec, config, part) or (None,)
+    patterns = config_patterns(spec, config, part)
     layer = getattr(module, "layer_idx", None)
+    if patterns is not None and (layer or 0) >= len(patterns):
+        raise ConfigurationError(
+            f"{type(module).__name__} is layer {layer} of its {part}, but by the fields of {type(config).__name__} "
+            f"there are {len(patterns)} layers, so attention_pattern has none for it. Correct the number of layers."
+        )
+    patterns = patterns or (None,)
     if layer is None and len(set(patterns)) > 1:
         raise ConfigurationError(
             f"attention_pattern differs from layer to layer, but {type(module).__name__} does not know which layer it "
@@ -224,11 +229,6 @@ def no_layer_left(config: Any, num_layers: int) -> str:
     if getattr(config, "layer_types", None) is not None:
         return said + f'Set entries of config.layer_types to "{FULL_ATTENTION}" for layers that should follow it.'
     return said + "Set config.sliding_window to None for a model that should follow it instead."
-
-
-def part_of(module: nn.Module) -> str:
-    """Return ENCODER or DECODER; models that are only one of them count as encoders."""
-    return DECODER if getattr(module, "is_decoder", False) else ENCODER
 
 
 def is_by_part(spec: Any) -> bool:

@@ -30,11 +30,16 @@ def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
 
 def refuse_mask_user(config: Any) -> None:
     """Raise UnsupportedBackendError if the base model of a config uses masks itself; asks once a config."""
-    key = id(config)
-    known = _tried.get(key)
+    known = _tried.get(id(config))
     if known is not None and known() is config:
         return
     model_class = base_class(config)
     if model_class is not None and not getattr(model_class, "follows_patterns", False):
         takes_tables(model_class, config)
+    mark_tried(config)
+
+
+def mark_tried(config: Any) -> None:
+    """Note that the models of a config use no masks themselves, or that no trial can tell."""
+    key = id(config)
     _tried[key] = weakref.ref(config, lambda _: _tried.pop(key, None))

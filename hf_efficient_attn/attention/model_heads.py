@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.model_parts import DECODER, part_of
 from hf_efficient_attn.attention.overridden import shard_of_heads
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -62,7 +63,7 @@ def keep_heads(module: nn.Module) -> None:
 def declared_heads(module: nn.Module) -> int | None:
     """Return how many heads a layer of this kind has in all; None: nothing says so."""
     config: Any = getattr(module, "config", None)
-    names = ((DECODER_COUNT,) if getattr(module, "is_decoder", False) else ()) + HEAD_COUNTS
+    names = ((DECODER_COUNT,) if part_of(module) == DECODER else ()) + HEAD_COUNTS
     counts = (getattr(place, name, None) for place in (module, config) for name in names)
     return next((count for count in counts if isinstance(count, int)), None)
 

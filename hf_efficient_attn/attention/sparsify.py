@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.follow_check import watch
-from hf_efficient_attn.attention.given_positions import note_positions
-from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, checked_spec
+from hf_efficient_attn.attention.guard import mark_checked
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
+from hf_efficient_attn.attention.mask_users import mark_tried
+from hf_efficient_attn.attention.model_check import check_class, checked_pattern
+from hf_efficient_attn.attention.model_parts import mark_parts
 from hf_efficient_attn.attention.trial import base_class, try_model
-from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
-from hf_efficient_attn.messages import shown
+from hf_efficient_attn.errors import ConfigurationError
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
-# sparse models of transformers that `convert` reads
-CONVERTED = ("big_bird", "bigbird_pegasus", "led", "longformer")
 # attention implementations that sparsify replaced, by the identity of the config; configs have no hash
 _replaced: dict[int, tuple["weakref.ref[PreTrainedConfig]", str | None]] = {}
 
@@ -58,12 +58,8 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 
 
 def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
-    if not model._can_set_attn_implementation():
-        raise UnsupportedBackendError(
-            f"{type(model).__name__} does not use the attention interface of transformers, so its attention cannot be "
-            f"replaced. {other_way(model.config)}"
-        )
-    _try(type(model), model.config, pattern)
+    check_class(type(model), model.config)
+    is_tried = _try(type(model), model.config, pattern)
     spec = _record(model.config, pattern)
     text_config = model.config.get_text_config()
     copies = []
@@ -75,47 +71,32 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
             copies.append(config)
         # a compiled model notices, and is compiled again
         module.__dict__.pop(KNOWN, None)
-        if isinstance(module, PreTrainedModel) and refuse_other_attention not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(refuse_other_attention)
-            module.register_forward_pre_hook(note_positions, with_kwargs=True)
-    watch(model)
-    # older versions of transformers have no such flag, and refuse every attention but sdpa
-    model._supports_context_parallel = pattern is None and getattr(type(model), "_supports_context_parallel", False)
+    if pattern is None:
+        model._supports_context_parallel = getattr(type(model), "_supports_context_parallel", False)
+    # which guards the model, too
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
+    mark_parts(model)
+    watch(model)
+    mark_checked(model)
+    if is_tried:
+        mark_tried(text_config)
 
 
-def other_way(config: PreTrainedConfig) -> str:
-    """Return what to do about a model that cannot be sparsified."""
-    if config.model_type in CONVERTED:
-        return "It is sparse by itself: hf_efficient_attn.convert(model) makes a model of it that follows patterns."
-    return "The README lists models that do."
-
-
-def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> None:
-    """Raise if a model of the class would not follow the pattern, before anything is changed."""
-    if pattern is not None and model_class is not None:
-        config = copy.deepcopy(config)
-        _record(config, pattern)
-        try_model(model_class, config)
+def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> bool:
+    """Raise if a model of the class would not follow the pattern, before anything is changed; return if it was run."""
+    if pattern is None or model_class is None:
+        return False
+    config = copy.deepcopy(config)
+    _record(config, pattern)
+    return try_model(model_class, config)
 
 
 def _record(config: PreTrainedConfig, pattern: Any) -> Any:
     """Write the pattern into the config if the model can have it, and return what was written."""
-    text_config = config.get_text_config()
-    if pattern is not None and getattr(text_config, "span", None) is not None:
-        raise ConfigurationError(
-            f"This {type(text_config).__name__} has span={shown(text_config.span)}: its heads read as far as their "
-            "spans, and would follow no pattern. Sparsify a model without spans."
-        )
-    if pattern is not None and text_config is not config and config.is_encoder_decoder:
-        raise ConfigurationError(
-            f"{type(config).__name__} joins two models, each with a config of its own. Call sparsify on model.encoder "
-            "or model.decoder."
-        )
-    spec = None if pattern is None else checked_spec(pattern, text_config)
-    _write(text_config, spec)
+    spec = None if pattern is None else checked_pattern(pattern, config)
+    _write(config.get_text_config(), spec)
     return spec
 
 
@@ -137,15 +118,3 @@ def _implementation(config: PreTrainedConfig, pattern: Any) -> str | None:
     if current != NAME:
         return current
     return before if replaced() is config else None
-
-
-def refuse_other_attention(model: Any, inputs: Any) -> None:
-    """Raise UnsupportedBackendError if a model with a pattern would compute without it; runs before every forward."""
-    implementation = model.config._attn_implementation
-    if getattr(model.config, FIELD, None) is not None and implementation != NAME:
-        raise UnsupportedBackendError(
-            f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
-            f"{shown(implementation)}, "
-            f'which knows no patterns and would compute something else. Call model.set_attn_implementation("{NAME}"), '
-            "or sparsify(model, None) for the model's own attention."
-        )

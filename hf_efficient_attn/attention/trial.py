@@ -15,24 +15,29 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, NAME, config_patterns, layer_pattern, part_of
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns, layer_pattern
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, mark_parts, part_of
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, is_causal_request, with_kind
+from hf_efficient_attn.attention.trial_inputs import trial_inputs
 from hf_efficient_attn.errors import EfficientAttentionError, UnsupportedBackendError
 
-# the attention implementation of trials
-TRIAL = "efficient_trial"
+# the attention implementation of trials, and what differs from it by the masks alone
+TRIAL, MATRIX_TRIAL = "efficient_trial", "efficient_matrix_trial"
+# some models know the implementations of transformers by name
+CONTROLS = (MATRIX_TRIAL, "eager")
 TORCH = os.path.dirname(torch.__file__) + os.sep
+# what torch says where a step depends on values
+NO_NUMBERS = "meta tensors"
 # torch knows grouped products without numbers only of the second, and Fourier transforms only of the first
 DTYPES = (torch.float32, torch.bfloat16)
-SOURCE_TOKENS, TARGET_TOKENS = 7, 5
 
 # the parts and layers that followed a pattern in the trial that runs
 _followed: ContextVar[set[tuple[str, int | None]] | None] = ContextVar("_followed", default=None)
 
 
-def try_model(model_class: Any, config: PreTrainedConfig) -> None:
-    """Raise if a model whose config has an `attention_pattern` would not follow it.
+def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
+    """Raise if a model whose config has an `attention_pattern` would not follow it; return whether it could be run.
 
     A model that no trial can run (inputs of an unknown kind, steps that depend on values) is left to the check after
     its first forward (`follow_check`).
@@ -43,7 +48,7 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> None:
             compute, or uses the mask itself.
     """
     if getattr(model_class, "follows_patterns", False):
-        return
+        return True
     followed: set[tuple[str, int | None]] = set()
     token = _followed.set(followed)
     try:
@@ -52,6 +57,7 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> None:
         _followed.reset(token)
     if is_run:
         check_followed(model_class.__name__, config.get_text_config(), followed)
+    return is_run
 
 
 def base_class(config: PreTrainedConfig) -> Any:
@@ -60,24 +66,25 @@ def base_class(config: PreTrainedConfig) -> Any:
 
 
 def takes_tables(model_class: Any, config: PreTrainedConfig) -> bool:
-    """Return True if a model takes token tables in place of masks; False: no trial can be run.
+    """Return True if a model takes token tables in place of matrices; False: no trial can be run.
 
     Raises:
         EfficientAttentionError: a layer refuses.
-        UnsupportedBackendError: the model runs on eager attention, but not with token tables.
+        UnsupportedBackendError: the model runs with matrices, but not with token tables.
     """
     for dtype in DTYPES:
-        failure = _failure(model_class, config, TRIAL, dtype)
-        if failure is None:
+        failures = _failures(model_class, config, TRIAL, dtype)
+        if not all(failures):
             return True
-        other = _failure(model_class, config, "eager", dtype)
-        # what stops both at the same place (a step that depends on values) has nothing to do with masks
-        if other is None or _place(other) != _place(failure):
-            raise UnsupportedBackendError(
-                f"{model_class.__name__} uses attention masks itself, outside of the attention interface of "
-                f'transformers, so attn_implementation="{NAME}" cannot compute it ({type(failure).__name__}: '
-                f'{str(failure)[:100]}). Use "sdpa" or "eager", without attention_pattern.'
-            ) from failure
+        for control in CONTROLS:
+            for failure, other in zip(failures, _failures(model_class, config, control, dtype), strict=False):
+                # what stops both at the same place, or any model without numbers, has nothing to do with masks
+                if other is None or (_place(other) != _place(failure) and NO_NUMBERS not in str(other)):
+                    raise UnsupportedBackendError(
+                        f"{model_class.__name__} uses attention masks itself, outside of the attention interface of "
+                        f'transformers, so attn_implementation="{NAME}" cannot compute it ({type(failure).__name__}: '
+                        f'{str(failure)[:100]}). Use "sdpa" or "eager", without attention_pattern.'
+                    ) from failure
     return False
 
 
@@ -120,8 +127,14 @@ def trial_attention(
     noted = _followed.get()
     if not followed.is_own and noted is not None:
         noted.add((part_of(module), getattr(module, "layer_idx", None)))
-    shape = query.shape[0], query.shape[2], query.shape[1], value.shape[3]
-    return query.new_empty(shape), None
+    return matrix_trial_attention(module, query, key, value)
+
+
+def matrix_trial_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Return an output of the right shape."""
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
 def trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
@@ -130,34 +143,52 @@ def trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwa
     return with_kind(table, is_causal_request(kwargs))
 
 
-def _failure(model_class: Any, config: PreTrainedConfig, implementation: str, dtype: torch.dtype) -> Exception | None:
-    """Run a model without weights; return what stopped it.
+def matrix_trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
+    """Return a matrix, as eager attention adds it to its scores."""
+    return torch.empty(batch_size, 1, q_length, kv_length, dtype=kwargs.get("dtype", torch.float32), device="meta")
+
+
+def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, dtype: torch.dtype) -> list[Any]:
+    """Run a model without weights on one input after the other; return what stopped each, the last one None if none.
 
     Raises:
         EfficientAttentionError: the engine refuses it.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = implementation
-    try:
-        with torch.device("meta"), torch.no_grad():
+    if implementation != TRIAL:
+        # with its pattern, a model would refuse any other attention
+        config.get_text_config().__dict__.pop(FIELD, None)
+    failures: list[Exception | None] = []
+    with torch.device("meta"), torch.no_grad():
+        try:
             model = model_class(config).to(dtype).eval()
-            model(**_inputs(model))
+            mark_parts(model)
+            for inputs in trial_inputs(model):
+                failures.append(_stopped_by(model, inputs))
+                if failures[-1] is None:
+                    break
+        except EfficientAttentionError:
+            raise
+        # a model that is not ours may be stopped by anything
+        except Exception as error:
+            failures.append(error)
+    return failures
+
+
+def _stopped_by(model: Any, inputs: dict[str, Tensor]) -> Exception | None:
+    try:
+        model(**inputs)
     except EfficientAttentionError:
         raise
-    # a model that is not ours may be stopped by anything
+    # by anything, again
     except Exception as error:
         return error
     return None
 
 
-def _inputs(model: Any) -> dict[str, Any]:
-    """Return inputs by the kind that the model reads first."""
-    config = model.config
-    if model.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", 32)
-        height, width = (size, size) if isinstance(size, int) else size
-        return {"pixel_values": torch.empty(1, getattr(config, "num_channels", 3), height, width, device="meta")}
-    inputs: dict[str, Any] = {"input_ids": torch.ones(1, SOURCE_TOKENS, dtype=torch.long, device="meta")}
-    if config.is_encoder_decoder and "decoder_input_ids" in model.forward.__code__.co_varnames:
-        inputs["decoder_input_ids"] = torch.ones(1, TARGET_TOKENS, dtype=torch.long, device="meta")
-    return inputs
+# what transformers must know: names, attention functions, mask functions
+TRIALS = (
+    (TRIAL, trial_attention, trial_mask),
+    (MATRIX_TRIAL, matrix_trial_attention, matrix_trial_mask),
+)

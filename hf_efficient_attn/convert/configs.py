@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, config_patterns, is_by_part
+from hf_efficient_attn.attention.layer_patterns import config_patterns, is_by_part
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
 from hf_efficient_attn.convert.reading import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError

@@ -1,8 +1,8 @@
 """The axes of a model's input, token by token or as embeddings."""
 
-import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.input_checks import refuse_empty
 from hf_efficient_attn.errors import InputError
 
 
@@ -21,5 +21,4 @@ def check_axes(
     wanted = axes if inputs_embeds is None else (*axes, "hidden_size")
     if given.ndim != len(wanted):
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [{', '.join(wanted)}].")
-    if not torch.compiler.is_compiling() and 0 in given.shape[: len(axes)]:
-        raise InputError(f"There are no tokens: {name} has shape {list(given.shape)}. Leave such batches out.")
+    refuse_empty(name, given, len(axes))

@@ -13,6 +13,7 @@ from transformers.masking_utils import (
 )
 from transformers.utils.import_utils import is_tracing
 
+from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.packing import position_starts
 from hf_efficient_attn.attention.table_form import has_rows, is_table
@@ -147,26 +148,6 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
     """
     if isinstance(attention_mask, NO_MASKS) or type(attention_mask).__module__ == "numpy":
         raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")
-
-
-def check_mask_values(attention_mask: Any) -> None:
-    """Raise InputError for a padding mask with other values than 0 and 1, which every model would read in its own way.
-
-    Not while compiling, and nothing needs to be read of a mask of bool. Others are copied from an accelerator, once for
-    all that is asked of them in a forward pass. An assertion on the device would not wait, but ends the process without
-    these words.
-    """
-    is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
-    if torch.compiler.is_compiling() or not is_padding_mask or attention_mask.dtype == torch.bool:
-        return
-    values = on_host(attention_mask)
-    is_other = (values != 0) & (values != 1)
-    if bool(is_other.any()):
-        raise InputError(
-            f"attention_mask holds {values[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
-            "Global tokens, 2 in the authors' masks, belong into global_attention_mask, and a mask that is added to "
-            "the scores has four dimensions, [batch, 1, queries, keys]."
-        )
 
 
 def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch.Tensor) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.attention.layer_patterns import DECODER, ENCODER, causal_form, checked_spec, config_patterns
+from hf_efficient_attn.attention.layer_patterns import causal_form, checked_spec, config_patterns
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config_numbers import check_numbers

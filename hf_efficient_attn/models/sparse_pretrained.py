@@ -29,6 +29,8 @@ class EfficientPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = False
     _supports_context_parallel = False
     _can_compile_fullgraph = True
+    # what `before_forward` checks of other models on "efficient"
+    checks_inputs = True
     # what the model is used for; a head says it
     task: str | None = None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from attention_models import CAUSAL, CONFIGS, PATTERN, SEQ2SEQS, SPARSE, build, inputs_of, matrix, outputs_of
+from attention_models import CAUSAL, CONFIGS, PATTERN, SEQ2SEQS, SPARSE, build, inputs_of, matrix, outputs_of, token_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -192,3 +192,41 @@ def test_exports_with_any_batch_and_length(name: str, side: str) -> None:
 def test_modules_that_do_not_know_their_layer_follow_one_pattern_only() -> None:
     with pytest.raises(hea.ConfigurationError, match="no layer_idx"):
         hea.sparsify(build("vit"), [PATTERN, None])
+
+
+MOONSHINE = {f"{part}_{name}": count for part in ("encoder", "decoder") for name, count in
+             (("num_hidden_layers", 2), ("num_attention_heads", 4), ("num_key_value_heads", 4))}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@torch.no_grad()
+def test_a_decoder_is_known_by_its_place_where_its_modules_do_not_say(part: str) -> None:
+    """Modules of Moonshine have no is_decoder: they took the pattern of the encoder, as did cross-attention."""
+    fields = {**MOONSHINE, "encoder_num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
+    config = tr.MoonshineConfig(**fields, vocab_size=61, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    torch.manual_seed(0)
+    model = tr.MoonshineForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, 0.2)
+    waves = torch.randn(2, 16 * 384)
+    encoded = model.get_encoder()(waves)
+    # cross-attention has as many queries as keys
+    inputs = {"encoder_outputs": encoded, "decoder_input_ids": token_ids(2, encoded[0].shape[1])}
+    own = model(**inputs).logits
+    hea.sparsify(model, {part: Band(1, 0)})
+    again = model.get_encoder()(waves)[0]
+    assert torch.allclose(again, encoded[0], atol=1e-5) is (part == "decoder")
+    mask = Band(1, 0).allowed(torch.arange(own.shape[1])[:, None], torch.arange(own.shape[1]))
+    sparse = model(**inputs).logits
+    hea.sparsify(model, None)
+    matrix = mask.expand(2, 1, -1, -1) if part == "decoder" else None
+    expected = own if matrix is None else model(**inputs, decoder_attention_mask=matrix).logits
+    torch.testing.assert_close(sparse, expected, **TOLERANCE)
+
+
+def test_layers_beyond_those_of_the_config_are_refused() -> None:
+    model = hea.sparsify(build("llama"), PATTERN)
+    model.model.layers[1].self_attn.layer_idx = 2
+    with pytest.raises(hea.ConfigurationError, match="is layer 2 of its encoder, but .* there are 2 layers"):
+        model(token_ids(1, 4), use_cache=False)

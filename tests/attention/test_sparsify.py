@@ -1,7 +1,6 @@
 """`sparsify`: records, checks, restores, and keeps a model from computing without its pattern."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from attention_models import (
 )
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention import trial
+from hf_efficient_attn.attention.trial import takes_tables
 from hf_efficient_attn.patterns import Band, Full, GlobalTokens, Pattern, RandomBlocks, SpanTree, bigbird
 
 # in their causal form, too
@@ -155,6 +156,7 @@ DENSE = {name: value for name, value in WIDE.items() if name != "num_attention_h
         (tr.LongT5Config(**SEQ2SEQ, num_layers=2, num_heads=4, d_kv=8, d_ff=64), "no layer of its encoder calls it"),
         (tr.DogeConfig(**DECODER), "uses attention masks itself"),
         (tr.BigBirdPegasusConfig(**SEQ2SEQ, **BART), "uses attention masks itself"),
+        (tr.PegasusXConfig(**SEQ2SEQ, **BART, block_size=4, num_global_tokens=2), "no layer of its encoder calls it"),
         (
             tr.EncoderDecoderConfig.from_encoder_decoder_configs(tr.BertConfig(**TINY), tr.BertConfig(**TINY)),
             "joins two models",
@@ -172,8 +174,45 @@ def test_what_could_not_follow_is_refused_before_anything_changes(config: Any, m
         assert (each if each is config else each.config).to_dict() == before
 
 
+def classifier_of(kind: str) -> Any:
+    """Return a classifier of pictures whose config has a text part that it does not compute."""
+    text = {**WIDE, "vocab_size": 61, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
+    parts = {"text_config": text, "vision_config": {**WIDE, "image_size": 16, "patch_size": 4}}
+    return getattr(tr, f"{kind}ForImageClassification")(getattr(tr, f"{kind}Config")(**parts))
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip", "MetaClip2"])
+def test_classifiers_that_do_not_compute_the_part_with_the_pattern_are_refused(kind: str) -> None:
+    model = classifier_of(kind)
+    with pytest.raises(hea.UnsupportedBackendError, match="no layer of its encoder calls it"):
+        hea.sparsify(model, PATTERN)
+    assert getattr(model.config.text_config, "attention_pattern", None) is None
+
+
+SPEECH = {**SEQ2SEQ, **BART, "bos_token_id": 1, "decoder_start_token_id": 1, "max_source_positions": 30}
+AUDIO = {"num_mel_bins": 8, "suppress_tokens": None, "begin_suppress_tokens": None}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        (tr.CLIPModel, tr.CLIPConfig(text_config=TINY, vision_config={**WIDE, "image_size": 16, "patch_size": 4})),
+        (tr.MoonshineModel, tr.MoonshineConfig(hidden_size=32, intermediate_size=64, vocab_size=61)),
+        (tr.Blip2QFormerModel, tr.Blip2QFormerConfig(**TINY, encoder_hidden_size=32)),
+        (tr.WhisperForConditionalGeneration, tr.WhisperConfig(**SPEECH, **AUDIO)),
+        (tr.Wav2Vec2Model, tr.Wav2Vec2Config(**WIDE)),
+        (tr.Speech2TextModel, tr.Speech2TextConfig(**SPEECH, input_feat_per_channel=8)),
+        (tr.ASTModel, tr.ASTConfig(**WIDE, max_length=32, num_mel_bins=16, patch_size=4)),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else "",
+)
+def test_models_are_tried_whatever_they_read(model_class: Any, config: Any) -> None:
+    """Pictures, spectrograms, waves, embeddings: what will be refused is refused at once."""
+    assert takes_tables(model_class, config)
+
+
 def test_what_no_trial_can_tell_is_refused_after_the_first_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["hf_efficient_attn.attention.trial"], "takes_tables", lambda *_: False)
+    monkeypatch.setattr(trial, "takes_tables", lambda *_: False)
     model = hea.sparsify(tr.FNetModel(tr.FNetConfig(**DENSE, vocab_size=61)).eval(), PATTERN)
     for _ in range(2):
         with pytest.raises(hea.UnsupportedBackendError, match="has computed without its attention_pattern"):

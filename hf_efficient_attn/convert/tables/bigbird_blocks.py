@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import ENCODER, config_patterns
+from hf_efficient_attn.attention.layer_patterns import config_patterns
+from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.big_bird import PREFIX_LENGTHS, bigbird
 

@@ -12,12 +12,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.models.blocks import MLP, drop_rate
 from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.embeddings import EmbeddingSum
-from hf_efficient_attn.models.masks import check_mask_values, token_table
+from hf_efficient_attn.models.masks import token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import build_norm, finite
 from hf_efficient_attn.models.sparse_inputs import check_inputs

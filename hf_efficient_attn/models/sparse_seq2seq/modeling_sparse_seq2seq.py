@@ -18,10 +18,11 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
-from hf_efficient_attn.models.masks import bring_inputs, check_mask, check_mask_values, token_table
+from hf_efficient_attn.models.masks import bring_inputs, check_mask, token_table
 from hf_efficient_attn.models.sparse_attention import SparseAttention
 from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
 from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments, looked_at

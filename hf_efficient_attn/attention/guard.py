@@ -1,0 +1,159 @@
+"""What is checked before the forwards of every model on "efficient", however it came to be.
+
+`from_pretrained`, `from_config` and a class called with a config all end in `PreTrainedModel.__init__`, and models that
+exist change by `set_attn_implementation`. Both methods are replaced, as no other place sees all of these models.
+"""
+
+import functools
+import threading
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.attention.follow_check import watch
+from hf_efficient_attn.attention.given_positions import note_positions
+from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
+from hf_efficient_attn.attention.mask_users import mark_tried
+from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
+from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
+from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
+from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+
+GUARDED = ("__init__", "set_attn_implementation")
+MARK = "_guards_models"
+# where a model keeps the spec that it was found able to follow
+CHECKED = "_checked_attention_pattern"
+MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
+# embeddings by what they stand in for: `generate` passes no ids beside them
+EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
+INPUTS = (*EMBEDDED, *EMBEDDED.values(), "pixel_values", "input_features", "input_values")
+
+_first_forward = threading.Lock()
+
+
+def guard_models() -> None:
+    """Have transformers guard every model that it builds, or puts on "efficient"; again is harmless."""
+    for name in GUARDED:
+        method = getattr(PreTrainedModel, name)
+        if not getattr(method, MARK, False):
+            setattr(PreTrainedModel, name, with_guard(method))
+
+
+def with_guard(method: Any) -> Any:
+    """Return a method of models that guards the model when it is done."""
+
+    @functools.wraps(method)
+    def guarding(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(model, *args, **kwargs)
+        guard(model)
+        return result
+
+    setattr(guarding, MARK, True)
+    return guarding
+
+
+def guard(model: PreTrainedModel) -> None:
+    """Check the model and its parts before every forward, as far as they have a pattern or run on "efficient"."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and needs_guard(module):
+            if before_forward not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(before_forward, with_kwargs=True)
+            if has_pattern(module.config):
+                # older versions of transformers have no such flag, and refuse every attention but sdpa
+                module._supports_context_parallel = False
+
+
+def needs_guard(model: PreTrainedModel) -> bool:
+    """Return whether nothing but the guard checks a model: its family does not, and its attention is ours."""
+    implementation = model.config._attn_implementation
+    if getattr(model, "follows_patterns", False) or implementation in (TRIAL, MATRIX_TRIAL):
+        return False
+    return has_pattern(model.config) or (implementation == NAME and not getattr(model, "checks_inputs", False))
+
+
+def has_pattern(config: PreTrainedConfig) -> bool:
+    """Return whether a config has a pattern."""
+    return getattr(config, FIELD, None) is not None
+
+
+def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Check a model, once for a pattern, and what it is called with; a hook before every forward.
+
+    Raises:
+        ConfigurationError, UnsupportedBackendError: what `sparsify` raises of such a model and pattern, or the model
+            runs on another attention.
+        InputError: no tokens, or a padding mask with other values than 0 and 1, where reading them waits for no device.
+    """
+    refuse_other_attention(model)
+    if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
+        return
+    names = forward_arguments(type(model))
+    given = {**dict(zip(names, inputs, strict=False)), **options}
+    note_positions(model.config, given.get("position_ids"), are_known=len(inputs) <= len(names))
+    # checks must leave no trace in what is being traced
+    if not is_tracing():
+        if has_pattern(model.config):
+            check_once(model)
+        check_inputs(given)
+
+
+def check_inputs(given: dict[str, Any]) -> None:
+    """Raise InputError for inputs without tokens, and padding masks with other values than 0 and 1.
+
+    Masks elsewhere than on the CPU are not read: that would wait for the device.
+    """
+    for name in INPUTS:
+        if given.get(EMBEDDED.get(name, "")) is None:
+            refuse_empty(name, given.get(name), num_axes=2)
+    for name in MASKS:
+        mask = given.get(name)
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and not is_tracing(mask):
+            check_mask_values(mask)
+
+
+def refuse_other_attention(model: Any) -> None:
+    """Raise UnsupportedBackendError if a model with a pattern would compute without it."""
+    implementation = model.config._attn_implementation
+    if has_pattern(model.config) and implementation != NAME:
+        raise UnsupportedBackendError(
+            f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
+            f"{shown(implementation)}, "
+            f'which knows no patterns and would compute something else. Call model.set_attn_implementation("{NAME}"), '
+            "or sparsify(model, None) for the model's own attention."
+        )
+
+
+def check_once(model: Any) -> None:
+    """Check at a model's first forward what `sparsify` checks, where that was not called.
+
+    Raises:
+        ConfigurationError, UnsupportedBackendError: as `sparsify`.
+    """
+    spec = getattr(model.config, FIELD)
+    if model.__dict__.get(CHECKED) is spec:
+        return
+    with _first_forward:
+        if model.__dict__.get(CHECKED) is spec:
+            return
+        check_home(model.config)
+        check_class(type(model), model.config)
+        checked_pattern(spec, model.config)
+        # `generate` calls the encoder before the model that it is a part of
+        is_part = model.config.is_encoder_decoder and model in parts_of(model).values()
+        if try_model((is_part and base_class(model.config)) or type(model), model.config):
+            mark_tried(model.config)
+        mark_parts(model)
+        watch(model)
+        mark_checked(model)
+
+
+def mark_checked(model: PreTrainedModel) -> None:
+    """Note that a model and its parts can follow the patterns of their configs."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and has_pattern(module.config):
+            module.__dict__[CHECKED] = getattr(module.config, FIELD)
