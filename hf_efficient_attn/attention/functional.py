@@ -53,6 +53,8 @@ def attention(
     their scores. NaN and infinity among them are not kept out, as in torch's SDPA: 0 · NaN is NaN. "sdpa" and
     "reference" then give NaN to other tokens, "blocked" mostly does not; fill such tokens with zeros.
 
+    Without examples or queries the output is empty, as that of torch's SDPA is; every model here refuses such batches.
+
     Under autocast q, k and v are cast to its dtype, as torch's SDPA does it, and the output has that dtype.
 
     Args:
@@ -95,6 +97,8 @@ def attention(
     tokens = TokenMask(key_mask, segment_ids, global_mask)
     tokens.check(batch_size, num_keys, q.device)
     check_terms(terms, q)
+    if not is_compiling and 0 in (batch_size, num_queries):
+        return _nothing(q, k, v, return_lse)
     query_start = query_offset if isinstance(query_offset, Tensor) and is_compiling else None
     if query_offset is None or query_start is not None:
         query_offset = num_keys - num_queries
@@ -125,3 +129,10 @@ def attention(
             q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late
         )
     return (out, lse) if return_lse else out
+
+
+def _nothing(q: Tensor, k: Tensor, v: Tensor, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the outputs of no queries, whose gradients are 0: not every kernel can be called with none."""
+    rows = q.shape[:3]
+    out = (q.sum(3, keepdim=True) + k.sum() + v.sum()).expand(*rows, v.shape[3])
+    return (out, torch.zeros(rows, device=q.device)) if return_lse else out

@@ -41,7 +41,8 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
         ConfigurationError: a pattern of unknown form, or one the model cannot have.
         UnsupportedBackendError: the model does not use the attention interface of transformers in every layer that has
             a pattern, or needs what the engine cannot compute; told by a trial without numbers, before anything is
-            changed, or after the first forward, where no trial could be run.
+            changed. A model whose forward depends on values, or reads what `trial_inputs` cannot make, raises at or
+            after its first forward instead; so does one that is loaded or built with a pattern in its config.
     """
     if isinstance(model_or_config, PreTrainedModel):
         _sparsify_model(model_or_config, pattern)

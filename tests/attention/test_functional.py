@@ -14,6 +14,7 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.patterns.bands import Band, Full
+from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 X = torch.randn(2, 4, 20, 8)
 
@@ -137,3 +138,19 @@ def test_what_is_no_tensor_or_has_no_width_is_refused() -> None:
             attention(states, states, wrong, Band(1, 0))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="head_dim"):
         attention(*[states[..., :0]] * 3, Band(1, 0))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("sizes", [(0, 4, 4), (2, 0, 4), (2, 0, 0), (0, 0, 0)])
+def test_no_queries_give_an_empty_output_and_no_gradient(backend: str, sizes: tuple[int, int, int]) -> None:
+    """torch's fused operator ends the process where there are none."""
+    batch, queries, keys = sizes
+    shapes = ((batch, 4, queries, 8), (batch, 2, keys, 8), (batch, 2, keys, 6))
+    for pattern in (Full(), Band(2, 2), RandomBlocks(1, 2, seed=0)):
+        q, k, v = (torch.zeros(shape, requires_grad=True) for shape in shapes)
+        mask = torch.ones(batch, keys, dtype=torch.bool)
+        out, lse = hea.attention(q, k, v, pattern, key_mask=mask, backend=backend, return_lse=True)
+        assert out.shape == (batch, 4, queries, 6)
+        assert lse.shape == (batch, 4, queries)
+        out.sum().backward()
+        assert all(not each.grad.any() for each in (q, k, v))
