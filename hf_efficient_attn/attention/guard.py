@@ -92,7 +92,8 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     refuse_other_attention(model)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return
-    names = forward_arguments(type(model))
+    model_class: Any = type(model)
+    names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
     note_positions(model.config, given.get("position_ids"), are_known=len(inputs) <= len(names))
     # checks must leave no trace in what is being traced

@@ -21,7 +21,8 @@ def trial_inputs(model: Any) -> Iterator[dict[str, Tensor]]:
 
     Composite models may be called with one of their inputs, or with all of them only.
     """
-    names = forward_arguments(type(model))
+    model_class: Any = type(model)
+    names = forward_arguments(model_class)
     main = model.main_input_name
     first = {main} if isinstance(main, str) else set(main)
     first |= {name for name, has_default in names.items() if not has_default}
