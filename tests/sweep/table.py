@@ -16,7 +16,7 @@ REASONS = (
     ("softcap", "caps its scores"),
     ("attention sinks", "has attention sinks"),
     ("uses attention masks itself", "uses masks outside of its attention function"),
-    ("sliding or chunked attention of their own", "every layer is sliding, chunked or recurrent by itself"),
+    ("has full attention that could follow", "every layer is sliding, chunked or recurrent by itself"),
     ("does not use the attention interface", "does not use the attention interface, or not in every layer"),
     ("computed without its attention_pattern", "does not use the attention interface, or not in every layer"),
     ("does not tell the attention function", "does not say how far its sliding layers read"),
