@@ -1,16 +1,16 @@
 """The contract of a backend, as data: calls, what is correct for them, and how far a backend may be from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference
+from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
@@ -143,13 +143,16 @@ class Case:
         pattern = (PATTERNS | MORE_PATTERNS)[self.pattern]
         return Layout(pattern, self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
 
-    def request(self, device: str = "cpu") -> Request:
-        """What the backend is asked."""
-        tokens = token_mask(self.mask, self.num_keys)
+    def call(self, device: str = "cpu", values: Sequence[Tensor] = ()) -> AttentionCall:
+        """What the backend is given, and asked of; `values`: of the term."""
+        masks = vars(token_mask(self.mask, self.num_keys)).values()
         sizes = (HEAD_DIM, self.value_dim, self.heads[1], BATCH_SIZE)
-        has_term = self.label is not None
-        return Request(
-            self.layout, device, self.dtype, *sizes, self.needs_grad, False, 0.0, has_term, not tokens.is_empty
+        return AttentionCall(
+            layout=self.layout,
+            inputs=Inputs(device, self.dtype, *sizes, needs_grad=self.needs_grad),
+            tokens=TokenMask(*(None if mask is None else mask.to(device) for mask in masks)),
+            terms=tuple(Term(each, self.label) for each in values if self.label),
+            scale=self.scale,
         )
 
 
@@ -198,15 +201,13 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
 Results = dict[str, Tensor]
 
 
-def results(case: Case, backend: ModuleType, dtype: torch.dtype, device: str = "cpu") -> Results:
+def results(case: Case, backend: Backend, dtype: torch.dtype, device: str = "cpu") -> Results:
     """Return everything a backend computes for a case, in float64 on CPU."""
     tensors = tensors_of(case, dtype, device)
     for leaf in tensors.leaves(case).values():
         leaf.requires_grad_()
-    tokens = token_mask(case.mask, case.num_keys)
-    moved = TokenMask(*(None if mask is None else mask.to(device) for mask in vars(tokens).values()))
-    terms = tuple(Term(values, case.label) for values in tensors.values if case.label)
-    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.layout, moved, terms, case.scale, 0.0)
+    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.call(device, tensors.values))
+    assert lse is not None
     assert out.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert not lse.requires_grad
@@ -246,7 +247,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
-def check(case: Case, backend: ModuleType, device: str = "cpu") -> None:
+def check(case: Case, backend: Backend, device: str = "cpu") -> None:
     """Assert that a backend is as near to float64 as plain low-precision attention, up to a small factor."""
     expected = results(case, reference, torch.float64)
     rounded = plain_attention(case, case.dtype)

@@ -10,9 +10,10 @@ from fuzz_formula import Masks
 from torch import Tensor
 
 from hf_efficient_attn.backends import flex
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import Pattern
 
 BACKENDS = ("auto", "blocked", "sdpa", "reference")
@@ -109,9 +110,8 @@ def refusal_of_flex(case: Case) -> str | None:
     """Return why flex cannot compute a case without gradients; None: it can."""
     batch, heads, key_heads, queries, keys, width, value_width = case.sizes
     layout = Layout(case.pattern, heads, queries, keys, 0, 0, case.first_head, case.num_model_heads)
-    has_tokens = any(mask is not None for mask in vars(case.masks).values())
-    sizes = (width, value_width, key_heads, batch)
-    return flex.why_not(Request(layout, "cpu", case.dtype, *sizes, has_token_mask=has_tokens))
+    inputs = Inputs("cpu", case.dtype, width, value_width, key_heads, batch)
+    return flex.why_not(AttentionCall(layout, inputs, TokenMask(**vars(case.masks))))
 
 
 def add_tensor(case: Case, rng: random.Random, name: str, shape: tuple[int, ...]) -> None:

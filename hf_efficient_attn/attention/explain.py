@@ -1,20 +1,18 @@
 """What a call of attention would do, without doing it: which backend and why, how many pairs, at what cost."""
 
 from dataclasses import dataclass
+from math import isfinite
 from textwrap import shorten
 
 import torch
 
 from hf_efficient_attn.attention.checks import check_numbers
-from hf_efficient_attn.attention.costs import ESTIMATE_BLOCK_TOKENS, blocked_cost, is_dense_light
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
-from hf_efficient_attn.backends import flex, reference, sdpa
-from hf_efficient_attn.backends.blocked import backend as blocked
-from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.block_table import block_table
+from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.errors import InputError, MaskLimitError
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -22,8 +20,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
 PATTERN_LETTERS = 100
-# scores twice, where the softmax is kept beside them, and a mask
-REFERENCE_BYTES_PER_SCORE = 9
+COUNT_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Explanation:
     """How one call of attention would be computed; printed, it is a small table.
 
     Attributes:
-        request: the call.
+        call: without tensors.
         backend: the name of the backend that computes it.
         reasons: every other backend → one sentence that says why it cannot, or why it was not taken.
         allowed_pairs: pairs (query, key) that the pattern allows, in all heads of one example.
@@ -41,7 +38,7 @@ class Explanation:
         memory_bytes: estimated memory at the highest, of one example, beyond its inputs.
     """
 
-    request: Request
+    call: AttentionCall
     backend: str
     reasons: dict[str, str]
     allowed_pairs: int
@@ -62,18 +59,20 @@ class Explanation:
 
     def _elsewhere(self) -> str:
         """Return what "auto" takes where more is installed than here, if it is something else."""
-        device, missing = self.request.device, flex.missing_compiler(self.request)
-        if device == "cpu" or missing is None or self.backend == flex.NAME:
+        device = self.call.inputs.device
+        lacking = {name: backend.missing(self.call) for name, backend in BACKENDS.items()}
+        found = next(((name, what) for name, what in lacking.items() if what is not None), None)
+        if device == "cpu" or found is None:
             return ""
-        return f" (on {device}, auto takes flex where {missing} is installed; here it is not)"
+        return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
 
     def __str__(self) -> str:
-        layout = self.request.layout
+        layout, inputs = self.call.layout, self.call.inputs
         rows = {
             "pattern": shorten(str(layout.pattern), PATTERN_LETTERS, placeholder=" …"),
             "call": f"{layout.num_heads} heads, {layout.num_queries:,} queries, {layout.num_keys:,} keys, "
-            f"{str(self.request.dtype).removeprefix('torch.')} on {self.request.device}"
-            f"{', with gradients' if self.request.needs_grad else ''}",
+            f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
+            f"{', with gradients' if inputs.needs_grad else ''}",
             "backend": self.backend + self._elsewhere(),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
@@ -128,30 +127,23 @@ def explain(
         check_length(name, count)
     if num_heads % num_key_heads:
         raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
-    request = Request(
+    call = AttentionCall(
         layout=Layout(pattern, num_heads, query_tokens, num_keys, num_keys - query_tokens, layer),
-        device=_device_type(device),
-        dtype=dtype,
-        head_dim=head_dim,
-        value_dim=head_dim,
-        num_key_heads=num_key_heads,
-        batch_size=1,
-        needs_grad=training,
+        inputs=Inputs(_device_type(device), dtype, head_dim, head_dim, num_key_heads, 1, needs_grad=training),
         dropout=dropout,
     )
     wanted = preferred_backend() if backend == AUTO else backend
-    chosen: str = select(request, wanted).NAME
-    total = num_heads * query_tokens * num_keys
-    computed = computed_pairs(request, chosen)
+    chosen = select(call, wanted)
+    computed, total, cost = chosen.computed_pairs(call), call.layout.num_pairs, chosen.cost(call)
     return Explanation(
-        request=request,
-        backend=chosen,
-        reasons={name: _reason(request, name, wanted, total) for name in sorted(BACKENDS) if name != chosen},
-        allowed_pairs=allowed_pairs(request.layout),
+        call=call,
+        backend=chosen.NAME,
+        reasons={name: _reason(call, name, wanted) for name in sorted(BACKENDS) if name != chosen.NAME},
+        allowed_pairs=allowed_pairs(call.layout),
         computed_pairs=computed,
         total_pairs=total,
-        relative_cost=(blocked_cost(request.layout).time if chosen == blocked.NAME else computed) / total,
-        memory_bytes=_memory(request, chosen),
+        relative_cost=(cost if isfinite(cost) else computed) / total,
+        memory_bytes=_memory(call, chosen),
     )
 
 
@@ -169,64 +161,26 @@ def allowed_pairs(layout: Layout) -> int:
     >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
     12
     """
-    if blocked_cost(layout).refusal is None:
-        return compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_allowed
-    place = (layout.num_queries, layout.num_keys, layout.query_offset)
-    return sum(count * pattern.num_pairs(*place) for _, count, pattern in layout.head_groups())
+    try:
+        return compile_layout(layout, COUNT_BLOCK_TOKENS, CPU).num_allowed
+    except MaskLimitError:
+        place = (layout.num_queries, layout.num_keys, layout.query_offset)
+        return sum(count * pattern.num_pairs(*place) for _, count, pattern in layout.head_groups())
 
 
-def computed_pairs(request: Request, backend: str) -> int:
-    """Return how many scores a backend computes for one example, allowed or not, in all heads."""
-    layout = request.layout
-    if backend == blocked.NAME:
-        return compile_layout(layout, ESTIMATE_BLOCK_TOKENS, CPU).num_pairs
-    if backend == flex.NAME:
-        block_size = flex.BLOCK_SIZES[request.device]
-        table = block_table(layout, None, block_size, CPU)
-        num_blocks = int(table.num_partial.sum() + table.num_full.sum())
-        # one table may stand for all heads
-        heads = layout.num_heads // table.num_full.shape[1]
-        scores = num_blocks * heads * block_size[0] * block_size[1]
-        return min(scores, layout.num_heads * layout.num_queries * layout.num_keys)
-    return layout.num_heads * layout.num_queries * layout.num_keys
-
-
-def _reason(request: Request, name: str, wanted: str, total: int) -> str:
-    """Return one sentence that says why a backend does not compute a request."""
-    cannot: str | None = BACKENDS[name].why_not(request)
+def _reason(call: AttentionCall, name: str, wanted: str) -> str:
+    """Return one sentence that says why a backend does not compute a call."""
+    cannot = BACKENDS[name].why_not(call)
     if cannot is not None:
         return cannot
-    if wanted != AUTO:
-        return f"{wanted} was asked for."
-    if name == blocked.NAME and request.device != "cpu":
-        return f"blocked is taken on {request.device} only for what flex cannot compute."
-    costs = blocked_cost(request.layout)
-    if name == blocked.NAME and costs.refusal is not None:
-        return costs.refusal
-    if name == sdpa.NAME and not is_dense_light(request):
-        needed = f"{sdpa.num_pair_bytes(request) / MEBIBYTE:,.0f} MiB"
-        return f"sdpa would take {needed} for masks and scores of all pairs; ask for it by its name if you have them."
-    cost = f"{costs.time / total:.3f}"
-    return {
-        blocked.NAME: f"blocked is estimated at {cost} times the time of dense attention, the better one here.",
-        flex.NAME: "flex compiles a kernel for seconds at its first call; on cpu it is taken only when asked for.",
-        reference.NAME: "reference keeps all scores in memory; the other backends are checked against it.",
-        sdpa.NAME: f"sdpa computes all pairs; blocked is estimated at {cost} times its time.",
-    }[name]
+    return f"{wanted} was asked for." if wanted != AUTO else BACKENDS[name].remark(call)
 
 
-def _memory(request: Request, backend: str) -> int:
+def _memory(call: AttentionCall, backend: Backend) -> int:
     """Return the estimated bytes of the output, of gradients, and of what the backend keeps beside them."""
-    layout, width = request.layout, request.dtype.itemsize
-    rows, pairs = layout.num_heads * layout.num_queries, layout.num_queries * layout.num_keys
-    total = rows * (request.value_dim * width + 4)
-    if request.needs_grad:
-        keys = request.num_key_heads * layout.num_keys
-        total += width * (rows * (request.head_dim + request.value_dim) + keys * (request.head_dim + request.value_dim))
-    if backend == sdpa.NAME:
-        total += sdpa.num_pair_bytes(request)
-    elif backend == reference.NAME:
-        total += REFERENCE_BYTES_PER_SCORE * pairs * layout.num_heads
-    elif backend == blocked.NAME:
-        total += blocked_cost(layout).num_mask_bytes
-    return total
+    layout, inputs = call.layout, call.inputs
+    rows, width = layout.num_heads * layout.num_queries, inputs.dtype.itemsize
+    total = rows * (inputs.value_dim * width + 4)
+    if inputs.needs_grad:
+        total += width * (rows + inputs.num_key_heads * layout.num_keys) * (inputs.head_dim + inputs.value_dim)
+    return total + backend.working_bytes(call)

@@ -17,8 +17,8 @@ from hf_efficient_attn.attention.checks import (
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -106,29 +106,19 @@ def attention(
     if num_queries == num_keys and not is_compiling:
         warn_of_keyless(pattern, num_model_heads or num_heads, num_keys, layer)
     layout = Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, first_head, num_model_heads)
-    request = Request(
+    call = AttentionCall(
         layout=layout,
-        device=q.device.type,
-        dtype=q.dtype,
-        head_dim=head_dim,
-        value_dim=v.shape[3],
-        num_key_heads=k.shape[1],
-        batch_size=batch_size,
-        needs_grad=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *(t.values for t in terms))),
-        is_compiling=is_compiling,
+        inputs=inputs_of(q, k, v, terms),
+        tokens=tokens,
+        terms=tuple(terms),
+        scale=head_dim**-0.5 if scale is None else scale,
         dropout=dropout,
-        has_terms=len(terms) > 0,
-        has_token_mask=not tokens.is_empty,
-        has_query_start=query_start is not None,
+        query_start=query_start,
     )
-    chosen = select(request, preferred_backend() if backend == AUTO else backend)
-    scale = head_dim**-0.5 if scale is None else scale
-    known_late = {} if query_start is None else {"query_start": query_start}
+    chosen = select(call, preferred_backend() if backend == AUTO else backend)
     with autocast_off(q.device.type) if is_cast else nullcontext():
-        out, lse = chosen.attend(
-            q, k, v, layout, tokens, tuple(terms), scale, dropout, need_lse=return_lse, **known_late
-        )
-    return (out, lse) if return_lse else out
+        out, lse = chosen.attend(q, k, v, call, need_lse=return_lse)
+    return out if lse is None or not return_lse else (out, lse)
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:

@@ -1,19 +1,27 @@
-"""Which backend computes a request: the one that was asked for, or the fastest that can."""
+"""Which backend computes a call: the one that was asked for, or the fastest that can."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from math import inf
 
-from hf_efficient_attn.attention.costs import has_few_scores, is_dense_faster, is_dense_light
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.cache import MEBIBYTE
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import shown
 
 AUTO = "auto"
-BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
+BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
+# below so many scores per head nothing is worth looking at
+FEW_SCORES = 1 << 10
+# what a backend may take beside inputs and output without being asked for; more only where all others take as much
+MAX_WORKING_BYTES = 256 * MEBIBYTE
+MORE_THAN_LEAST = 2
+# ... or refuse the pattern
+MAX_WORKING_BYTES_ALONE = 4096 * MEBIBYTE
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,19 +65,19 @@ def check_name(name: str) -> None:
         )
 
 
-def select(request: Request, name: str = AUTO) -> ModuleType:
-    """Return the backend module for a request.
+def select(call: AttentionCall, name: str = AUTO) -> Backend:
+    """Return the backend for a call.
 
     Args:
         name: of a backend, which is then used or refused, never replaced; or "auto".
 
     Raises:
-        UnsupportedBackendError: there is no such backend, or it cannot compute the request; the message says why.
+        UnsupportedBackendError: there is no such backend, or it cannot compute the call; the message says why.
     """
     check_name(name)
-    name = fastest(request) if name == AUTO else name
-    reason = BACKENDS[name].why_not(request)
-    if request.has_query_start and name != blocked.NAME:
+    name = fastest(call) if name == AUTO else name
+    reason = BACKENDS[name].why_not(call)
+    if call.query_start is not None and name != blocked.NAME:
         reason = f"a query_offset that is a tensor can be compiled by {shown(blocked.NAME)} only."
     if reason is not None:
         raise UnsupportedBackendError(
@@ -78,23 +86,32 @@ def select(request: Request, name: str = AUTO) -> ModuleType:
     return BACKENDS[name]
 
 
-def fastest(request: Request) -> str:
-    """Return the backend that "auto" takes.
+def fastest(call: AttentionCall) -> str:
+    """Return the backend that "auto" takes: of those that compute the call in little memory, the one of least cost."""
+    if call.inputs.is_compiling:
+        return _while_compiling(call)
+    has_few_scores = call.layout.num_queries * call.layout.num_keys <= FEW_SCORES
+    is_small = has_few_scores and call.inputs.device == "cpu"
+    # nothing is faster than dense attention without a mask, and to ask the others takes longer
+    if (is_small or sdpa.is_bare(call)) and sdpa.why_not(call) is None:
+        return sdpa.NAME
+    able = [name for name in BACKENDS if BACKENDS[name].why_not(call) is None]
+    costs = {name: cost for name in able if (cost := BACKENDS[name].cost(call)) < inf}
+    light = [name for name in costs if is_light(call, name, costs)]
+    return min(light, key=costs.__getitem__) if light else blocked.NAME
 
-    Dense attention where it needs no mask; off the CPU flex where it can, but for single queries; else blocked or dense
-    with a mask, by cost; and never dense attention that needs far more memory than the other.
-    """
-    if request.has_query_start:
-        return blocked.NAME
-    if has_few_scores(request) and request.device == "cpu" and sdpa.why_not(request) is None:
+
+def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
+    """Return whether a backend needs little memory beside inputs and output, or not much more than its rivals."""
+    own, others = BACKENDS[name].working_bytes(call), [BACKENDS[other].working_bytes(call) for other in rivals]
+    most = MAX_WORKING_BYTES_ALONE if len(others) == 1 else max(MAX_WORKING_BYTES, MORE_THAN_LEAST * min(others))
+    return own <= most
+
+
+def _while_compiling(call: AttentionCall) -> str:
+    # lengths may be symbols, which the comparison of costs would pin down; the blocked operator is opaque to a compiler
+    if sdpa.is_bare(call) and call.query_start is None:
         return sdpa.NAME
-    has_no_mask = not request.has_token_mask and sdpa.maskless(request.layout) is not None
-    if has_no_mask and sdpa.why_not(request) is None and is_dense_light(request):
-        return sdpa.NAME
-    # a step of cached decoding has a length of its own, and flex would list its blocks on the host for every one
-    is_step = request.layout.num_queries == 1
-    if request.device != "cpu" and not is_step and flex.why_not(request) is None:
+    if call.inputs.device != "cpu" and call.query_start is None and flex.why_not(call) is None:
         return flex.NAME
-    if sdpa.why_not(request) is None and is_dense_faster(request) and is_dense_light(request):
-        return sdpa.NAME
-    return blocked.NAME if blocked.why_not(request) is None else reference.NAME
+    return blocked.NAME if blocked.why_not(call) is None else reference.NAME

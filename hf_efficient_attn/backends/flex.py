@@ -17,6 +17,7 @@ from copy import copy
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import count
+from math import inf
 from os import environ
 from types import FunctionType
 
@@ -27,11 +28,10 @@ from torch.nn.functional import pad
 
 from hf_efficient_attn.layout.block_table import CACHE_BYTES, Documents, block_table
 from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import is_idle, row_lse
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import TokenTables, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -40,6 +40,8 @@ _numbers = count()
 # (queries, keys) per block, in tokens: on CPUs short blocks waste fewer scores and are as fast
 BLOCK_SIZES = {"cpu": (32, 64), "cuda": (128, 128)}
 CUDA_MIN_HEAD_DIM = 16
+# in scores of dense attention; not measured on a GPU
+SCORES_PER_SCORE = 1.2
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score: tensors of indices
@@ -47,42 +49,77 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def why_not(request: Request) -> str | None:
+def why_not(call: AttentionCall) -> str | None:
     """Return one sentence that says why this backend cannot compute the call; None: it can."""
-    device, dim = request.device, min(request.head_dim, request.value_dim)
+    inputs, pattern = call.inputs, call.layout.pattern
+    device, dim = inputs.device, min(inputs.head_dim, inputs.value_dim)
     reasons = {
         f"flex runs on cpu and cuda, not on {device}: use blocked or sdpa.": device not in ("cpu", "cuda"),
-        f"flex computes in float32, bfloat16 and float16, not in {request.dtype}: use blocked or sdpa.": (
-            request.dtype not in DTYPES
+        f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa.": (
+            inputs.dtype not in DTYPES
         ),
-        f"flex cannot drop weights (dropout is {request.dropout}): use blocked or sdpa.": request.dropout > 0,
+        f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa.": call.dropout > 0,
         "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad().": (
-            device == "cpu" and request.needs_grad
+            device == "cpu" and inputs.needs_grad
         ),
         f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use blocked or sdpa.": (
             device == "cuda" and dim < CUDA_MIN_HEAD_DIM
         ),
         "flex compiles its own kernel, which a torch.compile around it cannot trace: use blocked or sdpa there.": (
-            request.is_compiling
+            inputs.is_compiling
         ),
-        f"flex computes one pattern a call, and {request.layout.pattern.kind} is drawn anew for the length of every "
-        "document: use blocked or sdpa.": request.has_token_mask and request.layout.pattern.depends_on_length,
-        f"flex would compile {request.layout.pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
-            not all(pattern.is_traceable for _, _, pattern in request.layout.head_groups())
+        f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
+        "blocked or sdpa.": not call.tokens.is_empty and pattern.depends_on_length,
+        f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
+            not all(drawn.is_traceable for _, _, drawn in call.layout.head_groups())
         ),
         _not_installed(device): not _compiler(device)[1],
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def missing_compiler(request: Request) -> str | None:
+def missing(call: AttentionCall) -> str | None:
     """Return what must be installed for this backend to compute the call, if nothing else is in its way; else None."""
-    name, is_there = _compiler(request.device)
-    return None if is_there or why_not(request) != _not_installed(request.device) else name
+    name, is_there = _compiler(call.inputs.device)
+    return None if is_there or why_not(call) != _not_installed(call.inputs.device) else name
 
 
 def _not_installed(device: str) -> str:
     return f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa."
+
+
+def cost(call: AttentionCall) -> float:
+    """Return the scores of all blocks that hold an allowed pair; infinity where a kernel is worth no compilation.
+
+    A single query, a step of cached decoding, has a length of its own, for which the blocks would be listed anew.
+    """
+    if call.inputs.device == "cpu" or call.layout.num_queries == 1:
+        return inf
+    return SCORES_PER_SCORE * computed_pairs(call)
+
+
+def remark(call: AttentionCall) -> str:
+    """Return why it may not be taken."""
+    if call.inputs.device == "cpu":
+        return "flex compiles a kernel for seconds at its first call; on cpu it is taken only when asked for."
+    if call.layout.num_queries == 1:
+        return "flex would list the blocks of every step of cached decoding anew."
+    return "flex computes whole blocks, allowed or not."
+
+
+def computed_pairs(call: AttentionCall) -> int:
+    """Return the scores of all blocks that hold an allowed pair, in all heads."""
+    layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
+    table = block_table(layout, None, block_size, torch.device("cpu"))
+    num_blocks = int(table.num_partial.sum() + table.num_full.sum())
+    # one table may stand for all heads
+    heads = layout.num_heads // table.num_full.shape[1]
+    return min(num_blocks * heads * block_size[0] * block_size[1], layout.num_pairs)
+
+
+def working_bytes(call: AttentionCall) -> int:
+    """Return 0: what a kernel keeps beside its tensors is small."""
+    return 0
 
 
 @lru_cache
@@ -94,21 +131,9 @@ def _compiler(device: str) -> tuple[str, bool]:
     return "a C++ compiler", any(shutil.which(compiler.split()[0]) for compiler in compilers if compiler)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    tokens: TokenMask,
-    terms: Sequence[Term],
-    scale: float,
-    dropout: float,
-    need_lse: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output [batch, heads, queries, value_dim] and each row's lse [batch, heads, queries].
-
-    Arguments as for the reference backend; ask `why_not` first.
-    """
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse; see `Backend`. Ask `why_not` first."""
+    layout, tokens, terms, scale = call.layout, call.tokens, call.terms, call.scale
     is_cpu = q.device.type == "cpu"
     if is_cpu:
         # flex refuses tensors that could have gradients even where none are recorded

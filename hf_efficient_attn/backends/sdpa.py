@@ -1,65 +1,84 @@
 """Attention by torch's scaled_dot_product_attention over all pairs: the fastest for full, causal and short patterns."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
-from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.cache import MEBIBYTE, cached
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import additive_mask, is_idle, num_mask_bytes, row_lse, term_bias
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
-from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
 
 NAME = "sdpa"
+# times in scores of dense attention without a mask: a key read for a block of queries (what a single query mostly waits
+# for), a score with a mask, and making a mask's entry
+SCORES_PER_KEY = 8
+SCORES_PER_MASKED_SCORE = 1.1
+SCORES_PER_MASK_ENTRY = 50
 # memory of a pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
 NUMBERS_PER_SCORE = 3
 
 
-def why_not(request: Request) -> str | None:
+def why_not(call: AttentionCall) -> str | None:
     """Return None: everything can be computed this way, given the memory for all pairs."""
     return None
 
 
-def num_pair_bytes(request: Request) -> int:
-    """Return about how many bytes a request needs that grow with the number of pairs; 0: only inputs and outputs.
+def missing(call: AttentionCall) -> str | None:
+    """Return None: nothing needs to be installed."""
+    return None
 
-    They are the mask, the biases of terms, and all scores where torch has no fused kernel for the request.
+
+def cost(call: AttentionCall) -> float:
+    """Return the estimated time of dense attention for one example, in its own scores."""
+    layout, plain = call.layout, maskless(call.layout)
+    if plain is not None and call.tokens.is_empty:
+        start, stop, is_causal = plain
+        return layout.num_heads * (stop - start) * (layout.num_queries / (1 + is_causal) + SCORES_PER_KEY)
+    if plain is not None:
+        per_key = float(layout.num_queries + SCORES_PER_KEY)
+    else:
+        # in cached decoding every step has a mask of its own
+        per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
+        per_key = SCORES_PER_MASKED_SCORE * layout.num_queries + SCORES_PER_KEY + per_mask
+    return layout.num_heads * layout.num_keys * per_key
+
+
+def remark(call: AttentionCall) -> str:
+    """Return what it computes."""
+    needed = f"{working_bytes(call) / MEBIBYTE:,.0f} MiB"
+    return f"sdpa computes all pairs, and takes {needed} for their masks and scores."
+
+
+def computed_pairs(call: AttentionCall) -> int:
+    """Return the number of all pairs."""
+    return call.layout.num_pairs
+
+
+def working_bytes(call: AttentionCall) -> int:
+    """Return about how many bytes a call needs that grow with the number of pairs; 0: only inputs and outputs.
+
+    They are the mask, the biases of terms, and all scores where torch has no fused kernel for the call.
     """
-    layout = request.layout
-    has_mask = request.has_token_mask or request.has_terms or maskless(layout) is None
-    num_examples = request.batch_size if request.has_token_mask else 1
-    num_bytes = num_mask_bytes(layout, num_examples, request.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
-    num_scores = layout.num_heads * layout.num_queries * layout.num_keys
-    if request.has_terms:
-        num_bytes += BYTES_PER_BIAS * num_examples * num_scores
+    layout, inputs = call.layout, call.inputs
+    has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None
+    num_examples = 1 if call.tokens.is_empty else inputs.batch_size
+    num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
+    if call.terms:
+        num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
     # its kernel for CPUs knows no dropout, no values of another width, and no gradient of a mask
-    has_unfused = request.dropout > 0.0 or request.head_dim != request.value_dim
-    if request.device == "cpu" and (has_unfused or (request.has_terms and request.needs_grad)):
-        num_bytes += NUMBERS_PER_SCORE * max(4, request.dtype.itemsize) * request.batch_size * num_scores
+    has_unfused = call.dropout > 0.0 or inputs.head_dim != inputs.value_dim
+    if inputs.device == "cpu" and (has_unfused or (call.terms and inputs.needs_grad)):
+        num_bytes += NUMBERS_PER_SCORE * max(4, inputs.dtype.itemsize) * inputs.batch_size * layout.num_pairs
     return num_bytes
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    tokens: TokenMask,
-    terms: Sequence[Term],
-    scale: float,
-    dropout: float,
-    need_lse: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output [batch, heads, queries, value_dim] and each row's lse [batch, heads, queries].
-
-    Arguments as for the reference backend.
-    """
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse; see `Backend`."""
+    layout, tokens, terms, scale = call.layout, call.tokens, call.terms, call.scale
     plain = None if terms or not is_idle(tokens) else maskless(layout)
     mask: Tensor | None = None
     keyless: Tensor | None = None
@@ -82,7 +101,7 @@ def attend(
         q, scale = q * scale, 1.0
     # large numbers of masked tokens would overflow in the backward pass, which computes their rows, too
     readers = q if keyless is None else q.masked_fill(keyless, 0)
-    out, lse = _fused(readers, keys, values, mask, is_causal, scale, dropout, need_lse)
+    out, lse = _fused(readers, keys, values, mask, is_causal, scale, call.dropout, need_lse)
     if need_lse and lse is None:
         lse = row_lse(q, k, layout, tokens, terms, scale)
     if keyless is not None:
@@ -108,6 +127,12 @@ def _fused(
         q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out, None
+
+
+def is_bare(call: AttentionCall) -> bool:
+    """Return whether torch's fused kernels compute a call without a mask, and so in no memory beside its tensors."""
+    is_plain = call.tokens.is_empty and not call.terms and not call.dropout
+    return is_plain and call.inputs.head_dim == call.inputs.value_dim and maskless(call.layout) is not None
 
 
 def maskless(layout: Layout) -> tuple[int, int, bool] | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from hf_efficient_attn.attention.explain import allowed_pairs, computed_pairs
+from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends import flex
 from hf_efficient_attn.backends.blocked import backend as blocked
@@ -28,9 +28,9 @@ from hf_efficient_attn.bench.attention_peers import PEERS, Problem, build_peer, 
 from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_once, time_within
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError, UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import block_table
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 
 Row = dict[str, Any]
 Failures = tuple[type[Exception], ...]
@@ -172,34 +172,29 @@ def describe(row: Row, shape: Shape, is_ours: bool) -> None:
     layout = Layout(pattern_of(row["pattern"], tokens), shape.num_heads, tokens, tokens)
     row |= {"num_heads": shape.num_heads, "allowed_pairs": allowed_pairs(layout)}
     if is_ours and "milliseconds" in row["forward"]:
-        request = request_of(layout, shape)
-        row["backend"] = select(request, row["contestant"]).NAME
-        row["computed_pairs"] = computed_pairs(request, row["backend"])
-        row["layout_milliseconds"] = 1000 * layout_seconds(request, row["contestant"])
+        call = call_of(layout, shape)
+        chosen = select(call, row["contestant"])
+        row["backend"] = chosen.NAME
+        row["computed_pairs"] = chosen.computed_pairs(call)
+        row["layout_milliseconds"] = 1000 * layout_seconds(call, row["contestant"])
 
 
-def request_of(layout: Layout, shape: Shape) -> Request:
-    """Return the request of a forward pass."""
-    return Request(
-        layout=layout,
-        device=shape.device,
-        dtype=getattr(torch, shape.dtype),
-        head_dim=shape.head_dim,
-        value_dim=shape.head_dim,
-        num_key_heads=shape.num_heads,
-        batch_size=shape.batch_size,
-    )
+def call_of(layout: Layout, shape: Shape) -> AttentionCall:
+    """Return the call of a forward pass, without tensors."""
+    dtype = getattr(torch, shape.dtype)
+    inputs = Inputs(shape.device, dtype, shape.head_dim, shape.head_dim, shape.num_heads, shape.batch_size)
+    return AttentionCall(layout, inputs)
 
 
-def layout_seconds(request: Request, backend: str) -> float:
+def layout_seconds(call: AttentionCall, backend: str) -> float:
     """Return how long it takes to choose a backend and to build what it needs of the pattern, nothing being cached."""
-    device = torch.device(request.device)
+    device = torch.device(call.inputs.device)
     clear_caches()
     start = time.perf_counter()
-    name = select(request, backend).NAME
+    name = select(call, backend).NAME
     if name == blocked.NAME:
-        compile_layout(request.layout, FORWARD_BLOCK_TOKENS, device)
+        compile_layout(call.layout, FORWARD_BLOCK_TOKENS, device)
     elif name == flex.NAME:
-        block_table(request.layout, None, flex.BLOCK_SIZES[request.device], device)
+        block_table(call.layout, None, flex.BLOCK_SIZES[call.inputs.device], device)
     synchronize(device)
     return time.perf_counter() - start

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_efficient_attn.attention.explain import allowed_pairs, computed_pairs
+from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends import flex
 from hf_efficient_attn.backends.blocked import backend as blocked
@@ -40,13 +40,13 @@ from hf_efficient_attn.bench.attention_cases import (
     pattern_of,
     repeated,
 )
-from hf_efficient_attn.bench.attention_measure import Row, request_of
+from hf_efficient_attn.bench.attention_measure import Row, call_of
 from hf_efficient_attn.bench.attention_profile_report import profile_markdown
 from hf_efficient_attn.bench.report import describe_machine
 from hf_efficient_attn.bench.timing import LEAST_ROUNDS, Case, time_once
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import TokenMask
 
 CPU = torch.device("cpu")
 FORWARD_KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -133,7 +133,7 @@ def profile_case(case: ProfileCase, shape: Shape, repeats: int, max_seconds: flo
     inputs = shape.tensors(case.tokens)
     pattern = pattern_of(case.pattern, case.tokens)
     layout = Layout(pattern, shape.num_heads, case.tokens, case.tokens)
-    backend = select(request_of(layout, shape), case.backend).NAME
+    backend = select(call_of(layout, shape), case.backend).NAME
     call = own_call(pattern, inputs, case.backend)
     dense = dense_call(shape.tensors(min(case.tokens, DENSE_TOKENS)))
     kernels = partial(kernels_of, case, shape, layout, inputs, backend)
@@ -238,7 +238,7 @@ def run_open(case: ProfileCase, layout: Layout, inputs: list[Tensor], backend: s
         as_case(own_call(layout.pattern, inputs, backend), case.measure).run(None)
         return
     q, k, v = (tensor.detach() for tensor in inputs)
-    call = execute.Call(layout, TokenMask(), (), q.shape[-1] ** -0.5)
+    call = AttentionCall(layout, inputs_of(q, k, v), scale=q.shape[-1] ** -0.5)
     out, lse = execute.forward(q, k, v, call)
     if case.measure != "forward":
         execute.backward(torch.ones_like(out), q, k, v, out, lse, call)
@@ -284,7 +284,7 @@ def aligned_kernel(case: ProfileCase, shape: Shape, layout: Layout) -> Row:
     # the first call compiles
     _, aligned_seconds = (time_once(call.forward_case(), CPU) for _ in range(2))
     aligned = Layout(pattern, shape.num_heads, case.tokens, case.tokens)
-    pairs, aligned_pairs = (computed_pairs(request_of(one, shape), flex.NAME) for one in (layout, aligned))
+    pairs, aligned_pairs = (flex.computed_pairs(call_of(one, shape)) for one in (layout, aligned))
     queries, keys = flex.BLOCK_SIZES[shape.device]
     seconds = aligned_seconds * pairs / aligned_pairs
     pairs *= shape.batch_size

@@ -58,6 +58,11 @@ class Layout:
         return slice(self.query_offset, self.query_offset + self.num_queries)
 
     @property
+    def num_pairs(self) -> int:
+        """How many pairs of a query and a key there are, allowed or not, in all heads."""
+        return self.num_heads * self.num_queries * self.num_keys
+
+    @property
     def heads(self) -> Heads:
         """(first, number, all of the model) of the heads."""
         return self.first_head, self.num_heads, self.num_model_heads or self.num_heads

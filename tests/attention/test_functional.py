@@ -1,6 +1,7 @@
 """`attention`: what it refuses, and how a backend is chosen."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.patterns.bands import Band, Full
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
@@ -102,21 +103,21 @@ def test_use_backend_reaches_calls_that_leave_the_choice_open(monkeypatch: pytes
     assert calls == ["reference", "sdpa"]
 
 
-def request(num_tokens: int, pattern: hea.patterns.Pattern, **options: object) -> Request:
+def call(num_tokens: int, pattern: hea.patterns.Pattern, device: str = "cpu", **options: Any) -> AttentionCall:
     layout = Layout(pattern, 8, num_tokens, num_tokens)
-    return Request(layout, "cpu", torch.float32, 64, 64, 8, 1, **options)
+    return AttentionCall(layout, Inputs(device, torch.float32, 64, 64, 8, 1, **options))
 
 
 def test_auto_is_dense_where_that_is_cheaper() -> None:
-    assert fastest(request(128, Band(256, 256))) == "sdpa"
-    assert fastest(request(8192, Full())) == "sdpa"
-    assert fastest(request(8192, Band(256, 256))) == "blocked"
-    assert select(request(8192, Band(256, 256), needs_grad=True)).NAME == "blocked"
+    assert fastest(call(128, Band(256, 256))) == "sdpa"
+    assert fastest(call(8192, Full())) == "sdpa"
+    assert fastest(call(8192, Band(256, 256))) == "blocked"
+    assert select(call(8192, Band(256, 256), needs_grad=True)).NAME == "blocked"
 
 
 def test_auto_on_a_gpu_is_flex_but_not_for_steps_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BACKENDS["flex"], "why_not", lambda request: None)
-    on_gpu = replace(request(8192, Band(256, 256)), device="cuda")
+    monkeypatch.setattr(BACKENDS["flex"], "why_not", lambda call: None)
+    on_gpu = call(8192, Band(256, 256), "cuda")
     assert fastest(on_gpu) == "flex"
     step = Layout(Band(256, 0), 8, 1, 8192, 8191)
     assert fastest(replace(on_gpu, layout=step)) in ("blocked", "sdpa")

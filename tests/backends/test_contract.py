@@ -6,13 +6,11 @@ formula of its own.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
 from backends_contract import (
     MEMORY,
-    SCALE,
     THREE_PATTERNS,
     Case,
     check,
@@ -21,14 +19,14 @@ from backends_contract import (
     pairwise_cases,
     special_cases,
     tensors_of,
-    token_mask,
 )
 
 from hf_efficient_attn.backends import flex, reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
-BACKENDS: dict[str, ModuleType] = {"sdpa": sdpa, "blocked": blocked}
+BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "blocked": blocked}
 CASES = pairwise_cases() + special_cases() + memory_cases() + huge_score_cases()
 # a kernel is compiled for every one of these, which takes seconds
 FLEX_CASES = [
@@ -56,8 +54,8 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-def test_contract(backend: ModuleType, case: Case) -> None:
-    reason = backend.why_not(case.request())
+def test_contract(backend: Backend, case: Case) -> None:
+    reason = backend.why_not(case.call())
     if reason is not None:
         pytest.skip(reason)
     check(case, backend)
@@ -65,20 +63,20 @@ def test_contract(backend: ModuleType, case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["per head", "random", THREE_PATTERNS])
 @pytest.mark.parametrize("backend", [reference, *BACKENDS.values()], ids=["reference", *BACKENDS])
-def test_heads_have_the_numbers_of_the_model(backend: ModuleType, name: str) -> None:
+def test_heads_have_the_numbers_of_the_model(backend: Backend, name: str) -> None:
     """A process that has four of the heads computes what one with all twelve does in these."""
     case = Case(name, 40, "documents", heads=(12, 6))
     tensors = tensors_of(case, torch.float32)
-    tokens = token_mask(case.mask, case.num_keys)
-    whole, _ = backend.attend(tensors.q, tensors.k, tensors.v, case.layout, tokens, (), SCALE, 0.0)
+    whole, _ = backend.attend(tensors.q, tensors.k, tensors.v, case.call())
     for first in (0, 4, 8):
         layout = replace(case.layout, num_heads=4, first_head=first, num_model_heads=12)
         queries, keys = slice(first, first + 4), slice(first // 2, first // 2 + 2)
         own = (tensors.q[:, queries], tensors.k[:, keys], tensors.v[:, keys])
-        found, _ = backend.attend(*own, layout, tokens, (), SCALE, 0.0)
+        call = replace(case.call(), layout=layout)
+        found, _ = backend.attend(*own, call)
         torch.testing.assert_close(found, whole[:, queries])
     torch.compiler.reset()
-    compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, layout, tokens, (), SCALE, 0.0)
+    compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, call)
     torch.testing.assert_close(compiled, found)
 
 
@@ -86,16 +84,16 @@ def test_heads_have_the_numbers_of_the_model(backend: ModuleType, name: str) -> 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("case", FLEX_CASES, ids=str)
 def test_contract_of_flex(case: Case) -> None:
-    assert flex.why_not(case.request()) is None
+    assert flex.why_not(case.call()) is None
     check(case, flex)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES if torch.cuda.is_available() else [], ids=str)
 @pytest.mark.parametrize("backend", [reference, *BACKENDS.values(), flex], ids=["reference", *BACKENDS, "flex"])
-def test_contract_on_cuda(backend: ModuleType, case: Case) -> None:
+def test_contract_on_cuda(backend: Backend, case: Case) -> None:
     torch.use_deterministic_algorithms(False)
-    reason = backend.why_not(case.request("cuda"))
+    reason = backend.why_not(case.call("cuda"))
     if reason is not None:
         pytest.skip(reason)
     check(case, backend, "cuda")
@@ -103,16 +101,15 @@ def test_contract_on_cuda(backend: ModuleType, case: Case) -> None:
 
 @pytest.mark.parametrize("mask", ["right", "holes", "documents"])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-def test_finite_numbers_of_masked_tokens_change_nothing(backend: ModuleType, mask: str) -> None:
+def test_finite_numbers_of_masked_tokens_change_nothing(backend: Backend, mask: str) -> None:
     """Whatever padding holds; non-finite numbers are not promised, see `attention`."""
     case = Case("globals", 90, mask)
-    tokens = token_mask(mask, case.num_keys)
-    masked = ~tokens.key_mask[:, None, :, None]
+    masked = case.call().masked_queries
     found = []
     for garbage in (0.0, 1e15):
         tensors = tensors_of(case, torch.float32)
         leaves = [x.masked_fill(masked, garbage).requires_grad_() for x in (tensors.q, tensors.k, tensors.v)]
-        out, lse = backend.attend(*leaves, case.layout, tokens, (), SCALE, 0.0)
+        out, lse = backend.attend(*leaves, case.call())
         gradients = torch.autograd.grad(out, leaves, tensors.grad_out)
         assert all(not gradient.masked_select(masked).any() for gradient in gradients)
         found.append([out, lse, *gradients])

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from hf_efficient_attn.backends import flex
+from hf_efficient_attn.layout.call import AttentionCall, Inputs, inputs_of
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal
 from hf_efficient_attn.patterns.blocks import Blocks
@@ -16,34 +17,37 @@ from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 from hf_efficient_attn.patterns.tables import KeyTable
 
 BAND = Layout(Band(3, 3), 4, 64, 64)
-REQUEST = Request(BAND, "cpu", torch.float32, 16, 16, 2, 2)
+INPUTS = Inputs("cpu", torch.float32, 16, 16, 2, 2)
+CALL = AttentionCall(BAND, INPUTS)
+PADDED = TokenMask(key_mask=torch.ones(2, 64, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"device": "mps"}, "mps"),
-        ({"dtype": torch.float64}, "float64"),
+        ({"inputs": replace(INPUTS, device="mps")}, "mps"),
+        ({"inputs": replace(INPUTS, dtype=torch.float64)}, "float64"),
         ({"dropout": 0.1}, "0.1"),
-        ({"needs_grad": True}, "backward"),
-        ({"is_compiling": True}, "torch.compile"),
-        ({"device": "cuda", "value_dim": 8}, "not 8"),
-        ({"layout": replace(BAND, pattern=RandomBlocks(1, 8)), "has_token_mask": True}, "random_blocks"),
+        ({"inputs": replace(INPUTS, needs_grad=True)}, "backward"),
+        ({"inputs": replace(INPUTS, is_compiling=True)}, "torch.compile"),
+        ({"inputs": replace(INPUTS, device="cuda", value_dim=8)}, "not 8"),
+        ({"layout": replace(BAND, pattern=RandomBlocks(1, 8)), "tokens": PADDED}, "random_blocks"),
     ],
 )
 def test_refuses(changes: dict[str, object], named: str) -> None:
-    assert named in str(flex.why_not(replace(REQUEST, **changes)))
+    assert named in str(flex.why_not(replace(CALL, **changes)))
 
 
 def test_accepts() -> None:
-    assert flex.why_not(REQUEST) is None
-    assert flex.why_not(replace(REQUEST, has_token_mask=True, has_terms=True, value_dim=24)) is None
+    terms = (Term(torch.zeros(1, 4, 1, 3), Distance(-1, 1)),)
+    assert flex.why_not(CALL) is None
+    assert flex.why_not(replace(CALL, tokens=PADDED, terms=terms, inputs=replace(INPUTS, value_dim=24))) is None
 
 
 def test_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     flex._compiler.cache_clear()
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
-    assert "C++ compiler" in str(flex.why_not(REQUEST))
+    assert "C++ compiler" in str(flex.why_not(CALL))
     flex._compiler.cache_clear()
 
 
@@ -70,6 +74,7 @@ def test_compiles_twice_for_all_lengths() -> None:
     torch._dynamo.utils.counters.clear()
     for num_tokens, batch_size in ((300, 2), (400, 2), (500, 2), (330, 3)):
         q = torch.randn(batch_size, 2, num_tokens, 16)
-        flex.attend(q, q, q, Layout(Band(5, 5), 2, num_tokens, num_tokens), TokenMask(), (), 0.3, 0.0, False)
+        call = AttentionCall(Layout(Band(5, 5), 2, num_tokens, num_tokens), inputs_of(q, q, q), scale=0.3)
+        flex.attend(q, q, q, call, need_lse=False)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
     assert flex._compiled.cache_info().currsize == 1

@@ -1,11 +1,14 @@
 """SDPA: no mask where none is needed, one mask for many calls, lse from every path."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.layout import dense
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -16,7 +19,9 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
-NONE = TokenMask()
+
+def call_of(q: Tensor, k: Tensor, v: Tensor, layout: Layout, **options: Any) -> AttentionCall:
+    return AttentionCall(layout, inputs_of(q, k, v), scale=0.3, **options)
 
 
 def draw(num_queries: int, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,9 +55,9 @@ def test_when_no_mask_is_needed(pattern: Pattern, num_queries: int, expected: tu
 def test_masks_are_built_once_if_at_all(pattern: Pattern, need_lse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = draw(17, 17)
     layout = Layout(pattern, 4, 17, 17)
-    first, _ = sdpa.attend(q, k, v, layout, NONE, (), 0.3, 0.0, need_lse)
+    first, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
     monkeypatch.setattr(dense, "allowed_pairs", None)
-    again, _ = sdpa.attend(q, k, v, layout, NONE, (), 0.3, 0.0, need_lse)
+    again, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
     assert torch.equal(first, again)
 
 
@@ -60,10 +65,11 @@ def test_masks_are_built_once_if_at_all(pattern: Pattern, need_lse: bool, monkey
 def test_lse_beside_paths_that_give_none(learned: bool) -> None:
     q, k, v = draw(9, 12)
     layout, tokens = Layout(Band(3, 1), 4, 9, 12, 3), TokenMask(key_mask=torch.arange(24).reshape(2, 12) % 5 != 0)
-    terms = [Term(torch.randn(1, 4, 1, 5, requires_grad=learned), Distance(-2, 2))]
+    terms = (Term(torch.randn(1, 4, 1, 5, requires_grad=learned), Distance(-2, 2)),)
     values = v[..., :8] if learned else v[..., :6]
-    _, lse = sdpa.attend(q, k, values, layout, tokens, terms, 0.3, 0.0)
-    _, expected = reference.attend(q, k, values, layout, tokens, terms, 0.3, 0.0)
+    call = call_of(q, k, values, layout, tokens=tokens, terms=terms)
+    _, lse = sdpa.attend(q, k, values, call)
+    _, expected = reference.attend(q, k, values, call)
     assert lse is not None
     assert not lse.requires_grad
     torch.testing.assert_close(lse, expected)
@@ -72,7 +78,7 @@ def test_lse_beside_paths_that_give_none(learned: bool) -> None:
 def test_rows_without_keys() -> None:
     q, k, v = (tensor.requires_grad_() for tensor in draw(6, 6))
     tokens = TokenMask(key_mask=torch.tensor([[True, True, False, True, True, True], [False] * 6]))
-    out, lse = sdpa.attend(q, k, v, Layout(Band(1, -1), 4, 6, 6), tokens, (), 0.3, 0.0)
+    out, lse = sdpa.attend(q, k, v, call_of(q, k, v, Layout(Band(1, -1), 4, 6, 6), tokens=tokens))
     empty = torch.tensor([[True, False, True, True, False, False], [True] * 6])[:, None].expand(2, 4, 6)
     assert lse is not None
     assert torch.equal(lse.isneginf(), empty)
@@ -84,8 +90,9 @@ def test_rows_without_keys() -> None:
 
 def test_dropout_drops_weights() -> None:
     q, k, v = draw(300, 300)
+    call = call_of(q, k, v, Layout(Causal(), 4, 300, 300), dropout=0.4)
     for backend in (sdpa, reference):
-        out, _ = backend.attend(q, k, torch.ones_like(v), Layout(Causal(), 4, 300, 300), NONE, (), 0.3, 0.4)
+        out, _ = backend.attend(q, k, torch.ones_like(v), call)
         assert out.std() > 0.01
         assert abs(out.mean().item() - 1) < 0.02
 
@@ -103,7 +110,7 @@ def test_compiles_whole(pattern: Pattern, has_tokens: bool) -> None:
 
     def call(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor | None]:
         tokens = TokenMask(key_mask if has_tokens else None)
-        return sdpa.attend(q, k, v, Layout(pattern, 4, 12, 16, 4), tokens, (), 0.3, 0.0)
+        return sdpa.attend(q, k, v, call_of(q, k, v, Layout(pattern, 4, 12, 16, 4), tokens=tokens))
 
     expected = call(q, k, v, key_mask)
     found = torch.compile(call, backend="aot_eager", fullgraph=True)(q, k, v, key_mask)

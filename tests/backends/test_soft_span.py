@@ -1,13 +1,13 @@
 """The span of a soft mask in every backend: its gradient, rows that it closes, and spans longer than all keys."""
 
-from types import ModuleType
-
 import pytest
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -25,18 +25,17 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def out_of(backend: ModuleType, terms: tuple[Term, ...], tokens: TokenMask | None = None) -> Tensor:
+def out_of(backend: Backend, terms: tuple[Term, ...], tokens: TokenMask | None = None) -> Tensor:
     """Return the output of the same random q, k and v."""
     q, k, v = (draw(BATCH, HEADS, TOKENS, WIDTH, seed=seed) for seed in range(3))
-    return backend.attend(q, k, v, LAYOUT, tokens or TokenMask(), terms, SCALE, 0.0)[0]
+    call = AttentionCall(LAYOUT, inputs_of(q, k, v, terms), tokens or TokenMask(), terms, SCALE)
+    return backend.attend(q, k, v, call)[0]
 
 
 @pytest.mark.parametrize("has_distances", [False, True], ids=["alone", "with distances"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @BACKENDS
-def test_gradient_is_that_of_finite_differences(
-    backend: ModuleType, shape: tuple[int, ...], has_distances: bool
-) -> None:
+def test_gradient_is_that_of_finite_differences(backend: Backend, shape: tuple[int, ...], has_distances: bool) -> None:
     # a quarter beyond whole numbers of tokens, where the mask has corners
     spans = (3.25 + (20 * torch.rand(shape, generator=torch.Generator().manual_seed(3))).floor()).double()
     more = (Term(draw(BATCH, HEADS, TOKENS, 60), Distance(1, 60)),) if has_distances else ()
@@ -59,7 +58,7 @@ def test_gradient_is_that_of_finite_differences(
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @BACKENDS
-def test_rows_without_keys_are_zero(backend: ModuleType, shape: tuple[int, ...]) -> None:
+def test_rows_without_keys_are_zero(backend: Backend, shape: tuple[int, ...]) -> None:
     """Where padding leaves a token nothing, or only keys beyond its ramp: neither NaN nor a gradient."""
     spans = torch.full(shape, 4.5, dtype=torch.float64, requires_grad=True)
     key_mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
@@ -80,7 +79,7 @@ def test_rows_without_keys_are_zero(backend: ModuleType, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @BACKENDS
-def test_spans_beyond_all_keys_change_nothing(backend: ModuleType, shape: tuple[int, ...]) -> None:
+def test_spans_beyond_all_keys_change_nothing(backend: Backend, shape: tuple[int, ...]) -> None:
     spans = torch.full(shape, 1e4, dtype=torch.float64, requires_grad=True)
     out = out_of(backend, (Term(spans, LABEL),))
     torch.testing.assert_close(out, out_of(backend, ()), atol=1e-12, rtol=1e-12)

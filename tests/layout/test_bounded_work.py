@@ -15,15 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_efficient_attn import attention, explain
-from hf_efficient_attn.attention import costs
+from hf_efficient_attn.attention import select as selection
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.errors import InputError, MaskLimitError
 from hf_efficient_attn.layout import block_table as block_tables
 from hf_efficient_attn.layout import dense, run_masks
 from hf_efficient_attn.layout.block_layout import BlockLayout
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.request import Request
+from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, KeyTable, Pattern, RandomBlocks, Strided
 
@@ -140,19 +141,19 @@ def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatc
     assert explanation.backend == "sdpa"
     assert explanation.allowed_pairs == 2 * pattern.num_pairs(200, 200)
     assert "would look at" in explanation.reasons["blocked"]
-    monkeypatch.setattr(costs, "MAX_PAIR_BYTES", 1000)
+    monkeypatch.setattr(selection, "MAX_WORKING_BYTES", 1000)
     attention(q, q, q, pattern)
-    monkeypatch.setattr(costs, "MAX_PAIR_BYTES_ALONE", 1000)
+    monkeypatch.setattr(selection, "MAX_WORKING_BYTES_ALONE", 1000)
     with pytest.raises(MaskLimitError, match="would look at"):
         attention(q, q, q, pattern)
 
 
 def test_auto_keeps_no_scores_of_long_inputs() -> None:
     """Dropout, and terms, have no fused kernel over all pairs."""
-    layout = Layout(Causal(), 8, 8192, 8192)
-    plain = Request(layout, "cpu", torch.float32, 64, 64, 8, 1)
+    layout, inputs = Layout(Causal(), 8, 8192, 8192), Inputs("cpu", torch.float32, 64, 64, 8, 1)
+    plain, term = AttentionCall(layout, inputs), Term(torch.zeros(1, 8, 1, 3), Distance(-1, 1))
     assert select(plain).NAME == "sdpa"
-    for change in ({"dropout": 0.1}, {"value_dim": 32}, {"has_terms": True}):
+    for change in ({"dropout": 0.1}, {"inputs": replace(inputs, value_dim=32)}, {"terms": (term,)}):
         assert select(replace(plain, **change)).NAME == "blocked"
         assert select(replace(plain, **change, layout=Layout(Causal(), 8, 512, 512))).NAME == "sdpa"
 

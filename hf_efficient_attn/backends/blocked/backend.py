@@ -1,46 +1,60 @@
 """The blocked backend: pure PyTorch, time and memory linear in the length, forward and backward, on any device."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.backends.blocked.estimate import ELSEWHERE, ON_CPU, estimate
 from hf_efficient_attn.backends.blocked.operator import blocked_attention
-from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.plan import write_plan
-from hf_efficient_attn.layout.request import Request
-from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
 
 NAME = "blocked"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout,
-    tokens: TokenMask,
-    terms: Sequence[Term],
-    scale: float,
-    dropout: float,
-    need_lse: bool = True,
-    query_start: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output [batch, heads, queries, value_dim] and each row's lse [batch, heads, queries].
+def why_not(call: AttentionCall) -> str | None:
+    """Return one sentence why this backend cannot compute a call; None: it can."""
+    if call.inputs.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        return f"dtype {call.inputs.dtype} is none of {known}; convert the inputs."
+    return None
 
-    Args:
-        q: [batch, heads, queries, head_dim].
-        k, v: [batch, key heads, keys, head_dim or value_dim].
-        scale: of the scores, before terms are added.
-        dropout: probability with which a weight is dropped; drawn from torch's global generator, once per call.
-        need_lse: of no use here; lse is always there.
-        query_start: position of the first query as an integer tensor, in the place of the layout's `query_offset`.
+
+def missing(call: AttentionCall) -> str | None:
+    """Return None: nothing needs to be installed."""
+    return None
+
+
+def cost(call: AttentionCall) -> float:
+    """Return the estimated time for one example, in scores of dense attention; infinite where the masks are refused."""
+    return estimate(call.layout).time(ON_CPU if call.inputs.device == "cpu" else ELSEWHERE)
+
+
+def remark(call: AttentionCall) -> str:
+    """Return what it costs, or why its masks are refused."""
+    refusal = estimate(call.layout).refusal
+    if refusal is not None:
+        return refusal
+    return f"blocked is estimated at {cost(call) / call.layout.num_pairs:.3f} times the time of dense attention."
+
+
+def computed_pairs(call: AttentionCall) -> int:
+    """Return how many scores its blocks hold, in all heads."""
+    return estimate(call.layout).num_pairs
+
+
+def working_bytes(call: AttentionCall) -> int:
+    """Return the memory of the masks of its blocks."""
+    return estimate(call.layout).num_mask_bytes
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse, which is always there; see `Backend`.
+
+    Dropout is drawn from torch's global generator, once per call.
     """
-    labels = tuple(term.label for term in terms)
-    plan = write_plan(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads)
-    seed = torch.randint(2**62, (), dtype=torch.int64) if dropout > 0.0 else None
+    layout, tokens = call.layout, call.tokens
+    labels = tuple(term.label for term in call.terms)
     return blocked_attention(
         q,
         k,
@@ -48,19 +62,11 @@ def attend(
         tokens.key_mask,
         tokens.segment_ids,
         tokens.global_mask,
-        [term.values for term in terms],
-        seed,
-        query_start,
-        plan,
+        [term.values for term in call.terms],
+        torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None,
+        call.query_start,
+        write_plan(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads),
         layout.query_offset,
-        scale,
-        dropout,
+        call.scale,
+        call.dropout,
     )
-
-
-def why_not(request: Request) -> str | None:
-    """Return one sentence why this backend cannot compute a request; None: it can."""
-    if request.dtype not in DTYPES:
-        known = ", ".join(str(dtype) for dtype in DTYPES)
-        return f"dtype {request.dtype} is none of {known}; convert the inputs."
-    return None

@@ -1,8 +1,8 @@
 """Forward and backward of a whole call: every run of every problem through a kernel, results joined by log-sum-exp."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from hf_efficient_attn.backends.blocked.views import (
 )
 from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.layout.block_layout import Run
-from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.call import AttentionCall
 
 # queries per block: the fused operator is fastest on short blocks forward, on longer ones backward
 FORWARD_BLOCK_TOKENS = 32
@@ -37,52 +35,32 @@ MAX_BUFFER_OFF_CPU = 1 << 25
 MAX_GATHERED = 1 << 18
 
 
-@dataclass(frozen=True)
-class Call:
-    """Everything about a call but q, k and v. `seed` is that of the dropout."""
-
-    layout: Layout
-    tokens: TokenMask
-    terms: tuple[Term, ...]
-    scale: float
-    dropout: float = 0.0
-    seed: int = 0
-
-    def is_fused(self, q: Tensor, v: Tensor) -> bool:
-        """Return whether the fused operator can do it."""
-        is_plain = not self.terms and self.dropout == 0.0 and q.shape[-1] == v.shape[-1]
-        return is_plain and q.device.type == "cpu" and q.dtype in FUSED_DTYPES
-
-    def parts(self) -> tuple["Call", ...]:
-        """Return calls without pairs in common that together are this one: without a term where it is known to be 0."""
-        idle = self.terms[0].label.idle if len(self.terms) == 1 else None
-        if idle is None or self.dropout > 0.0:
-            return (self,)
-        pattern = self.layout.pattern
-        return (
-            replace(self, layout=replace(self.layout, pattern=pattern & idle), terms=()),
-            replace(self, layout=replace(self.layout, pattern=pattern & ~idle)),
-        )
-
-    def problems(self, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Problem]:
-        """Yield the problems; see `problems`."""
-        return problems(self.layout, self.tokens, q.shape[0], k.shape[1], block_tokens, q.device)
-
-    def masked_queries(self) -> Tensor | None:
-        """Return the masked queries, bool [batch, 1, queries, 1]; None: there are none."""
-        if self.tokens.key_mask is None:
-            return None
-        return ~self.tokens.key_mask[:, None, self.layout.queries, None]
+def is_fused(call: AttentionCall, q: Tensor, v: Tensor) -> bool:
+    """Return whether the fused operator can compute a call."""
+    is_plain = not call.terms and call.dropout == 0.0 and q.shape[-1] == v.shape[-1]
+    return is_plain and q.device.type == "cpu" and q.dtype in FUSED_DTYPES
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64."""
+def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
+    """Return calls without pairs in common that together are this one: without a term where it is known to be 0."""
+    idle = call.terms[0].label.idle if len(call.terms) == 1 else None
+    if idle is None or call.dropout > 0.0:
+        return (call,)
+    pattern = call.layout.pattern
+    return (
+        replace(call, layout=replace(call.layout, pattern=pattern & idle), terms=()),
+        replace(call, layout=replace(call.layout, pattern=pattern & ~idle)),
+    )
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64; `seed`: of the dropout."""
     dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
     total = empty_output(q, v, wide_dtype(q.dtype)).zero_()
     lse = total.new_full(q.shape[:3], float("-inf"))
-    for part in call.parts():
-        forward_part(part, q, k, v, total, lse)
-    masked = call.masked_queries()
+    for part in parts_of(call):
+        forward_part(part, seed, q, k, v, total, lse)
+    masked = call.masked_queries
     if masked is not None:
         total.masked_fill_(masked, 0.0)
         lse.masked_fill_(masked[..., 0], float("-inf"))
@@ -95,21 +73,21 @@ def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.float() for tensor in tensors) if is_slow else tensors
 
 
-def forward_part(call: Call, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
+def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
     """Join what a call reads to the output and the log-sum-exp so far."""
-    is_fused = call.is_fused(q, v)
-    q, k, v = plain_rows(q, k, v) if is_fused else (q, k, v)
+    fused = is_fused(call, q, v)
+    q, k, v = plain_rows(q, k, v) if fused else (q, k, v)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
-    kernels = Kernels(call, is_fused, q.device)
-    for problem in call.problems(q, k, FORWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
+    kernels = Kernels(call, seed, fused, q.device)
+    for problem in problems(call, q, k, FORWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
         part = problem.part
         queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, out_rows, lse_rows)]
         keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v)]
         for run in part.runs:
-            width = q.shape[-1] if is_fused else run.key_tokens
+            width = q.shape[-1] if fused else run.key_tokens
             if run.gathered is not None:
                 width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
-            for piece in run.cut(max(1, max_buffer(run, is_fused, q.device) // (queries[0].shape[0] * width))):
+            for piece in run.cut(max(1, max_buffer(run, fused, q.device) // (queries[0].shape[0] * width))):
                 forward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
         for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
             put_back(problem.of_queries(tensor), part.queries, rows)
@@ -133,41 +111,41 @@ def forward_run(
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v and of the values of each term."""
     dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
     wide = wide_dtype(q.dtype)
     grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v)]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]
-    masked = call.masked_queries()
+    masked = call.masked_queries
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
-    for part in call.parts():
-        backward_part(part, (q, k, v, grad, out, lse_of_weights(lse), *grads), d_terms)
+    for part in parts_of(call):
+        backward_part(part, seed, (q, k, v, grad, out, lse_of_weights(lse), *grads), d_terms)
     dq, dk, dv = (total.to(dtype) for total in grads)
     return dq, dk, dv, [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
 
 
-def backward_part(call: Call, tensors: tuple[Tensor, ...], d_terms: list[Tensor]) -> None:
+def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d_terms: list[Tensor]) -> None:
     """Add the gradients of what a call reads to the last three tensors, dq, dk and dv, and to those of its terms.
 
     Args:
         tensors: q, k, v, grad, out, lse, dq, dk, dv.
     """
-    is_fused = call.is_fused(tensors[0], tensors[2])
+    fused = is_fused(call, tensors[0], tensors[2])
     batch_size, terms = len(tensors[0]), call.terms
-    tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if is_fused else tensors
+    tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if fused else tensors
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
-    kernels = Kernels(call, is_fused, q.device)
+    kernels = Kernels(call, seed, fused, q.device)
     folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
-    for problem in call.problems(q, k, BACKWARD_BLOCK_TOKENS if is_fused else EXPLICIT_BLOCK_TOKENS):
+    for problem in problems(call, q, k, BACKWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
         part = problem.part
         queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, *rows)]
         keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v, dk, dv)]
         for run in part.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
-            width = q.shape[-1] * copies if is_fused else run.key_tokens
-            for piece in run.cut(max(1, int(max_buffer(run, is_fused, q.device) / (queries[0].shape[0] * width)))):
+            width = q.shape[-1] * copies if fused else run.key_tokens
+            for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
                 d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
                 if d_scores is not None:
                     for lookup, gradient in zip(kernels.lookups.of(problem, piece), folded, strict=True):
@@ -195,8 +173,9 @@ def backward_run(
 class Kernels:
     """Makes the kernel of one run after the other; the same ones again for the backward pass."""
 
-    def __init__(self, call: Call, is_fused: bool, device: torch.device) -> None:
+    def __init__(self, call: AttentionCall, seed: int, is_fused: bool, device: torch.device) -> None:
         self.call = call
+        self.seed = seed
         self.is_fused = is_fused
         self.device = device
         self.count = 0
@@ -215,7 +194,7 @@ class Kernels:
 
         One drawn number of 64 bits decides about four weights, to 1 in 65,536 of probability.
         """
-        dropout, seed = self.call.dropout, self.call.seed + self.count
+        dropout, seed = self.call.dropout, self.seed + self.count
         if dropout == 0.0:
             return None
         limit = round(dropout * 2**16) - 2**15
@@ -247,19 +226,18 @@ def bias_of(problem: Problem, run: Run) -> Tensor | None:
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes
 
 
-def fold_batch(call: Call, tensors: tuple[Tensor, ...]) -> tuple[Call, tuple[Tensor, ...]]:
-    """Return the call with its examples as further heads, where they are all alike and the memory allows it as views.
+def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[AttentionCall, tuple[Tensor, ...]]:
+    """Return the tensors with the examples as further heads, where all are alike and the memory allows it as views.
 
-    Each problem costs a fixed time, and so there is one instead of one an example.
+    Each problem costs a fixed time, and so there is one instead of one an example. The layout stays that of one
+    example, for which it is compiled.
     """
     batch_size, num_heads = tensors[0].shape[:2]
     is_alike = call.tokens.is_empty and len(call.layout.head_groups()) == 1
     if batch_size == 1 or not is_alike or any(not is_foldable(tensor, num_heads) for tensor in tensors):
         return call, tensors
-    drawn = call.layout.head_patterns()[0]
-    layout = replace(call.layout, pattern=drawn, num_heads=batch_size * num_heads, first_head=0, num_model_heads=None)
     terms = tuple(replace(term, values=fold_values(term.values, batch_size, num_heads)) for term in call.terms)
-    return replace(call, layout=layout, terms=terms), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
+    return replace(call, terms=terms), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
 
 
 def fold_values(values: Tensor, batch_size: int, num_heads: int) -> Tensor:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked import execute
-from hf_efficient_attn.backends.blocked.execute import Call, empty_output
+from hf_efficient_attn.backends.blocked.execute import empty_output
 from hf_efficient_attn.backends.blocked.kernels import wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.plan import read_plan
@@ -45,9 +46,8 @@ def blocked_attention(
         plan: as `write_plan` writes it.
     """
     masks = (key_mask, segment_ids, global_mask)
-    return execute.forward(
-        q, k, v, _call(q, k, masks, term_values, seed, query_start, plan, query_offset, scale, dropout)
-    )
+    call = _call(q, k, v, masks, term_values, query_start, plan, query_offset, scale, dropout)
+    return execute.forward(q, k, v, call, _number(seed))
 
 
 @torch.library.custom_op("hf_efficient_attn::blocked_attention_backward", mutates_args=(), tags=TAGS)
@@ -71,30 +71,35 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v and of the values of each term."""
     masks = (key_mask, segment_ids, global_mask)
-    call = _call(q, k, masks, term_values, seed, query_start, plan, query_offset, scale, dropout)
+    call = _call(q, k, v, masks, term_values, query_start, plan, query_offset, scale, dropout)
     # whoever calls backward() within autocast wants no gradient rounded more than the scores were
     with autocast_off(q.device.type):
-        return execute.backward(grad, q, k, v, out, lse, call)
+        return execute.backward(grad, q, k, v, out, lse, call, _number(seed))
 
 
 def _call(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     masks: tuple[Tensor | None, Tensor | None, Tensor | None],
     term_values: list[Tensor],
-    seed: Tensor | None,
     query_start: Tensor | None,
     plan: str,
     query_offset: int,
     scale: float,
     dropout: float,
-) -> Call:
+) -> AttentionCall:
+    """Return the call whose parts an operator was given; it takes only tensors, numbers and text."""
     pattern, layer, labels, first_head, num_model_heads = read_plan(plan)
     query_offset = query_offset if query_start is None else int(query_start)
     lengths = (q.shape[2], k.shape[2], query_offset)
     layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads)
     terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
-    return Call(layout, TokenMask(*masks), terms, scale, dropout, 0 if seed is None else int(seed))
+    return AttentionCall(layout, inputs_of(q, k, v), TokenMask(*masks), terms, scale, dropout)
+
+
+def _number(seed: Tensor | None) -> int:
+    return 0 if seed is None else int(seed)
 
 
 @blocked_attention.register_fake

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.block_layout import Part
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.compile import compile_layout
-from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 
 
@@ -42,11 +42,14 @@ class Problem:
         return tensor[self.example, self.key_heads, self.keys]
 
 
-def problems(
-    layout: Layout, tokens: TokenMask, batch_size: int, num_key_heads: int, block_tokens: int, device: torch.device
-) -> Iterator[Problem]:
-    """Yield the problems of a call; together they hold every allowed pair once."""
-    for example, documents in enumerate(tokens.documents(batch_size, layout.num_keys)):
+def problems(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Problem]:
+    """Yield the problems of a call; together they hold every allowed pair once.
+
+    q may have several times the heads of the layout, examples folded into them, if these are all alike.
+    """
+    layout, tokens, group = call.layout, call.tokens, q.shape[1] // k.shape[1]
+    num_folded = q.shape[1] // layout.num_heads
+    for example, documents in enumerate(tokens.documents(q.shape[0], layout.num_keys)):
         for document in documents:
             own = layout.of_document(document.start, document.stop, document.global_positions)
             if own.num_queries == 0:
@@ -55,8 +58,8 @@ def problems(
             queries = slice(first_query, first_query + own.num_queries)
             keys = slice(document.start, document.stop)
             holes = hole_bias(tokens, example, document)
-            for part in compile_layout(own, block_tokens, device).parts:
-                for heads, key_heads in head_slices(part.first_head, part.num_heads, layout.num_heads // num_key_heads):
+            for part in compile_layout(own, block_tokens, q.device).parts:
+                for heads, key_heads in head_slices(part.first_head, num_folded * part.num_heads, group):
                     yield Problem(example, heads, key_heads, queries, keys, own.query_offset, part, holes)
 
 

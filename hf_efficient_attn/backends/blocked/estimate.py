@@ -1,0 +1,61 @@
+"""What the blocked backend would compute for a layout, counted without computing it."""
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+
+from hf_efficient_attn.errors import MaskLimitError
+from hf_efficient_attn.layout.block_layout import SCORES_PER_RUN
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.layout import Layout
+
+# queries per block, those of the fused forward pass
+BLOCK_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times in scores of dense attention without a mask: of a score, a key read for a block of queries, and a run."""
+
+    score: float
+    key: float
+    run: float
+
+
+ON_CPU = Costs(1.15, 8, SCORES_PER_RUN)
+# no fused kernel there, and a run waits for a score of launches; reckoned, not measured
+ELSEWHERE = Costs(12, 8, 5e7)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is computed for one example.
+
+    Attributes:
+        num_pairs, num_key_reads, num_runs, num_mask_bytes: as of a `BlockLayout`.
+        refusal: the sentence with which the layout is refused; None: it is computed.
+    """
+
+    num_pairs: int = 0
+    num_key_reads: int = 0
+    num_runs: int = 0
+    num_mask_bytes: int = 0
+    refusal: str | None = None
+
+    def time(self, costs: Costs) -> float:
+        """Return the time in scores of dense attention; infinite where the layout is refused."""
+        if self.refusal is not None:
+            return inf
+        return costs.score * self.num_pairs + costs.key * self.num_key_reads + costs.run * self.num_runs
+
+
+@cached()
+def estimate(layout: Layout) -> Estimate:
+    """Return what the backend computes for a layout, as one whole document."""
+    try:
+        blocks = compile_layout(layout, BLOCK_TOKENS, torch.device("cpu"))
+    except MaskLimitError as error:
+        return Estimate(refusal=str(error))
+    return Estimate(blocks.num_pairs, blocks.num_key_reads, blocks.num_runs, blocks.num_mask_bytes)

@@ -1,0 +1,48 @@
+"""What a backend is: a module with these names. Adding one is a file, and a line in `attention/select.py`."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from hf_efficient_attn.layout.call import AttentionCall
+
+
+class Backend(Protocol):
+    """One way to compute attention."""
+
+    NAME: str
+
+    def why_not(self, call: AttentionCall) -> str | None:
+        """Return one sentence that says why this backend cannot compute a call; None: it can."""
+
+    def missing(self, call: AttentionCall) -> str | None:
+        """Return what must be installed before it can compute a call that it can otherwise; None: nothing."""
+
+    def cost(self, call: AttentionCall) -> float:
+        """Return the estimated time of one example, in scores of dense attention without a mask.
+
+        Infinite: the backend computes the call only where it is asked for by name. Asked of calls that it can compute,
+        and never while compiling, where lengths may be symbols.
+        """
+
+    def remark(self, call: AttentionCall) -> str:
+        """Return one sentence that says why a call that it can compute may be computed by another."""
+
+    def computed_pairs(self, call: AttentionCall) -> int:
+        """Return how many scores of one example are computed, allowed or not, in all heads."""
+
+    def working_bytes(self, call: AttentionCall) -> int:
+        """Return the estimated memory of one example beside inputs, output and gradients."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output [B, H, Nq, Dv] in q's dtype and the lse [B, H, Nq] of each row, without gradient.
+
+        lse is in float32, or in float64 for float64 inputs, and -inf for a row without keys, whose output is 0.
+
+        Args:
+            q: queries, [B, H, Nq, D].
+            k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv].
+            need_lse: False: None may be returned in the place of lse.
+        """
