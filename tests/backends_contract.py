@@ -11,6 +11,7 @@ from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
@@ -23,6 +24,8 @@ from hf_efficient_attn.patterns.span_tree import SpanTree
 from hf_efficient_attn.patterns.tables import KeyTable
 
 BATCH_SIZE = 2
+# of their gradient, beside those of q, k, v and a term
+NUMBER_OF_SINKS = 9
 HEAD_DIM = 16
 SCALE = 0.3
 SEED = 7
@@ -105,6 +108,8 @@ class Case:
         memory: of q, k, v and the gradient of the output, names of `MEMORY`.
         learned: which of q, k, v and the values of the term require gradients.
         score_factor: multiplies q; from about 50 on, e to the power of a score is infinite.
+        has_sinks: every head has a sink, which requires a gradient.
+        softcap: bound of the scores.
     """
 
     pattern: str = "band"
@@ -121,6 +126,8 @@ class Case:
     learned: tuple[int, ...] = (0, 1, 2, 3)
     score_factor: float = 1.0
     scale: float = SCALE
+    has_sinks: bool = False
+    softcap: float | None = None
 
     def __str__(self) -> str:
         parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
@@ -133,6 +140,8 @@ class Case:
             self.learned != Case.learned and f"learned {self.learned}",
             self.score_factor != 1 and f"scores x {self.score_factor:g}",
             self.scale != SCALE and f"scale {self.scale:g}",
+            self.has_sinks and "sinks",
+            self.softcap and f"capped at {self.softcap:g}",
         )
         return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
 
@@ -143,7 +152,7 @@ class Case:
         pattern = (PATTERNS | MORE_PATTERNS)[self.pattern]
         return Layout(pattern, self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
 
-    def call(self, device: str = "cpu", values: Sequence[Tensor] = ()) -> AttentionCall:
+    def call(self, device: str = "cpu", values: Sequence[Tensor] = (), sinks: Tensor | None = None) -> AttentionCall:
         """What the backend is given, and asked of; `values`: of the term."""
         masks = vars(token_mask(self.mask, self.num_keys)).values()
         sizes = (HEAD_DIM, self.value_dim, self.heads[1], BATCH_SIZE)
@@ -152,6 +161,8 @@ class Case:
             inputs=Inputs(device, self.dtype, *sizes, needs_grad=self.needs_grad),
             tokens=TokenMask(*(None if mask is None else mask.to(device) for mask in masks)),
             terms=tuple(Term(each, self.label) for each in values if self.label),
+            sinks=torch.zeros(self.heads[0], device=device) if sinks is None and self.has_sinks else sinks,
+            softcap=self.softcap,
             scale=self.scale,
         )
 
@@ -165,11 +176,13 @@ class Tensors:
     v: Tensor
     grad_out: Tensor
     values: list[Tensor] = field(default_factory=list)
+    sinks: Tensor | None = None
 
     def leaves(self, case: Case) -> dict[int, Tensor]:
-        """Return what gradients are asked of, by its number among q, k, v and the values of the term."""
-        listed = enumerate((self.q, self.k, self.v, *self.values))
-        return {number: leaf for number, leaf in listed if case.needs_grad and number in case.learned}
+        """Return what gradients are asked of, by its number among q, k, v, the values of the term, and the sinks."""
+        listed = dict(enumerate((self.q, self.k, self.v, *self.values)))
+        own = {number: leaf for number, leaf in listed.items() if case.needs_grad and number in case.learned}
+        return own if self.sinks is None or not case.needs_grad else {**own, NUMBER_OF_SINKS: self.sinks}
 
 
 def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
@@ -194,7 +207,8 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
         draw(BATCH_SIZE, num_heads, num_queries, case.value_dim),
     )
     views = [MEMORY[name](tensor) for name, tensor in zip(case.memory, drawn, strict=True)]
-    return Tensors(*views, [draw_values(case.label)] if case.label else [])
+    values = [draw_values(case.label)] if case.label else []
+    return Tensors(*views, values, draw(num_heads) if case.has_sinks else None)
 
 
 # out, lse, and the gradients of the leaves
@@ -206,7 +220,7 @@ def results(case: Case, backend: Backend, dtype: torch.dtype, device: str = "cpu
     tensors = tensors_of(case, dtype, device)
     for leaf in tensors.leaves(case).values():
         leaf.requires_grad_()
-    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.call(device, tensors.values))
+    out, lse = backend.attend(tensors.q, tensors.k, tensors.v, case.call(device, tensors.values, tensors.sinks))
     assert lse is not None
     assert out.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -232,16 +246,19 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
         leaf.requires_grad_()
     tokens, cpu = token_mask(case.mask, case.num_keys), torch.device("cpu")
     keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
-    scores = tensors.q @ keys.transpose(-1, -2) * case.scale
+    scores = cap(tensors.q @ keys.transpose(-1, -2) * case.scale, case.softcap)
     bias = term_bias([Term(each, case.label) for each in tensors.values if case.label], case.layout, tokens, cpu)
     allowed = allowed_pairs(case.layout, tokens, BATCH_SIZE, cpu)
     if bias is not None:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias.to(dtype)
     allowed = torch.ones((), dtype=torch.bool) if allowed is None else allowed
-    weights = torch.softmax(scores.masked_fill(~allowed, torch.finfo(dtype).min), -1).masked_fill(~allowed, 0)
+    lowest = torch.finfo(dtype).min if tensors.sinks is None else -torch.inf
+    sinks = torch.full((1,), -torch.inf, dtype=dtype) if tensors.sinks is None else tensors.sinks
+    joined = torch.cat([scores.masked_fill(~allowed, lowest), sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
+    weights = torch.softmax(joined, -1)[..., :-1].masked_fill(~allowed, 0)
     out = weights @ values
-    found = {"out": out, "lse": scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)}
+    found = {"out": out, "lse": joined.masked_fill(joined == lowest, -torch.inf).logsumexp(-1)}
     if case.needs_grad:
         found |= gradients_of(out, tensors, case)
     return {name: tensor.detach().double() for name, tensor in found.items()}
@@ -323,6 +340,13 @@ def special_cases() -> list[Case]:
         Case("globals", 90, "holes", torch.bfloat16, label=clipped),
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),
+        *(Case(pattern, 90, mask, has_sinks=True) for pattern in PATTERNS for mask in ("none", "holes")),
+        *(Case("causal band", 200, "left", dtype, has_sinks=True, num_queries=70) for dtype in DTYPES),
+        *(Case(pattern, 90, mask, softcap=1.5) for pattern in ("full", "dilated", "globals") for mask in MASKS[:2]),
+        Case("earlier keys", 90, "documents", torch.bfloat16, has_sinks=True, softcap=2.0, label=clipped),
+        Case("causal", 90, "left", has_sinks=True, softcap=1.0, label=SOFT_SPAN),
+        *(Case(pattern, 90, "left", needs_grad=False, has_sinks=True) for pattern in ("full", "causal", "globals")),
+        Case("causal", 90, needs_grad=False, has_sinks=True, num_queries=1),
         *(Case(pattern, 90, scale=scale) for pattern in ("full", "causal", "band") for scale in (-0.5, 0.0)),
         Case("causal", 90, value_dim=8),
         Case(SPAN_TREE, TREE_POSITIONS),

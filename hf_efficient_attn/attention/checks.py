@@ -1,7 +1,7 @@
 """What `attention` refuses before any work starts."""
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -87,6 +87,34 @@ def check_heads(first_head: int, num_model_heads: int | None) -> None:
             f"first_head={shown(first_head)} and num_model_heads={shown(num_model_heads)} must be integers, or None "
             "for num_model_heads, if there are no other heads."
         )
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Raise InputError if the bound of the scores is no positive number."""
+    if softcap is not None and not (isinstance(softcap, int | float) and 0.0 < softcap < inf):
+        raise InputError(f"softcap={shown(softcap)} must be a positive number, or None for scores without a bound.")
+
+
+def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads: int | None) -> Tensor | None:
+    """Return the sinks of the heads of q; None: there are none.
+
+    Raises:
+        InputError: sinks of other heads, or that are no floating-point tensor on the device of q.
+    """
+    if sinks is None:
+        return None
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or sinks.device != q.device:
+        found = f"{sinks.dtype} on {sinks.device}" if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise InputError(f"sinks is {found}; it must be a floating-point tensor on {q.device}, one logit a query head.")
+    num_heads = q.shape[1]
+    if sinks.shape == (num_heads,):
+        return sinks
+    if sinks.shape == (num_model_heads,):
+        return sinks[first_head : first_head + num_heads]
+    raise InputError(
+        f"sinks has shape {list(sinks.shape)}; it must be [{num_heads}], one logit a query head"
+        f"{'' if num_model_heads is None else f', or [{num_model_heads}], one for each head of the model'}."
+    )
 
 
 def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:

@@ -1,7 +1,5 @@
 """Attention where a matrix over all pairs is given or asked for: memory for all pairs, whatever the pattern."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
@@ -10,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
+from hf_efficient_attn.layout.sinks import cap
 
 
 def dense_attention(
@@ -21,6 +20,8 @@ def dense_attention(
     scale: float,
     dropout: float,
     need_weights: bool,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [batch, heads, queries, head_dim] and the weights [batch, heads, queries, keys], or None.
 
@@ -30,14 +31,18 @@ def dense_attention(
         allowed: bool that broadcasts to [batch, heads, queries, keys]; None: all pairs. A query without keys gives 0.
         bias: of the same shape, added to the scores.
         need_weights: False: the second result is None.
+        sinks, softcap: as for `attention`; the weights of a row with a sink sum to less than 1.
     """
     query, key, value = autocast_states(query, key, value)
     heads_per_key_head = query.shape[1] // key.shape[1]
     if heads_per_key_head > 1:
         key, value = (each.repeat_interleave(heads_per_key_head, 1) for each in (key, value))
-    attend: Callable[..., tuple[Tensor, Tensor | None]] = _explicit if need_weights else _fused
+    added, has_keys = added_and_keys(allowed, bias, query)
     with autocast_off(query.device.type):
-        return attend(query, key, value, *added_and_keys(allowed, bias, query), scale, dropout)
+        if not need_weights and sinks is None and softcap is None:
+            return _fused(query, key, value, added, has_keys, scale, dropout), None
+        out, weights = _explicit(query, key, value, added, has_keys, scale, dropout, sinks, softcap)
+    return out, weights if need_weights else None
 
 
 def added_and_keys(allowed: Tensor | None, bias: Tensor | None, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -58,11 +63,11 @@ def _fused(
     has_keys: Tensor | None,
     scale: float,
     dropout: float,
-) -> tuple[Tensor, None]:
+) -> Tensor:
     if query.device.type == "cpu":
         query, key, value = plain_rows(query, key, value)
     out = scaled_dot_product_attention(query, key, value, added, dropout, scale=scale)
-    return out if has_keys is None else out.masked_fill(~has_keys, 0), None
+    return out if has_keys is None else out.masked_fill(~has_keys, 0)
 
 
 def _explicit(
@@ -73,10 +78,16 @@ def _explicit(
     has_keys: Tensor | None,
     scale: float,
     dropout: float,
+    sinks: Tensor | None,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    scores = query @ key.transpose(-1, -2) * scale
-    weights = torch.softmax(scores if added is None else scores + added, -1, dtype=torch.float32).to(query.dtype)
-    weights = drop(weights, dropout)
+    scores = cap(query @ key.transpose(-1, -2) * scale, softcap)
+    scores = scores if added is None else scores + added
+    if sinks is not None:
+        # one more key, whose weight is left out
+        scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    weights = drop(weights[..., : key.shape[2]], dropout)
     # cut before they are used, so that the weights handed out are those a gradient flows through
     weights = weights if has_keys is None else weights.masked_fill(~has_keys, 0)
     return weights @ value, weights

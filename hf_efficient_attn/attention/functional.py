@@ -11,8 +11,10 @@ from hf_efficient_attn.attention.checks import (
     check_kinds,
     check_numbers,
     check_shapes,
+    check_softcap,
     check_tensors,
     check_terms,
+    own_sinks,
 )
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
@@ -34,6 +36,8 @@ def attention(
     segment_ids: Tensor | None = None,
     global_mask: Tensor | None = None,
     terms: Sequence[Term] = (),
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     backend: str = AUTO,
     return_lse: bool = False,
@@ -68,6 +72,10 @@ def attention(
         global_mask: bool [B, Nk], True = reads and is read by its whole document (by later tokens only, under a causal
             pattern), whatever the pattern says.
         terms: learned parts of the scores; see `Term`.
+        sinks: a logit for each query head, [H] (or [num_model_heads], of which these heads get theirs), that every
+            row's softmax counts beside its keys and that has no value (GPT-OSS); differentiable. The log-sum-exp then
+            counts it too, and a token without any key has output 0 and log-sum-exp `sinks[h]`.
+        softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added (Gemma 2); None: no bound.
         dropout: probability with which an attention weight is dropped; unlike torch's SDPA, the call decides, so give 0
             in evaluation.
         backend: "auto", or the name of one, which then computes the call or refuses it; see `explain`.
@@ -97,6 +105,8 @@ def attention(
     tokens = TokenMask(key_mask, segment_ids, global_mask)
     tokens.check(batch_size, num_keys, q.device)
     check_terms(terms, q)
+    check_softcap(softcap)
+    sinks = own_sinks(sinks, q, first_head, num_model_heads)
     if not is_compiling and 0 in (batch_size, num_queries):
         return _nothing(q, k, v, return_lse)
     query_start = query_offset if isinstance(query_offset, Tensor) and is_compiling else None
@@ -108,9 +118,11 @@ def attention(
     layout = Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, first_head, num_model_heads)
     call = AttentionCall(
         layout=layout,
-        inputs=inputs_of(q, k, v, terms),
+        inputs=inputs_of(q, k, v, *(term.values for term in terms), *(() if sinks is None else (sinks,))),
         tokens=tokens,
         terms=tuple(terms),
+        sinks=sinks,
+        softcap=softcap,
         scale=head_dim**-0.5 if scale is None else scale,
         dropout=dropout,
         query_start=query_start,

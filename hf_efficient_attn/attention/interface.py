@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hf_efficient_attn.attention.call_documents import with_said_documents
+from hf_efficient_attn.attention.checks import own_sinks
 from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
@@ -59,8 +60,8 @@ def efficient_attention_forward(
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
-        kwargs: `is_causal`, `sliding_window`, `position_bias`, `output_attentions`, and what tells packed documents
-            apart (`call_documents`) count; others are ignored.
+        kwargs: `is_causal`, `sliding_window`, `position_bias`, `s_aux` (sinks), `softcap`, `output_attentions`, and
+            what tells packed documents apart (`call_documents`) count; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that the model, or cached decoding, cannot have, or that other
@@ -86,6 +87,8 @@ def efficient_attention_forward(
         scale,
         dropout,
         bias=kwargs.get("position_bias"),
+        sinks=own_sinks(kwargs.get("s_aux"), query, first_head, num_model_heads),
+        softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
     )
 

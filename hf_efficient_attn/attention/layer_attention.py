@@ -34,6 +34,8 @@ def attend_layer(
     bias: Tensor | None = None,
     global_mask: Tensor | None = None,
     terms: Sequence[Term] = (),
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
     need_weights: bool = False,
     backend: str = AUTO,
 ) -> tuple[Tensor, Tensor | None]:
@@ -46,7 +48,7 @@ def attend_layer(
             gave, or None.
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
         global_mask: bool [batch, keys], True = reads and is read by its whole document.
-        terms: learned parts of the scores.
+        terms, sinks, softcap: as for `attention`.
         need_weights: compute densely, and return the weights.
 
     Raises:
@@ -70,7 +72,7 @@ def attend_layer(
             learned: Any = term_bias(terms, layout_of(followed, columns.query_offset, query, key), tokens, key.device)
             learned, pairs = close_pairs(learned, pairs)
             added = learned if added is None else added + learned
-        out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights)
+        out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
         return out.transpose(1, 2).contiguous(), weights
     attended: Any = attention(
         query,
@@ -82,6 +84,8 @@ def attend_layer(
         segment_ids=columns.segment_ids,
         global_mask=global_mask,
         terms=terms,
+        sinks=sinks,
+        softcap=softcap,
         dropout=dropout,
         backend=backend,
         query_offset=columns.query_offset,

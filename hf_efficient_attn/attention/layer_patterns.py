@@ -72,7 +72,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
         return LayerPattern(Full(), reads_all=True)
     is_causal = reading == CAUSAL
     layer = getattr(module, "layer_idx", None)
-    window = own_window(module, layer, options)
+    window = own_window(module, layer, options, is_causal)
     pattern = module_pattern(module, is_causal)
     if pattern is None:
         return own_pattern(is_causal, window)
@@ -101,7 +101,7 @@ def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:
     return LayerPattern(Causal()) if is_causal else LayerPattern(Full(), reads_all=True)
 
 
-def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any]) -> int | None:
+def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any], is_causal: bool = True) -> int | None:
     """Return how many tokens a sliding layer reads up to the query, that one included; None: the layer is not sliding.
 
     Raises:
@@ -114,6 +114,10 @@ def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any])
             f"{type(module).__name__}, layer {layer}, has sliding attention but does not tell the attention function "
             'how far it reads. attn_implementation="efficient" cannot compute this model; use "sdpa".'
         )
+    said = getattr(module.config, "sliding_window", None)
+    if window is not None and said is not None and not is_causal:
+        # masks of both sides are made of this number, and only some modules add the token itself to it
+        return int(said) + 1
     return window
 
 

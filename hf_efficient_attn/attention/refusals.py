@@ -11,8 +11,6 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 
 # parts of the score that no pattern has, by the argument that brings them
 UNSUPPORTED = {
-    "softcap": "caps its scores (softcap)",
-    "s_aux": "has attention sinks (s_aux)",
     "sinks": "has attention sinks (sinks)",
     "indices": "chooses its keys by content (indices)",
     "block_indices": "chooses its keys by content (block_indices)",

@@ -110,7 +110,7 @@ def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
 
 def _while_compiling(call: AttentionCall) -> str:
     # lengths may be symbols, which the comparison of costs would pin down; the blocked operator is opaque to a compiler
-    if sdpa.is_bare(call) and call.query_start is None:
+    if sdpa.is_bare(call) and call.query_start is None and sdpa.why_not(call) is None:
         return sdpa.NAME
     if call.inputs.device != "cpu" and call.query_start is None and flex.why_not(call) is None:
         return flex.NAME

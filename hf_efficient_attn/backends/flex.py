@@ -31,6 +31,7 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import is_idle, row_lse
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.sinks import cap, join_sinks
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_tables import TokenTables, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -73,6 +74,7 @@ def why_not(call: AttentionCall) -> str | None:
         f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
             not all(drawn.is_traceable for _, _, drawn in call.layout.head_groups())
         ),
+        "flex gives no log-sum-exp on cpu, which sinks need: use blocked.": device == "cpu" and call.sinks is not None,
         _not_installed(device): not _compiler(device)[1],
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -147,22 +149,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     captured_terms = [dataclasses.replace(term, values=_captured(term.values, (0, 2))) for term in terms]
     place = Place(_offset(layout.query_offset, q.device), tables)
     mask_mod = _mask_mod(layout, place, q.device)
-    score_mod = _score_mod(captured_terms, place) if terms else None
+    score_mod = _score_mod(captured_terms, place, call.softcap) if terms or call.softcap is not None else None
     mask = _block_mask(layout, documents, q.device, mask_mod)
+    need_lse = need_lse or call.sinks is not None
     kind = (
         (_structure_of(layout), place.kind),
         tuple((term.label, _kind_of(term.values)) for term in captured_terms),
         # torch compiles anew where one of these becomes 1
         tuple(size == 1 for size in (*mask.kv_indices.shape, q.shape[0], q.shape[2], k.shape[2])),
         (q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, scale),
-        (torch.is_grad_enabled(), need_lse),
+        (torch.is_grad_enabled(), need_lse, call.softcap),
         tuple((_memory_order(tensor), tuple(stride == 0 for stride in tensor.stride())) for tensor in (q, k, v)),
     )
     out, aux = _compiled(kind)(q, k, v, score_mod, mask, scale, AuxRequest(lse=need_lse and not is_cpu))
     if not need_lse:
         return out, None
-    lse = row_lse(q, k, layout, tokens, terms, scale) if aux.lse is None else aux.lse.detach()
-    return out, lse
+    if call.sinks is not None:
+        out, lse = join_sinks(out, aux.lse, call.sinks)
+        masked = call.masked_queries
+        return out, lse.detach() if masked is None else lse.detach().masked_fill(masked[..., 0], -torch.inf)
+    return out, row_lse(q, k, call) if aux.lse is None else aux.lse.detach()
 
 
 def _memory_order(tensor: Tensor) -> tuple[bool, bool]:
@@ -271,8 +277,9 @@ def _mask_mod(layout: Layout, place: Place, device: torch.device) -> MaskMod:
     return of_tokens
 
 
-def _score_mod(terms: Sequence[Term], place: Place) -> ScoreMod:
+def _score_mod(terms: Sequence[Term], place: Place, softcap: float | None) -> ScoreMod:
     def with_terms(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        score = cap(score, softcap)
         positions = place.positions(example, query, key)
         for term in terms:
             label = term.label.of(*positions)

@@ -8,6 +8,7 @@ from torch.nn.functional import dropout as drop
 
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, lse_dtype, term_bias
+from hf_efficient_attn.layout.sinks import cap
 
 NAME = "reference"
 # mask, scores, and the softmax that is kept beside them
@@ -51,20 +52,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     keys = k.to(dtype).repeat_interleave(heads_per_key_head, 1)
     values = v.to(dtype).repeat_interleave(heads_per_key_head, 1)
 
-    scores = q.to(dtype) @ keys.transpose(-1, -2) * call.scale
+    scores = cap(q.to(dtype) @ keys.transpose(-1, -2) * call.scale, call.softcap)
     bias = term_bias(call.terms, call.layout, call.tokens, q.device)
     allowed = allowed_pairs(call.layout, call.tokens, q.shape[0], q.device)
     if bias is not None:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias
+    allowed = torch.ones((), dtype=torch.bool, device=q.device) if allowed is None else allowed
+    # the logit of the sink stands beside the scores as one more key, without a value
+    closed = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks.to(dtype)[:, None, None]
+    sinks = closed.expand(*scores.shape[:3], 1)
+    # a row without keys takes the softmax of its scores as they are; then all of its weights are cut
+    has_keys = allowed.any(-1, keepdim=True)
+    joined = torch.cat([scores.masked_fill(~allowed & has_keys, -torch.inf), sinks], -1)
+    weights = torch.softmax(joined, -1)[..., :-1].masked_fill(~allowed, 0)
     lse = None
-    if allowed is None:
-        weights = torch.softmax(scores, -1)
-    else:
-        # a row without keys takes the softmax of its scores as they are; then all of its weights are cut
-        has_keys = allowed.any(-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(~allowed & has_keys, -torch.inf), -1).masked_fill(~allowed, 0)
     if need_lse:
-        readable = scores.detach() if allowed is None else scores.detach().masked_fill(~allowed, -torch.inf)
-        lse = torch.logsumexp(readable, -1)
+        lse = torch.cat([scores.masked_fill(~allowed, -torch.inf), sinks], -1).detach().logsumexp(-1)
+        if call.masked_queries is not None:
+            lse = lse.masked_fill(call.masked_queries[..., 0], -torch.inf)
     return (drop(weights, call.dropout) @ values).to(q.dtype), lse

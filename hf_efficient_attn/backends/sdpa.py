@@ -9,6 +9,7 @@ from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import additive_mask, is_idle, num_mask_bytes, row_lse, term_bias
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "sdpa"
 # times in scores of dense attention without a mask: a key read for a block of queries (what a single query mostly waits
@@ -23,7 +24,13 @@ NUMBERS_PER_SCORE = 3
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return None: everything can be computed this way, given the memory for all pairs."""
+    """Return one sentence why this backend cannot compute a call; None: it can, given the memory for all pairs."""
+    if call.softcap is not None:
+        return f"sdpa cannot cap scores (softcap is {call.softcap:g}): use blocked."
+    if call.sinks is not None and call.inputs.needs_grad:
+        return "sdpa gives no gradient of the log-sum-exp, which sinks need: use blocked, or torch.no_grad()."
+    if call.sinks is not None and call.dropout > 0:
+        return f"sdpa gives no log-sum-exp beside dropout ({call.dropout}), which sinks need: use blocked."
     return None
 
 
@@ -96,17 +103,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
             closed = (mask == -torch.inf).all(-1, keepdim=True)
             mask = mask.masked_fill(closed, 0.0)
             keyless = closed if keyless is None else closed | keyless
+    scaled = q
     if is_causal and scale <= 0.0:
         # kernels close the causal triangle by -inf before they scale, and -inf times such a number is no mask
-        q, scale = q * scale, 1.0
+        scaled, scale = q * scale, 1.0
+    need_lse = need_lse or call.sinks is not None
     # large numbers of masked tokens would overflow in the backward pass, which computes their rows, too
-    readers = q if keyless is None else q.masked_fill(keyless, 0)
-    out, lse = _fused(readers, keys, values, mask, is_causal, scale, call.dropout, need_lse)
+    scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
+    out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, need_lse)
     if need_lse and lse is None:
-        lse = row_lse(q, k, layout, tokens, terms, scale)
+        lse = row_lse(q, k, call)
     if keyless is not None:
         out = out.masked_fill(keyless, 0)
         lse = None if lse is None else lse.masked_fill(keyless[..., 0], -torch.inf)
+    if lse is not None and call.sinks is not None:
+        out, lse = join_sinks(out, lse, call.sinks)
+        lse = lse if call.masked_queries is None else lse.masked_fill(call.masked_queries[..., 0], -torch.inf)
     return out, lse
 
 

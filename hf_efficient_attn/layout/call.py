@@ -1,6 +1,5 @@
 """AttentionCall: one call of attention as one value, everything about it but the numbers in q, k and v."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +43,9 @@ class AttentionCall:
         inputs: what q, k and v are like.
         tokens: what differs between examples: padding, documents, chosen global tokens.
         terms: learned parts of the scores.
-        scale: factor of the scores, before terms are added.
+        sinks: a logit for each of these heads, [heads], which every row's softmax counts beside its keys; not scaled.
+        softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added.
+        scale: factor of the scores, before they are capped and terms are added.
         dropout: probability with which a weight is dropped.
         query_start: position of the first query as an integer tensor, in the place of the layout's `query_offset`; only
             while compiling, where its value is not known.
@@ -54,6 +55,8 @@ class AttentionCall:
     inputs: Inputs
     tokens: TokenMask = NO_MASK
     terms: tuple[Term, ...] = ()
+    sinks: Tensor | None = None
+    softcap: float | None = None
     scale: float = 1.0
     dropout: float = 0.0
     query_start: Tensor | None = None
@@ -65,9 +68,11 @@ class AttentionCall:
         return None if key_mask is None else ~key_mask[:, None, self.layout.queries, None]
 
 
-def inputs_of(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term] = ()) -> Inputs:
-    """Return what q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] are like."""
-    learned = (q, k, v, *(term.values for term in terms))
+def inputs_of(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Inputs:
+    """Return what q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] are like.
+
+    learned: tensors that are part of the scores.
+    """
     return Inputs(
         device=q.device.type,
         dtype=q.dtype,
@@ -75,6 +80,6 @@ def inputs_of(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term] = ()) -> In
         value_dim=v.shape[3],
         num_key_heads=k.shape[1],
         batch_size=q.shape[0],
-        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned),
+        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v, *learned)),
         is_compiling=torch.compiler.is_compiling(),
     )

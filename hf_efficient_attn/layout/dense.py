@@ -10,9 +10,11 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.plan import read_plan, write_plan
+from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term, look_up
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
@@ -278,18 +280,19 @@ def _scores(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def row_lse(q: Tensor, k: Tensor, layout: Layout, tokens: TokenMask, terms: Sequence[Term], scale: float) -> Tensor:
-    """Return the log of the sum of exponentials of each query's scores, [batch, heads, queries].
+def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
+    """Return the log of the sum of exponentials of each query's scores, [batch, heads, queries]; without sinks.
 
     For kernels that do not give it. Takes memory for CHUNK_QUERIES queries at a time; -inf for a query without keys.
     """
+    layout, tokens = call.layout, call.tokens
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
     chunks = []
     for start in range(0, layout.num_queries, CHUNK_QUERIES):
         count = min(CHUNK_QUERIES, layout.num_queries - start)
         part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
-        scores = q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * scale
-        bias = term_bias([_rows(term, start, count) for term in terms], part, tokens, q.device)
+        scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
+        bias = term_bias([_rows(term, start, count) for term in call.terms], part, tokens, q.device)
         if bias is not None:
             scores += bias
         allowed = _uncached_pairs(part, tokens, q.shape[0], q.device)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from attention_models import DECODER, PATTERN, SLIDING, build, inputs_of, outputs_of, padding, token_ids
+from attention_models import DECODER, PATTERN, build, inputs_of, outputs_of, padding, token_ids
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
@@ -150,15 +150,6 @@ def test_a_table_cannot_be_added_to_scores() -> None:
             table = create_causal_mask(config, torch.zeros(2, tokens, 32), mask, None)
             with pytest.raises(RuntimeError, match="must match"):
                 torch.zeros(2, 4, tokens, tokens) + table
-
-
-def test_scores_that_are_capped_or_have_sinks_are_refused() -> None:
-    gemma2 = tr.Gemma2ForCausalLM(tr.Gemma2Config(**DECODER, head_dim=8))
-    gpt_oss = tr.GptOssForCausalLM(tr.GptOssConfig(**DECODER, **SLIDING, num_local_experts=2))
-    for model, what in ((gemma2, "softcap"), (gpt_oss, "sinks")):
-        model.set_attn_implementation("efficient")
-        with pytest.raises(hea.UnsupportedBackendError, match=what):
-            model(token_ids(1, 5))
 
 
 def test_prefixes_of_an_encoder_are_refused() -> None:

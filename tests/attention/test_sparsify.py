@@ -13,7 +13,6 @@ from attention_models import (
     DECODER,
     PATTERN,
     SEQ2SEQ,
-    SLIDING,
     TINY,
     WIDE,
     build,
@@ -143,15 +142,12 @@ def test_models_without_the_interface_are_refused() -> None:
         hea.sparsify(torch.nn.Linear(2, 2), PATTERN)  # type: ignore[type-var]
 
 
-EXPERTS = {**DECODER, **SLIDING, "num_local_experts": 2}
 DENSE = {name: value for name, value in WIDE.items() if name != "num_attention_heads"}
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (tr.Gemma2Config(**DECODER, head_dim=8), "softcap"),
-        (tr.GptOssConfig(**EXPERTS), "sinks"),
         (tr.FNetConfig(**DENSE, vocab_size=61), "no layer of its encoder calls it"),
         (tr.LongT5Config(**SEQ2SEQ, num_layers=2, num_heads=4, d_kv=8, d_ff=64), "no layer of its encoder calls it"),
         (tr.DogeConfig(**DECODER), "uses attention masks itself"),

@@ -28,7 +28,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def out_of(backend: Backend, terms: tuple[Term, ...], tokens: TokenMask | None = None) -> Tensor:
     """Return the output of the same random q, k and v."""
     q, k, v = (draw(BATCH, HEADS, TOKENS, WIDTH, seed=seed) for seed in range(3))
-    call = AttentionCall(LAYOUT, inputs_of(q, k, v, terms), tokens or TokenMask(), terms, SCALE)
+    call = AttentionCall(LAYOUT, inputs_of(q, k, v), tokens or TokenMask(), terms, scale=SCALE)
     return backend.attend(q, k, v, call)[0]
 
 

@@ -63,10 +63,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         tokens.segment_ids,
         tokens.global_mask,
         [term.values for term in call.terms],
+        call.sinks,
         torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None,
         call.query_start,
         write_plan(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads),
         layout.query_offset,
+        call.softcap,
         call.scale,
         call.dropout,
     )

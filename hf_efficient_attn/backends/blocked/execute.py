@@ -20,6 +20,7 @@ from hf_efficient_attn.backends.blocked.views import (
 from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.sinks import join_sinks
 
 # queries per block: the fused operator is fastest on short blocks forward, on longer ones backward
 FORWARD_BLOCK_TOKENS = 32
@@ -37,7 +38,7 @@ MAX_GATHERED = 1 << 18
 
 def is_fused(call: AttentionCall, q: Tensor, v: Tensor) -> bool:
     """Return whether the fused operator can compute a call."""
-    is_plain = not call.terms and call.dropout == 0.0 and q.shape[-1] == v.shape[-1]
+    is_plain = not call.terms and call.softcap is None and call.dropout == 0.0 and q.shape[-1] == v.shape[-1]
     return is_plain and q.device.type == "cpu" and q.dtype in FUSED_DTYPES
 
 
@@ -60,6 +61,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     lse = total.new_full(q.shape[:3], float("-inf"))
     for part in parts_of(call):
         forward_part(part, seed, q, k, v, total, lse)
+    if call.sinks is not None:
+        total, lse = join_sinks(total, lse, call.sinks)
     masked = call.masked_queries
     if masked is not None:
         total.masked_fill_(masked, 0.0)
@@ -113,17 +116,19 @@ def forward_run(
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of q, k, v and of the values of each term."""
+    """Return the gradients of q, k, v, and of the values of each term and the sinks."""
     dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
     wide = wide_dtype(q.dtype)
     grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v)]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]
     masked = call.masked_queries
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
+    lse = lse_of_weights(lse)
     for part in parts_of(call):
-        backward_part(part, seed, (q, k, v, grad, out, lse_of_weights(lse), *grads), d_terms)
+        backward_part(part, seed, (q, k, v, grad, out, lse, *grads), d_terms)
     dq, dk, dv = (total.to(dtype) for total in grads)
-    return dq, dk, dv, [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
+    learned = [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
+    return dq, dk, dv, learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
 
 
 def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d_terms: list[Tensor]) -> None:
@@ -187,7 +192,7 @@ class Kernels:
             return FusedCPU(self.call.scale)
         self.count += 1
         terms = [lookup.scores for lookup in self.lookups.of(problem, run)]
-        return Explicit(self.call.scale, terms, self.drop(), self.call.dropout)
+        return Explicit(self.call.scale, terms, self.drop(), self.call.dropout, self.call.softcap)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
         """Return a function that draws which weights are dropped; it draws the same ones for the same count.
@@ -207,6 +212,13 @@ class Kernels:
             return (drawn.view(torch.int16)[:size] < limit).view(shape)
 
         return draw
+
+
+def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """Return the gradient of the sinks [H]: a sink's weight goes from the keys, and has no value of its own."""
+    delta = (grad.to(lse.dtype) * out).sum(-1)
+    weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    return -(weights * delta).sum((0, 2)).to(sinks.dtype)
 
 
 def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:

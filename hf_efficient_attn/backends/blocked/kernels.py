@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, fused_attention_backward
+from hf_efficient_attn.layout.sinks import cap
 
 # e to this power is no denormal number, and far below the rounding of 1 in float64
 LOWEST_SCORE = -80.0
@@ -59,16 +60,22 @@ class Explicit:
         terms: the learned parts of the scores of this run, which broadcast to [h, n, q, k].
         drop: draws which weights of a shape are dropped, a bool tensor; None: none.
         dropout: probability with which `drop` drops.
+        softcap: bound of the scaled scores, before terms are added.
     """
 
     scale: float
     terms: Sequence[Tensor] = ()
     drop: Callable[[tuple[int, ...]], Tensor] | None = None
     dropout: float = 0.0
+    softcap: float | None = None
+
+    def products(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scaled products of queries and keys [h, n, q, k], in float32 or float64, capped."""
+        return cap(torch.matmul(wide(q) * self.scale, wide(k).transpose(-1, -2)), self.softcap)
 
     def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         """Return the scores [h, n, q, k], in float32 or float64."""
-        scores = torch.matmul(wide(q) * self.scale, wide(k).transpose(-1, -2))
+        scores = self.products(q, k)
         for term in self.terms:
             scores += term
         return scores if bias is None else scores.add_(bias)
@@ -104,8 +111,11 @@ class Explicit:
             grad = grad / (1 - self.dropout)
         dv = torch.matmul(kept.transpose(-1, -2), grad)
         d_scores = d_weights.sub_(delta).mul_(weights)
-        dq = torch.matmul(d_scores, wide(k)) * self.scale
-        dk = torch.matmul(d_scores.transpose(-1, -2), wide(q)) * self.scale
+        d_products = d_scores
+        if self.softcap is not None:
+            d_products = d_scores * (1 - (self.products(q, k) / self.softcap).square_())
+        dq = torch.matmul(d_products, wide(k)) * self.scale
+        dk = torch.matmul(d_products.transpose(-1, -2), wide(q)) * self.scale
         return dq, dk, dv, d_scores
 
 

@@ -30,10 +30,12 @@ def blocked_attention(
     segment_ids: Tensor | None,
     global_mask: Tensor | None,
     term_values: list[Tensor],
+    sinks: Tensor | None,
     seed: Tensor | None,
     query_start: Tensor | None,
     plan: str,
     query_offset: int,
+    softcap: float | None,
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
@@ -46,7 +48,7 @@ def blocked_attention(
         plan: as `write_plan` writes it.
     """
     masks = (key_mask, segment_ids, global_mask)
-    call = _call(q, k, v, masks, term_values, query_start, plan, query_offset, scale, dropout)
+    call = _call(q, k, v, masks, term_values, sinks, query_start, plan, query_offset, softcap, scale, dropout)
     return execute.forward(q, k, v, call, _number(seed))
 
 
@@ -62,16 +64,18 @@ def blocked_attention_backward(
     segment_ids: Tensor | None,
     global_mask: Tensor | None,
     term_values: list[Tensor],
+    sinks: Tensor | None,
     seed: Tensor | None,
     query_start: Tensor | None,
     plan: str,
     query_offset: int,
+    softcap: float | None,
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of q, k, v and of the values of each term."""
+    """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
     masks = (key_mask, segment_ids, global_mask)
-    call = _call(q, k, v, masks, term_values, query_start, plan, query_offset, scale, dropout)
+    call = _call(q, k, v, masks, term_values, sinks, query_start, plan, query_offset, softcap, scale, dropout)
     # whoever calls backward() within autocast wants no gradient rounded more than the scores were
     with autocast_off(q.device.type):
         return execute.backward(grad, q, k, v, out, lse, call, _number(seed))
@@ -83,9 +87,11 @@ def _call(
     v: Tensor,
     masks: tuple[Tensor | None, Tensor | None, Tensor | None],
     term_values: list[Tensor],
+    sinks: Tensor | None,
     query_start: Tensor | None,
     plan: str,
     query_offset: int,
+    softcap: float | None,
     scale: float,
     dropout: float,
 ) -> AttentionCall:
@@ -95,7 +101,7 @@ def _call(
     lengths = (q.shape[2], k.shape[2], query_offset)
     layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads)
     terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
-    return AttentionCall(layout, inputs_of(q, k, v), TokenMask(*masks), terms, scale, dropout)
+    return AttentionCall(layout, inputs_of(q, k, v), TokenMask(*masks), terms, sinks, softcap, scale, dropout)
 
 
 def _number(seed: Tensor | None) -> int:
@@ -120,25 +126,29 @@ def _(
     segment_ids: Tensor | None,
     global_mask: Tensor | None,
     term_values: list[Tensor],
+    sinks: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    terms = [torch.empty_like(values) for values in term_values]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), terms
+    learned = [*term_values, *([] if sinks is None else [sinks])]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), [torch.empty_like(each) for each in learned]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, key_mask, segment_ids, global_mask, term_values, seed, query_start, *ctx.settings = inputs
+    q, k, v, key_mask, segment_ids, global_mask, term_values, sinks, seed, query_start, *ctx.settings = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, query_start, *term_values)
+    masks = (key_mask, segment_ids, global_mask)
+    ctx.save_for_backward(q, k, v, out, lse, *masks, sinks, seed, query_start, *term_values)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, key_mask, segment_ids, global_mask, seed, query_start, *term_values = ctx.saved_tensors
-    dq, dk, dv, d_terms = blocked_attention_backward(
-        grad, q, k, v, out, lse, key_mask, segment_ids, global_mask, term_values, seed, query_start, *ctx.settings
+    q, k, v, out, lse, key_mask, segment_ids, global_mask, sinks, seed, query_start, *term_values = ctx.saved_tensors
+    masks = (key_mask, segment_ids, global_mask)
+    dq, dk, dv, d_learned = blocked_attention_backward(
+        grad, q, k, v, out, lse, *masks, term_values, sinks, seed, query_start, *ctx.settings
     )
-    return dq, dk, dv, None, None, None, d_terms, None, None, None, None, None, None
+    d_sinks = None if sinks is None else d_learned.pop()
+    return dq, dk, dv, None, None, None, d_learned, d_sinks, *[None] * 7
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:
