@@ -20,6 +20,7 @@ from itertools import count
 from math import inf
 from os import environ
 from types import FunctionType
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -165,7 +166,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     if not need_lse:
         return out, None
     if call.sinks is not None:
-        out, lse = join_sinks(out, aux.lse, call.sinks)
+        # why_not asks for a device whose kernels give it
+        out, lse = join_sinks(out, cast(Tensor, aux.lse), call.sinks)
         masked = call.masked_queries
         return out, lse.detach() if masked is None else lse.detach().masked_fill(masked[..., 0], -torch.inf)
     return out, row_lse(q, k, call) if aux.lse is None else aux.lse.detach()

@@ -16,6 +16,8 @@ NAME = "sdpa"
 # for), a score with a mask, and making a mask's entry
 SCORES_PER_KEY = 8
 SCORES_PER_MASKED_SCORE = 1.1
+# ... off the CPU, where no kernel that skips the softmax's memory takes a mask; reckoned, not measured
+SCORES_PER_MASKED_SCORE_ELSEWHERE = 3.0
 SCORES_PER_MASK_ENTRY = 50
 # memory of a pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
 BOOLS_PER_MASKED_PAIR = 2
@@ -50,7 +52,8 @@ def cost(call: AttentionCall) -> float:
     else:
         # in cached decoding every step has a mask of its own
         per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
-        per_key = SCORES_PER_MASKED_SCORE * layout.num_queries + SCORES_PER_KEY + per_mask
+        per_score = SCORES_PER_MASKED_SCORE if call.inputs.device == "cpu" else SCORES_PER_MASKED_SCORE_ELSEWHERE
+        per_key = per_score * layout.num_queries + SCORES_PER_KEY + per_mask
     return layout.num_heads * layout.num_keys * per_key
 
 
