@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout import dense
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -133,4 +134,5 @@ def test_row_lse_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = dense.allowed_pairs(layout, tokens, 2, CPU)
     assert allowed is not None
     expected = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
-    torch.testing.assert_close(dense.row_lse(q, k, layout, tokens, [Term(values, Distance(-1, 2))], 0.5), expected)
+    call = AttentionCall(layout, inputs_of(q, k, k), tokens, (Term(values, Distance(-1, 2)),), scale=0.5)
+    torch.testing.assert_close(dense.row_lse(q, k, call), expected)

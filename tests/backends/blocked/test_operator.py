@@ -32,7 +32,8 @@ def test_opcheck(with_term: bool) -> None:
     values = [torch.randn(1, 4, 1, 9, requires_grad=True)] if with_term else []
     mask = torch.arange(100).expand(2, -1) < torch.tensor([[100], [80]])
     plan = write_plan(PATTERN, 0, labels)
-    arguments = (*inputs(), mask, None, None, values, None, None, plan, 0, 0.25, 0.0)
+    sinks, softcap = (torch.randn(4, requires_grad=True), 2.0) if with_term else (None, None)
+    arguments = (*inputs(), mask, None, None, values, sinks, None, None, plan, 0, softcap, 0.25, 0.0)
     torch.library.opcheck(blocked_attention, arguments)
 
 
