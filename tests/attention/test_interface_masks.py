@@ -12,7 +12,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
-from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens
+from hf_efficient_attn.patterns import Dilated, GlobalTokens
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -184,13 +184,6 @@ def test_the_first_token_without_keys_is_named_once() -> None:
         model(token_ids(1, 9))
     # pytest turns a second warning into an error
     model(token_ids(1, 9))
-
-
-def test_patterns_that_change_with_the_length_are_refused_while_decoding() -> None:
-    model = hea.sparsify(build("llama"), GlobalTokens([-3]) | Band(2, 0))
-    with pytest.raises(hea.ConfigurationError, match="use_cache=False"):
-        model.generate(token_ids(1, 8), max_new_tokens=3, pad_token_id=0)
-    assert model.generate(token_ids(1, 8), max_new_tokens=3, pad_token_id=0, use_cache=False).shape == (1, 11)
 
 
 def test_inference_mode_and_changed_masks() -> None:
