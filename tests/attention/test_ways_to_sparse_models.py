@@ -144,7 +144,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "interface nowhere": (lambda: tr.FNetConfig(**DENSE, vocab_size=61), "no layer of its encoder calls it"),
     "no interface": (lambda: tr.LongformerConfig(**TINY), "hf_efficient_attn.convert"),
     "masks": (lambda: tr.DogeConfig(**DECODER), "uses attention masks itself"),
-    "softcap": (lambda: tr.Gemma2Config(**DECODER, head_dim=8), "softcap"),
     "spans": (lambda: hea.SimplifiedTransformerConfig(**SPANS), "has span='adaptive'"),
     "learned spans": (lambda: hea.AdaptiveSpanConfig(**{**TINY, "span_limit": 9, "span_ramp": 3}), "has span="),
     "sliding": (lambda: tr.MistralConfig(**DECODER, sliding_window=5), "sliding_window to None"),
