@@ -42,7 +42,9 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
         UnsupportedBackendError: the model does not use the attention interface of transformers in every layer that has
             a pattern, or needs what the engine cannot compute; told by a trial without numbers, before anything is
             changed. A model whose forward depends on values, or reads what `trial_inputs` cannot make, raises at or
-            after its first forward instead; so does one that is loaded or built with a pattern in its config.
+            after its first forward instead (in transformers 5.23 Gemma 4, HiggsAudioV2, JetMoe, LayoutLM, MarkupLM,
+            Moshi, Splinter, X-MOD, BLIP-2 as a whole); so does one that is loaded or built with a pattern in its
+            config.
     """
     if isinstance(model_or_config, PreTrainedModel):
         _sparsify_model(model_or_config, pattern)
