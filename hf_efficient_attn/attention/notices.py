@@ -2,7 +2,6 @@
 
 import warnings
 import weakref
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -124,7 +123,7 @@ def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int
     (0, None)
     """
     ranges, looks = [(first, last)], 0
-    atoms = tuple(_atoms(pattern))
+    atoms = pattern.atoms()
     middle = (first + last) // 2
     spans_of_query = sum(len(atom.key_spans(middle, middle, num_keys)) for atom in atoms)
     while ranges and looks < MAX_LOOKS:
@@ -138,10 +137,3 @@ def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int
         middle = (first + last) // 2
         ranges += [(middle + 1, last), (first, middle)]
     return None
-
-
-def _atoms(pattern: Pattern) -> Iterator[Pattern]:
-    if not pattern.parts:
-        yield pattern
-    for part in pattern.parts:
-        yield from _atoms(part)

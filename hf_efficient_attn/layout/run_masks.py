@@ -25,7 +25,9 @@ from hf_efficient_attn.patterns.spans import Spans, size
 MAX_MASK_BYTES = 4 * 2**30
 # pairs that one layout looks at in rows that may read most keys; their masks grow as the square of the length, and
 # larger ones would not be kept between calls
-MAX_DENSE_PAIRS = 1 << 27
+MAX_DENSE_PAIRS = 1 << 26
+# ... of a pattern of up to so many atoms; every further one takes as long again for each pair
+FEW_ATOMS = 4
 # rows that may read so much of all pairs are dense
 DENSE_SHARE = 0.25
 # a mask of more entries may be one of a sheet, or one row that stands for all
@@ -56,17 +58,20 @@ class Budget:
         self.what, self.num_dense_bytes = what, num_dense_bytes
         self.num_bytes = self.num_dense_pairs = 0
 
-    def expect(self, num_pairs: int, total: int) -> None:
+    def expect(self, num_pairs: int, total: int, num_atoms: int) -> None:
         """Refuse, before anything is filled in, to look at `num_pairs` of the `total` pairs of a job.
+
+        num_atoms: of the pattern that is asked for every pair.
 
         Raises:
             MaskLimitError: with those of the jobs before they would take time and memory that grow as the square.
         """
         self.num_dense_pairs += num_pairs if num_pairs >= DENSE_SHARE * total else 0
-        if self.num_dense_pairs > MAX_DENSE_PAIRS:
+        most = MAX_DENSE_PAIRS * FEW_ATOMS // max(FEW_ATOMS, num_atoms)
+        if self.num_dense_pairs > most:
             self.refuse(
                 f"would look at about {self.num_dense_pairs:,} pairs one by one, and keep masks of "
-                f"{4 * self.num_dense_pairs / 2**30:.1f} GiB; at most {MAX_DENSE_PAIRS:,} pairs are looked at"
+                f"{4 * self.num_dense_pairs / 2**30:.1f} GiB; at most {most:,} pairs are looked at"
             )
 
     def refuse(self, why: str) -> NoReturn:
@@ -130,7 +135,8 @@ class RunMasks:
             MaskLimitError: names how many.
         """
         looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
-        self.budget.expect(looked_at, len(self.job.piece.queries) * len(self.job.piece.keys))
+        place = len(self.job.piece.queries) * len(self.job.piece.keys)
+        self.budget.expect(looked_at, place, len(self.job.target.atoms()))
 
     def of(self, rows: list[Row]) -> Mask:
         """Return the mask of a run of rows, all of equal shape."""

@@ -48,6 +48,10 @@ class Pattern:
         """The patterns this one is made of; empty for an atom."""
         return ()
 
+    def atoms(self) -> tuple["Pattern", ...]:
+        """Return the patterns without parts that this one is made of, each as often as it occurs in it."""
+        return tuple(atom for part in self.parts for atom in part.atoms()) or (self,)
+
     def with_parts(self, parts: tuple["Pattern", ...]) -> "Pattern":
         """Return the same pattern made of other parts."""
         return self

@@ -26,7 +26,16 @@ from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, KeyTable, Pattern, RandomBlocks, Strided
+from hf_efficient_attn.patterns import (
+    Band,
+    Causal,
+    Dilated,
+    GlobalTokens,
+    KeyTable,
+    Pattern,
+    RandomBlocks,
+    Strided,
+)
 
 CPU = torch.device("cpu")
 
@@ -127,6 +136,15 @@ def test_auto_takes_no_mask_over_all_pairs_of_long_inputs(name: str) -> None:
     with Written() as written:
         attention(q, q, q, PATTERNS[name](8192))
     assert written.largest < 7_000_000
+
+
+def test_every_pattern_that_is_asked_for_a_pair_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_masks, "MAX_DENSE_PAIRS", 60_000)
+    alone = KeyTable([range(query % 2, 200, 2) for query in range(200)])
+    twelve = reduce(or_, (Band(left, -1) for left in range(1, 12)), alone)
+    compile_layout.function(Layout(alone, 1, 200, 200), 32, CPU)
+    with pytest.raises(MaskLimitError, match="at most 20,000 pairs"):
+        compile_layout.function(Layout(twelve, 1, 200, 200), 32, CPU)
 
 
 def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatch) -> None:
