@@ -32,7 +32,6 @@ from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanForSequenceClassification,
     AdaptiveSpanModel,
 )
-from hf_efficient_attn.models.freeze_spans import freeze_spans, set_span_limit
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerConfig,
@@ -44,6 +43,7 @@ from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerForTokenClassification,
     SimplifiedTransformerModel,
 )
+from hf_efficient_attn.models.spans.freezing import freeze_spans, set_span_limit
 from hf_efficient_attn.models.sparse_seq2seq import (
     SparseSeq2SeqConfig,
     SparseSeq2SeqForConditionalGeneration,

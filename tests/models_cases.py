@@ -9,7 +9,7 @@ import transformers
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.register import HEADS
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 TINY = {
     "vocab_size": 61,

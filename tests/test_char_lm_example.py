@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline, set_seed
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
+from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
 
 KINDS = ("fixed", "adaptive", "dynamic")
 LIMIT, SEGMENT, ROWS = 48, 16, 4

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
 from char_lm.char_lm_arguments import OPTIMIZERS
-from hf_efficient_attn.bench.memory import CALLS, ENVIRONMENT, cuda_peak, resident_peak
+from hf_efficient_attn.bench.harness.memory import CALLS, ENVIRONMENT, cuda_peak, resident_peak
 
 
 def peak_of_a_step(folder: Path, train: hea.TextSegments, optimizer: str, span_limit: int) -> int:

@@ -20,7 +20,7 @@ from transformers import (
 
 import hf_efficient_attn as hea
 from char_lm.char_lm_arguments import OPTIMIZERS, CharTrainingArguments
-from hf_efficient_attn.models.span_costs import span_flops
+from hf_efficient_attn.models.spans.costs import span_flops
 from hf_efficient_attn.training.clipped_adagrad import constant_after_warmup
 from hf_efficient_attn.training.span_callback import span_log
 

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.bench.memory import cuda_peak, resident_peak
+from hf_efficient_attn.bench.harness.memory import cuda_peak, resident_peak
 
 PREFIX = "output."
 

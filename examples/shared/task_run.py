@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, TrainingArguments
 from transformers.utils import logging
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.bench.report import describe_machine, machine_line, markdown_table
+from hf_efficient_attn.bench.harness.report import describe_machine, machine_line, markdown_table
 from shared.arguments import UsageError
 
 Columns = Mapping[str, tuple[str, str]]

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, TextSpans
-from hf_efficient_attn.models.spans import ADAPTIVE, DYNAMIC, FIXED, FROZEN
+from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, FIXED, FROZEN
 from hf_efficient_attn.pictures import new_figure, save_figure
 
 # Okabe & Ito's palette, told apart by colour-blind readers; markers differ too

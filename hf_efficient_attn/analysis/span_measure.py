@@ -13,9 +13,9 @@ from torch import Tensor
 from hf_efficient_attn.analysis.span_report import HeadWeights, LayerSpans, SpanCost, SpanReport, TextSpans
 from hf_efficient_attn.analysis.span_sources import TextTokens
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.span_config import span_window
-from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
-from hf_efficient_attn.models.spans import DYNAMIC, span_modules
+from hf_efficient_attn.models.spans.config import span_window
+from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
+from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
 
 # attention by distance is the mean over at least so many queries, or what a short text has of them
 NUM_QUERIES = 256

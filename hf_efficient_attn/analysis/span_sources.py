@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from hf_efficient_attn.analysis.signal_sources import load_model
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.spans import known_spans
+from hf_efficient_attn.models.spans.module import known_spans
 
 NUM_BYTES = 256
 # what a picture can show of characters that leave no ink; half a character of UTF-8 is decoded as U+FFFD

@@ -22,7 +22,7 @@ from hf_efficient_attn.analysis.span_measure import (
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, cost_table
 from hf_efficient_attn.analysis.span_sources import TEXT_NAME, TextTokens, load_span_model, read_text, tokenize
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.spans import DYNAMIC, span_modules
+from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
 from hf_efficient_attn.pictures import new_figure
 
 

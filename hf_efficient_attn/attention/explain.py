@@ -10,8 +10,8 @@ from hf_efficient_attn.attention.checks import check_numbers
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import InputError, MaskLimitError
+from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import check_length

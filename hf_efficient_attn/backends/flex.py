@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.block_table import CACHE_BYTES, Documents, block_table
+from hf_efficient_attn.layout.blocks.table import CACHE_BYTES, Documents, block_table
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import is_idle, row_lse

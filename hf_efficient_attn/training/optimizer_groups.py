@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 
 def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | None = None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_efficient_attn.errors import CheckpointError
-from hf_efficient_attn.models.segment_memory import SegmentMemory
+from hf_efficient_attn.models.spans.memory import SegmentMemory
 from hf_efficient_attn.training.complete_checkpoints import checkpoint_before, memory_files
 
 FIELDS = set(vars(SegmentMemory()))

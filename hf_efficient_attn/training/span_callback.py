@@ -10,9 +10,9 @@ from transformers.trainer_callback import ExportableState
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.segment_memory import SegmentMemory
-from hf_efficient_attn.models.span_costs import average_span, max_span, span_flops
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
+from hf_efficient_attn.models.spans.memory import SegmentMemory
+from hf_efficient_attn.models.spans.module import span_modules
 from hf_efficient_attn.training.segment_memory_files import file_names, read_memory, write_memory
 from hf_efficient_attn.training.text_segments import TextSegments
 

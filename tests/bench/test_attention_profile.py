@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hf_efficient_attn.analysis.draw import read_pattern
-from hf_efficient_attn.bench import attention_profile
-from hf_efficient_attn.bench.attention_cases import Shape
-from hf_efficient_attn.bench.attention_profile import CASES, ProfileCase, Round, least_of, profile_case
-from hf_efficient_attn.bench.attention_profile_report import comparison_section, limit_sentence
+from hf_efficient_attn.bench.attention import profile as attention_profile
+from hf_efficient_attn.bench.attention.cases import Shape
+from hf_efficient_attn.bench.attention.profile import CASES, ProfileCase, Round, least_of, profile_case
+from hf_efficient_attn.bench.attention.profile_report import comparison_section, limit_sentence
 from hf_efficient_attn.cli import main
 
 SHAPE = Shape(batch_size=2, num_heads=2, head_dim=8, dtype="float32", device="cpu")

@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
-from hf_efficient_attn.bench import report
-from hf_efficient_attn.bench.block_counts import paper_counts
-from hf_efficient_attn.bench.block_models import Shape, build_model, random_tokens, run_layers
-from hf_efficient_attn.bench.block_report import MEASURES
-from hf_efficient_attn.bench.report import resolve_device
+from hf_efficient_attn.bench.blocks.counts import paper_counts
+from hf_efficient_attn.bench.blocks.models import Shape, build_model, random_tokens, run_layers
+from hf_efficient_attn.bench.blocks.report import MEASURES
+from hf_efficient_attn.bench.harness import report
+from hf_efficient_attn.bench.harness.report import resolve_device
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
 
@@ -116,7 +116,7 @@ def test_memory_without_gpt2_and_without_pre_ln(tmp_path, capsys):
 def test_peak_memory_does_not_see_what_came_before():
     """The mark of a fresh process must not start at that of a large parent, as `ru_maxrss` does on Linux."""
     ballast = torch.ones(100_000_000 // 4)
-    code = "from hf_efficient_attn.bench.memory import resident_peak; print(resident_peak(lambda: b'x' * 50_000_000))"
+    code = "from hf_efficient_attn.bench.harness import memory; print(memory.resident_peak(lambda: b'x' * 50_000_000))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 45_000_000 < int(process.stdout) < 80_000_000
     assert ballast.numel() == 25_000_000
@@ -125,7 +125,7 @@ def test_peak_memory_does_not_see_what_came_before():
 def test_peak_memory_counts_the_second_call():
     """In a process of its own: this one may have held more before."""
     script = (
-        "from hf_efficient_attn.bench.memory import resident_peak\nkept = []\n"
+        "from hf_efficient_attn.bench.harness.memory import resident_peak\nkept = []\n"
         "print(resident_peak(lambda: kept.append(b'x' * 100_000_000)), len(kept))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_efficient_attn.bench.models_cases import (
+from hf_efficient_attn.bench.models.cases import (
     ARCHITECTURES,
     OURS,
     SELF_ONLY,
@@ -18,7 +18,7 @@ from hf_efficient_attn.bench.models_cases import (
     read_comparably,
     training_step,
 )
-from hf_efficient_attn.bench.models_targets import add_ratios, memory_growth, targets
+from hf_efficient_attn.bench.models.targets import add_ratios, memory_growth, targets
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError
 

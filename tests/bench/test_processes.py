@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_efficient_attn.bench.processes import cases_apart
-from hf_efficient_attn.bench.timing import Case
+from hf_efficient_attn.bench.harness.processes import cases_apart
+from hf_efficient_attn.bench.harness.timing import Case
 
 CPU = torch.device("cpu")
 

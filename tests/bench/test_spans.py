@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_efficient_attn.bench.spans_cases import (
+from hf_efficient_attn.bench.spans.cases import (
     ADAPTIVE,
     DENSE,
     FIXED,
@@ -22,12 +22,12 @@ from hf_efficient_attn.bench.spans_cases import (
     kept_keys,
     training_step,
 )
-from hf_efficient_attn.bench.spans_profile import LONGEST, average, profile
-from hf_efficient_attn.bench.spans_targets import add_ratios, targets
+from hf_efficient_attn.bench.spans.profile import LONGEST, average, profile
+from hf_efficient_attn.bench.spans.targets import add_ratios, targets
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError
-from hf_efficient_attn.models.span_costs import average_span, max_span
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.costs import average_span, max_span
+from hf_efficient_attn.models.spans.module import span_modules
 
 LIMITS = [256, 512]
 TINY = ["--hidden-size", 16, "--num-heads", 4, "--intermediate-size", 32, "--layers", 3, "--segment-tokens", 32]

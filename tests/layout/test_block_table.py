@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.block_table import block_table
+from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.dense import allowed_pairs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask

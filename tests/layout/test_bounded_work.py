@@ -18,11 +18,12 @@ from hf_efficient_attn import attention, explain
 from hf_efficient_attn.attention import select as selection
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.errors import InputError, MaskLimitError
-from hf_efficient_attn.layout import block_table as block_tables
-from hf_efficient_attn.layout import dense, run_masks
-from hf_efficient_attn.layout.block_layout import BlockLayout
+from hf_efficient_attn.layout import dense
+from hf_efficient_attn.layout.blocks import run_masks
+from hf_efficient_attn.layout.blocks import table as block_tables
+from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.blocks.layout import BlockLayout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_efficient_attn.layout import compile as compile_module
-from hf_efficient_attn.layout import jobs as jobs_module
-from hf_efficient_attn.layout import run_masks
-from hf_efficient_attn.layout.block_layout import BlockLayout, Part, Run
-from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.blocks import compile as compile_module
+from hf_efficient_attn.layout.blocks import jobs as jobs_module
+from hf_efficient_attn.layout.blocks import run_masks
+from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.blocks.layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import bigbird

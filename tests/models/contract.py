@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 TOLERANCE = 1e-5
 

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDa
 from transformers import AutoConfig, PreTrainedConfig
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.unknown_fields import nearest_field
+from hf_efficient_attn.models.config.unknown import nearest_field
 
 CONFIGS = [
     config

@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 BLOCKS = ("pre_ln", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm")
 WEIGHT_DECAY, LR = 0.1, 0.01

@@ -10,7 +10,7 @@ import transformers
 from training.span_runs import SEGMENT, SIZES, build_model, build_trainer, text
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 # spans of 2.4 tokens: the ramp ends within a segment, so the text has its say
 PENALTY, SHARE, ROWS = 0.01, 0.1, 4

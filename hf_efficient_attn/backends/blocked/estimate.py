@@ -6,9 +6,9 @@ from math import inf
 import torch
 
 from hf_efficient_attn.errors import MaskLimitError
-from hf_efficient_attn.layout.block_layout import SCORES_PER_RUN
+from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.blocks.layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 
 # queries per block, those of the fused forward pass

@@ -18,7 +18,7 @@ from hf_efficient_attn.backends.blocked.views import (
     query_blocks,
 )
 from hf_efficient_attn.backends.fused_cpu import plain_rows
-from hf_efficient_attn.layout.block_layout import Run
+from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import join_sinks
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.block_layout import Part
+from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.blocks.layout import Part
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.blocked.kernels import wide
 from hf_efficient_attn.backends.blocked.problems import Problem
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
-from hf_efficient_attn.layout.block_layout import Run
+from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.terms import Label, Term, look_up
 
 

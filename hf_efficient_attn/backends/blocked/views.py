@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.block_layout import Run
+from hf_efficient_attn.layout.blocks.layout import Run
 
 
 def in_order(tensor: Tensor, order: range | Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.models.config_errors import strict_config
-from hf_efficient_attn.models.config_numbers import check_heads
-from hf_efficient_attn.models.library_config import LibraryConfig
-from hf_efficient_attn.models.pattern_config import check_fields
-from hf_efficient_attn.models.span_config import check_spans
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.config.numbers import check_heads
+from hf_efficient_attn.models.config.patterns import check_fields
+from hf_efficient_attn.models.spans.config import check_spans
 
 from . import presets
 

@@ -29,26 +29,26 @@ from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.blocks import MLP, drop_rate
-from hf_efficient_attn.models.cached_states import append_to_cache
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
-from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
-from hf_efficient_attn.models.freeze_spans import fit_rows
-from hf_efficient_attn.models.global_attention import rotate
-from hf_efficient_attn.models.heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
+from hf_efficient_attn.models.global_tokens.projections import rotate
+from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
-from hf_efficient_attn.models.segment_memory import SegmentMemory, remember
-from hf_efficient_attn.models.span_attention import attend_spans, within_reach
-from hf_efficient_attn.models.span_bounds import SpanBounds, all_bounds, bounds_of
-from hf_efficient_attn.models.span_cache import SpanGeneration, kept_tokens
-from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
-from hf_efficient_attn.models.span_config import checked_window
-from hf_efficient_attn.models.span_penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
-from hf_efficient_attn.models.spans import DYNAMIC, Spans, clamp_spans, span_modules
-from hf_efficient_attn.models.sparse_block import build_norm, finite
-from hf_efficient_attn.models.sparse_inputs import check_inputs
-from hf_efficient_attn.models.sparse_pretrained import EfficientPreTrainedModel
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, token_table
+from hf_efficient_attn.models.parts.blocks import MLP, drop_rate
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
+from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, bounds_of
+from hf_efficient_attn.models.spans.cache import SpanGeneration, kept_tokens
+from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
+from hf_efficient_attn.models.spans.config import checked_window
+from hf_efficient_attn.models.spans.freezing import fit_rows
+from hf_efficient_attn.models.spans.memory import SegmentMemory, remember
+from hf_efficient_attn.models.spans.module import DYNAMIC, Spans, clamp_spans, span_modules
+from hf_efficient_attn.models.spans.penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
+from hf_efficient_attn.models.sparse.block import build_norm, finite
+from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
 

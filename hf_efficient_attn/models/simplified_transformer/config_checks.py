@@ -8,8 +8,8 @@ from transformers.activations import ACT2FN
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config_numbers import check_heads, check_numbers
-from hf_efficient_attn.models.span_config import check_spans
+from hf_efficient_attn.models.config.numbers import check_heads, check_numbers
+from hf_efficient_attn.models.spans.config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
 

@@ -8,8 +8,8 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config_errors import strict_config
-from hf_efficient_attn.models.library_config import LibraryConfig
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.library import LibraryConfig
 
 from .config_checks import check_config, gain_fields, unknown
 from .gains import (

@@ -29,10 +29,9 @@ from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
-from hf_efficient_attn.models.cached_states import append_to_cache
 from hf_efficient_attn.models.checkpoints import saved_config
-from hf_efficient_attn.models.heads import (
+from hf_efficient_attn.models.config.library import count_key_heads
+from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
     MaskedLMHead,
     MultipleChoiceHead,
@@ -40,15 +39,16 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.input_axes import check_axes
-from hf_efficient_attn.models.library_config import count_key_heads
-from hf_efficient_attn.models.masks import check_mask, find_documents, token_table
-from hf_efficient_attn.models.positions import Positions
-from hf_efficient_attn.models.span_bounds import all_bounds
-from hf_efficient_attn.models.span_cache import SpanGeneration
-from hf_efficient_attn.models.span_checkpoints import check_saved_spans, checked_spans_of
-from hf_efficient_attn.models.span_penalty import SpanModelOutput, real_tokens, span_penalty
-from hf_efficient_attn.models.spans import clamp_spans
+from hf_efficient_attn.models.inputs.axes import check_axes
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, token_table
+from hf_efficient_attn.models.parts.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.spans.bounds import all_bounds
+from hf_efficient_attn.models.spans.cache import SpanGeneration
+from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
+from hf_efficient_attn.models.spans.module import clamp_spans
+from hf_efficient_attn.models.spans.penalty import SpanModelOutput, real_tokens, span_penalty
 
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from hf_efficient_attn.models.blocks import InitializedLinear
+from hf_efficient_attn.models.parts.blocks import InitializedLinear
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 

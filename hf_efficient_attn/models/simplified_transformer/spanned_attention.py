@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.span_attention import attend_spans
-from hf_efficient_attn.models.span_bounds import SpanBounds, bounds_of
-from hf_efficient_attn.models.span_config import checked_window
-from hf_efficient_attn.models.span_penalty import mean_span
-from hf_efficient_attn.models.spans import Spans
+from hf_efficient_attn.models.spans.attention import attend_spans
+from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
+from hf_efficient_attn.models.spans.config import checked_window
+from hf_efficient_attn.models.spans.module import Spans
+from hf_efficient_attn.models.spans.penalty import mean_span
 
 
 class SpannedAttention(nn.Module):

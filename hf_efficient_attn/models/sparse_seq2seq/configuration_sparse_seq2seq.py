@@ -5,10 +5,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.models.config_errors import strict_config
-from hf_efficient_attn.models.config_numbers import check_heads
-from hf_efficient_attn.models.library_config import LibraryConfig
-from hf_efficient_attn.models.pattern_config import check_attention, check_fields, write_pattern
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.config.numbers import check_heads
+from hf_efficient_attn.models.config.patterns import check_attention, check_fields, write_pattern
 
 from . import presets
 

@@ -15,13 +15,13 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
-from hf_efficient_attn.models.blocks import MLP, drop_rate
-from hf_efficient_attn.models.cached_states import append_to_cache
-from hf_efficient_attn.models.embeddings import EmbeddingSum
-from hf_efficient_attn.models.masks import token_table
-from hf_efficient_attn.models.sparse_attention import SparseAttention
-from hf_efficient_attn.models.sparse_block import build_norm, finite
-from hf_efficient_attn.models.sparse_inputs import check_inputs
+from hf_efficient_attn.models.inputs.masks import token_table
+from hf_efficient_attn.models.parts.blocks import MLP, drop_rate
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
+from hf_efficient_attn.models.sparse.attention import SparseAttention
+from hf_efficient_attn.models.sparse.block import build_norm, finite
+from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .pretrained import SparseSeq2SeqStack, record_layers
 from .seq2seq_inputs import real_target_tokens

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.heads import ClassificationHead, Head, LanguageModelHead, QuestionAnsweringHead
+from hf_efficient_attn.models.heads.task_heads import ClassificationHead, Head, LanguageModelHead, QuestionAnsweringHead
 
 from .seq2seq_inputs import shift_right
 

@@ -21,11 +21,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.embeddings import EmbeddingSum, TokenEmbedding
-from hf_efficient_attn.models.masks import bring_inputs, check_mask, token_table
-from hf_efficient_attn.models.sparse_attention import SparseAttention
-from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments, looked_at
+from hf_efficient_attn.models.inputs.masks import bring_inputs, check_mask, token_table
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.sparse.attention import SparseAttention
+from hf_efficient_attn.models.sparse.block import SparseLayer, build_norm
+from hf_efficient_attn.models.sparse.inputs import CallInputs, check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder

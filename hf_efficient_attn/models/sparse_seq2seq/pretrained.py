@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
-from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
+from hf_efficient_attn.models.base import SparsePreTrainedModel
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 

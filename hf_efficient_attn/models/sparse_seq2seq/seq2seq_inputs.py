@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.table_form import has_rows, is_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.input_axes import check_axes
-from hf_efficient_attn.models.masks import refuse_other_types
+from hf_efficient_attn.models.inputs.axes import check_axes
+from hf_efficient_attn.models.inputs.masks import refuse_other_types
 
 POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
 

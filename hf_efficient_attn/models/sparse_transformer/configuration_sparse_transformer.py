@@ -10,10 +10,10 @@ from hf_efficient_attn.attention.layer_patterns import config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config_errors import strict_config
-from hf_efficient_attn.models.config_numbers import check_heads
-from hf_efficient_attn.models.library_config import LibraryConfig
-from hf_efficient_attn.models.pattern_config import check_attention, check_fields, write_pattern
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.config.numbers import check_heads
+from hf_efficient_attn.models.config.patterns import check_attention, check_fields, write_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 

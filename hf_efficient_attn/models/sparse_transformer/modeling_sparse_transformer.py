@@ -20,10 +20,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.models.bigbird_evaluation import check_packing
-from hf_efficient_attn.models.embeddings import EmbeddingSum
-from hf_efficient_attn.models.generation_globals import extend_global_mask
-from hf_efficient_attn.models.heads import (
+from hf_efficient_attn.models.base import SparsePreTrainedModel
+from hf_efficient_attn.models.global_tokens.generation import extend_global_mask
+from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
     MaskedLMHead,
     MultipleChoiceHead,
@@ -31,11 +30,12 @@ from hf_efficient_attn.models.heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.masks import bring_inputs, check_mask, find_documents, token_table
-from hf_efficient_attn.models.sparse_attention import SparseAttention
-from hf_efficient_attn.models.sparse_block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse_inputs import CallInputs, check_inputs, global_arguments, looked_at
-from hf_efficient_attn.models.sparse_pretrained import SparsePreTrainedModel
+from hf_efficient_attn.models.inputs.masks import bring_inputs, check_mask, find_documents, token_table
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
+from hf_efficient_attn.models.sparse.attention import SparseAttention
+from hf_efficient_attn.models.sparse.bigbird_evaluation import check_packing
+from hf_efficient_attn.models.sparse.block import SparseLayer, build_norm
+from hf_efficient_attn.models.sparse.inputs import CallInputs, check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_transformer import SparseTransformerConfig
 

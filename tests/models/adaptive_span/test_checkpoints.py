@@ -9,7 +9,7 @@ import transformers
 from models.adaptive_span.tiny_models import random_ids, tiny
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 FIELDS = {"adaptive": {}, "dynamic": {"span": "dynamic"}, "modern": {"preset": "modern"}}
 

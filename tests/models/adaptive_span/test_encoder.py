@@ -8,8 +8,8 @@ from models.adaptive_span.dense_spans import dense_weights
 from models.adaptive_span.tiny_models import SPANS, random_ids, set_spans, tiny
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.span_config import span_window
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.config import span_window
+from hf_efficient_attn.models.spans.module import span_modules
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
 

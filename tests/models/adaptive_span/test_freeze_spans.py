@@ -8,7 +8,7 @@ from models.adaptive_span.tiny_models import SPANS, random_ids, tiny
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 # one rounding of S · share away from the whole numbers at which the number of keys changes
 ODD = [[0.1, 3.3, 12.7, 40.0], [0.6, 1.4, 1.25, 7.9]]

@@ -7,7 +7,7 @@ import torch
 from models.adaptive_span.tiny_models import random_ids, set_spans, tiny
 from models_cases import checkpoint_activations
 
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 RATE, LIMIT, LAYERS, HEADS = 0.01, 40, 2, 4
 

@@ -9,7 +9,7 @@ from models.adaptive_span.tiny_models import SPANS, random_ids, tiny
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "span_limit": 40}
 FROZEN = {"frozen_spans": SPANS, "span_penalty": 0.0}

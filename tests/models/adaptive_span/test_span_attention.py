@@ -8,8 +8,8 @@ from models.adaptive_span.dense_spans import dense_weights, key_index
 from torch import Tensor
 
 from hf_efficient_attn.layout.terms import SoftSpan
-from hf_efficient_attn.models.span_attention import SpanWindow, attend_spans, groups_of, head_groups, terms_of
-from hf_efficient_attn.models.span_bounds import SpanBounds, bounds_of
+from hf_efficient_attn.models.spans.attention import SpanWindow, attend_spans, groups_of, head_groups, terms_of
+from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_efficient_attn.attention.cache import Padding, PatternLayer
-from hf_efficient_attn.models.span_cache_layer import ROOM_TOKENS, SpanLayer
+from hf_efficient_attn.models.spans.cache_layer import ROOM_TOKENS, SpanLayer
 
 LEFT = 40
 

@@ -8,7 +8,7 @@ import torch
 from models.adaptive_span.tiny_models import SPANS, random_ids, set_spans, tiny
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import Spans, log_soft_mask, span_modules
+from hf_efficient_attn.models.spans.module import Spans, log_soft_mask, span_modules
 
 
 def config(**fields: Any) -> hea.AdaptiveSpanConfig:

@@ -6,7 +6,7 @@ import torch
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.module import span_modules
 
 # of two layers, four heads each: none, on a ramp, whole, all of the limit
 SPANS = [[0.0, 3.5, 12.0, 40.0], [0.0, 0.0, 1.25, 7.0]]

@@ -10,13 +10,13 @@ from models_cases import TINY, randomize
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.masks import token_table
+from hf_efficient_attn.models.inputs.masks import token_table
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerAttention,
 )
-from hf_efficient_attn.models.span_cache import SpanCache
-from hf_efficient_attn.models.span_config import span_window
-from hf_efficient_attn.models.spans import span_modules
+from hf_efficient_attn.models.spans.cache import SpanCache
+from hf_efficient_attn.models.spans.config import span_window
+from hf_efficient_attn.models.spans.module import span_modules
 
 TOKENS = 70
 SPANS = [[0.25, 3.5, 12.75, 40.0], [0.0, 0.0, 1.25, 33.5]]

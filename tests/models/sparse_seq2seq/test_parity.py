@@ -17,7 +17,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.analysis.longformer_attentions import longformer_attentions
-from hf_efficient_attn.models.positions import sinusoids
+from hf_efficient_attn.models.parts.positions import sinusoids
 
 OURS = {
     "vocab_size": 67,

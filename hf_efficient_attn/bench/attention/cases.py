@@ -1,0 +1,174 @@
+"""What `bench attention` times: patterns by name, the inputs of a length, and calls on them as cases."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.bench.harness.timing import Case
+from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
+from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+
+SIDE_TOKENS = 256
+NUM_GLOBAL_TOKENS = 16
+DILATION = 4
+BLOCK_TOKENS, NUM_RANDOM_BLOCKS = 64, 3
+SEED = 0
+DENSE = "dense"
+DECODE_STEPS = 16
+
+
+def scattered(tokens: int) -> tuple[int, ...]:
+    """Return the positions of the global tokens of `longformer`, evenly scattered over the sequence."""
+    return tuple(sorted({index * tokens // NUM_GLOBAL_TOKENS for index in range(NUM_GLOBAL_TOKENS)}))
+
+
+def longformer(tokens: int) -> Pattern:
+    """Return a band and scattered global tokens (Beltagy et al., 2020)."""
+    return Band(SIDE_TOKENS, SIDE_TOKENS) | GlobalTokens(scattered(tokens))
+
+
+# name -> the pattern for a length in tokens
+PRESETS: dict[str, Callable[[int], Pattern]] = {
+    "band": lambda tokens: Band(SIDE_TOKENS, SIDE_TOKENS),
+    "longformer": longformer,
+    "bigbird": lambda tokens: bigbird(BLOCK_TOKENS, NUM_RANDOM_BLOCKS),
+    "dilated": lambda tokens: Dilated(DILATION * SIDE_TOKENS, DILATION * SIDE_TOKENS, DILATION),
+    "causal_band": lambda tokens: Band(2 * SIDE_TOKENS, 0),
+    "full": lambda tokens: Full(),
+    "causal": lambda tokens: Causal(),
+}
+
+
+def pattern_of(name: str, tokens: int) -> Pattern:
+    """Return the preset called `name` for a length, or the pattern that an expression or a JSON file describes.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    return PRESETS[name](tokens) if name in PRESETS else read_pattern(name)
+
+
+def decode_pattern_of(name: str, tokens: int) -> Pattern:
+    """Return the causal form, for decoding. That of `bigbird` is a preset of its own: its last block is global."""
+    if name == "bigbird":
+        return bigbird(BLOCK_TOKENS, NUM_RANDOM_BLOCKS, causal=True)
+    return pattern_of(name, tokens).causal()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all calls have in common, in JSON types."""
+
+    batch_size: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+    device: str
+
+    def tensors(self, tokens: int) -> list[Tensor]:
+        """Return q, k and v, each [batch, heads, tokens, head_dim] and in want of a gradient; equal in every call."""
+        generator = torch.Generator().manual_seed(SEED)
+        size = (self.batch_size, self.num_heads, tokens, self.head_dim)
+        drawn = (torch.randn(size, generator=generator) for _ in range(3))
+        return [tensor.to(self.device, getattr(torch, self.dtype)).requires_grad_() for tensor in drawn]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way to compute attention: `forward(*inputs)`, on inputs in the layout of its own.
+
+    Attributes:
+        no_backward: a sentence that says why the backward pass must not be tried; None: it may.
+    """
+
+    forward: Callable[..., Tensor]
+    inputs: list[Tensor]
+    no_backward: str | None = None
+
+    def run_forward(self) -> Tensor:
+        """Return the output, no gradient recorded."""
+        with torch.no_grad():
+            return self.forward(*(tensor.detach() for tensor in self.inputs))
+
+    def forward_case(self) -> Case:
+        """Return the case of a forward pass."""
+        return Case(lambda _: self.run_forward())
+
+    def forward_backward_case(self, target: Tensor) -> Case:
+        """Return the case of a forward and backward pass; `target` is the gradient of the output."""
+        return Case(lambda _: torch.autograd.grad(self.forward(*self.inputs), self.inputs, target))
+
+
+def repeated(case: Case, calls: int) -> Case:
+    """Return the case of several calls, for one sample of the clock."""
+
+    def run(state: object) -> None:
+        for _ in range(calls):
+            case.run(state)
+
+    return Case(run, case.prepare)
+
+
+def own_call(pattern: Pattern, inputs: list[Tensor], backend: str) -> Call:
+    """Return our attention with a backend."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, pattern, backend=backend)  # type: ignore[return-value]
+
+    return Call(forward, inputs)
+
+
+def dense_call(inputs: list[Tensor]) -> Call:
+    """Return torch's SDPA over all pairs, the measure of all others."""
+    return Call(lambda q, k, v: scaled_dot_product_attention(q, k, v), inputs)
+
+
+def decode_case(name: str, inputs: list[Tensor], backend: str) -> Case:
+    """Return the case of `DECODE_STEPS` queries, one after the other, each against a cache one token longer.
+
+    Every step finds a length that no call has seen, as in decoding: its layout is built within the timed part.
+    """
+    q, k, v = (tensor.detach() for tensor in inputs)
+    tokens = k.shape[2]
+    pattern = decode_pattern_of(name, tokens)
+
+    def run(_: object) -> None:
+        for length in decode_lengths(tokens):
+            query, keys, values = q[:, :, :1], k[:, :, :length], v[:, :, :length]
+            if backend == DENSE:
+                scaled_dot_product_attention(query, keys, values)
+            else:
+                attention(query, keys, values, pattern, backend=backend)
+
+    return Case(torch.no_grad()(run), clear_caches)
+
+
+def decode_lengths(tokens: int) -> range:
+    """Return the lengths of the cache in the timed steps; the last has `tokens` keys."""
+    return range(max(1, tokens - DECODE_STEPS + 1), tokens + 1)
+
+
+def clear_caches() -> None:
+    """Forget every layout and every draw of random blocks; compiled kernels are kept."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("hf_efficient_attn.layout.", "hf_efficient_attn.patterns.")):
+            for value in vars(module).values():
+                # a class of caches has the method, too
+                if not isinstance(value, type):
+                    getattr(value, "cache_clear", lambda: None)()
+
+
+def build_step(name: str, tokens: int, backend: str, shape: dict[str, object]) -> Callable[[], object]:
+    """Return one forward and backward pass of our attention or of dense attention; all arguments are of JSON types."""
+    inputs = Shape(**shape).tensors(tokens)  # type: ignore[arg-type]
+    call = dense_call(inputs) if backend == DENSE else own_call(pattern_of(name, tokens), inputs, backend)
+    target = torch.ones_like(inputs[0])
+    return lambda: torch.autograd.grad(call.forward(*inputs), inputs, target)

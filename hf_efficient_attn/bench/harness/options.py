@@ -1,0 +1,51 @@
+"""The options that benchmarks have in common."""
+
+import argparse
+from collections.abc import Mapping
+
+import torch
+
+from hf_efficient_attn.bench.harness.report import DEVICES, check_at_least_one
+from hf_efficient_attn.errors import InputError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_counts(parser: argparse.ArgumentParser, counts: Mapping[str, tuple[int, str]]) -> None:
+    """Add an option for each of `counts`, {name: (default, what it counts)}."""
+    for name, (default, text) in counts.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`."""
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the benchmarks of whole models with attention dropout have."""
+    parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
+    add_device(parser)
+    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU (default: as torch chooses)")
+
+
+def check_counts(args: argparse.Namespace, counts: Mapping[str, tuple[int, str]], *lists: str) -> None:
+    """Raise InputError if a count, or a number of the lists with these names, is below 1."""
+    check_at_least_one(
+        **{name: getattr(args, name) for name in counts}, **{name: min(getattr(args, name)) for name in lists}
+    )
+
+
+def apply_model_options(args: argparse.Namespace) -> None:
+    """Check what `add_model_options` added, and set the threads.
+
+    Raises:
+        InputError: fewer than one thread, or a dropout that is none.
+    """
+    if not 0.0 <= args.attention_dropout < 1.0:
+        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+    if args.threads is not None:
+        check_at_least_one(threads=args.threads)
+        torch.set_num_threads(args.threads)

@@ -1,0 +1,85 @@
+"""What models of several families have in common: start values, capabilities, and the kernel they run on."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.config.library import count_key_heads
+from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
+
+
+class EfficientPreTrainedModel(PreTrainedModel):
+    """Base of the families whose layers read less than everything.
+
+    What is read is part of the model; `attn_implementation` says how it is computed: "efficient" (default): the fastest
+    backend; "eager": the formula; "sdpa": densely with a mask; "flex_attention".
+    """
+
+    supports_gradient_checkpointing = True
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = False
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = False
+    _supports_context_parallel = False
+    _can_compile_fullgraph = True
+    # what `before_forward` checks of other models on "efficient"
+    checks_inputs = True
+    # what the model is used for; a head says it
+    task: str | None = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        config.check()  # fields may have been assigned since the config was built
+        count_key_heads(config)
+        super().__init__(config, *args, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if hasattr(module, "initialize"):
+            module.initialize()
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As transformers', with "efficient" by default."""
+        return super().get_correct_attn_implementation(requested_attention or NAME, is_init_check)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # transformers guesses by the source of a module; here every layer asks the config at every call
+        return True
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`; refuses the checkpoint of another family and says how to convert it."""
+        saved = saved_config(pretrained_model_name_or_path, kwargs)
+        family = cls.config_class.model_type
+        if saved.get("model_type", family) != family:
+            path = pretrained_model_name_or_path
+            raise CheckpointError(
+                f"{path} holds a {shown(saved['model_type'])} model; {cls.__name__} reads {shown(family)}. "
+                f"`hf-efficient-attn convert {path} NEW_FOLDER` converts it, if it can be converted."
+            )
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+
+class SparsePreTrainedModel(EfficientPreTrainedModel):
+    """Base of the families with global tokens."""
+
+    # their layers attend by the engine itself, not through the attention interface of transformers
+    follows_patterns = True
+
+    @torch.no_grad()
+    def copy_local_to_global(self) -> None:
+        """Copy the local projections to those of global tokens anew, in every layer.
+
+        Masked language modelling without global tokens never trains the copies, so the authors of Longformer copy again
+        after it, before fine-tuning.
+        """
+        for module in self.modules():
+            if isinstance(module, GlobalAttention):
+                module.copy_local()

@@ -1,0 +1,117 @@
+"""What the configs of the sparse families have in common: their pattern, and what no model can be built from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.activations import ACT2FN
+
+from hf_efficient_attn.attention.layer_patterns import causal_form, checked_spec, config_patterns
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.numbers import check_numbers
+from hf_efficient_attn.models.global_tokens.rules import NOT_RELATIVE, check_rule
+from hf_efficient_attn.patterns.pattern import Pattern
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": tuple(ACT2FN),
+    "classifier_activation": tuple(ACT2FN),
+    "lm_transform_activation": (None, *ACT2FN),
+    "norm_type": ("layernorm", "rmsnorm"),
+    "norm_position": ("post", "pre"),
+    "position_embedding_type": ("learned", "sinusoidal", "relative", "rope", "none"),
+    "sinusoid_layout": ("interleaved", "halves"),
+    "random_blocks_in_eval": ("fixed", "transformers"),
+}
+# kinds of patterns whose parts count blocks
+COUNT_BLOCKS = ("blocks", "block_local")
+
+
+def write_pattern(config: Any) -> None:
+    """Bring `attention_pattern` into JSON types, after checking that the config's layers can have it.
+
+    Raises:
+        ConfigurationError: a pattern of unknown form, one for another number of layers, one without a causal form in
+            causal layers, or with global tokens beyond the end of the position table.
+    """
+    if config.attention_pattern is not None:
+        config.attention_pattern = checked_spec(config.attention_pattern, config)
+        check_causal_forms(config)
+        check_pattern_positions(config)
+
+
+def check_causal_forms(config: Any) -> None:
+    """Raise ConfigurationError for a pattern of causal layers that has no causal form, or one for each length."""
+    if config.is_encoder_decoder or config.is_causal:
+        for pattern in set(config_patterns(config.attention_pattern, config, DECODER) or ()) - {None}:
+            causal_form(pattern)
+
+
+def check_pattern_positions(config: Any) -> None:
+    """Raise ConfigurationError for global tokens of a pattern where the learned position table has no rows."""
+    if config.position_embedding_type != "learned":
+        return
+    for part, field in ((ENCODER, "max_position_embeddings"), (DECODER, "max_target_position_embeddings")):
+        num_positions = getattr(config, field, config.max_position_embeddings)
+        for pattern in set(config_patterns(config.attention_pattern, config, part) or ()) - {None}:
+            _check_global_positions(pattern, num_positions, f"0 to {num_positions - 1} ({field}={num_positions})")
+
+
+def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str, block_tokens: int = 1) -> None:
+    """Raise ConfigurationError for a global token outside of `num_positions`, which are counted in blocks."""
+    num_blocks = -(-num_positions // block_tokens)
+    for position in getattr(pattern, "positions", ()) if pattern.kind == "global_tokens" else ():
+        if not -num_blocks <= position < num_blocks:
+            unit = f" in blocks of {block_tokens}" if block_tokens > 1 else ""
+            raise ConfigurationError(
+                f"attention_pattern has the global position {position}{unit}, but inputs have positions {allowed}: no "
+                "token is there. Leave it out, or make the table longer."
+            )
+    inner = block_tokens * getattr(pattern, "block_tokens", 1) if pattern.kind in COUNT_BLOCKS else block_tokens
+    for part in pattern.parts:
+        _check_global_positions(part, num_positions, allowed, inner)
+
+
+def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ConfigurationError for a field that has none of its `choices`, or is out of its range."""
+    check_numbers(config)
+    for name, allowed in {**CHOICES, **choices}.items():
+        value = getattr(config, name, allowed[0])
+        if value not in allowed:
+            raise ConfigurationError(f"{name}={shown(value)}; it must be one of: {', '.join(map(str, allowed))}.")
+    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+        raise ConfigurationError(
+            f"pad_token_id={config.pad_token_id}; it must be None or a token of the vocabulary, 0 to "
+            f"{config.vocab_size - 1} (vocab_size={config.vocab_size})."
+        )
+
+
+def check_short_inputs(config: Any) -> None:
+    """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model.
+
+    Block 0 in the place of random blocks follows the number of the last block, and full attention the length: text
+    behind a token would change it.
+    """
+    if not config.is_causal:
+        return
+    for name, allowed in {"random_blocks_in_eval": "fixed", "full_attention_up_to": None}.items():
+        value = getattr(config, name)
+        if value != allowed:
+            raise ConfigurationError(
+                f"{name}={shown(value)} depends on the length of the text, and is_causal=True: tokens must not depend "
+                f"on what follows. It must be {shown(allowed)} here: leave it out, or build a bidirectional model."
+            )
+
+
+def check_attention(config: Any) -> None:
+    """Raise ConfigurationError for global tokens, positions and lengths that exclude each other."""
+    check_short_inputs(config)
+    has_table = config.position_embedding_type == "learned"
+    check_rule(config.global_tokens, config.vocab_size, config.max_position_embeddings if has_table else None)
+    kind = config.position_embedding_type
+    if kind == "relative" and (config.global_tokens is not None or config.global_projections):
+        raise ConfigurationError(f"{NOT_RELATIVE} Set global_tokens=None and global_projections=False, or use 'rope'.")
+    if kind in ("sinusoidal", "relative") and config.hidden_size % 2:
+        raise ConfigurationError(f"Sinusoids need an even width, not {config.hidden_size}.")
+    if kind == "rope" and config.head_dim % 2:
+        raise ConfigurationError(f"Rotary positions need an even head size, not {config.head_dim}.")

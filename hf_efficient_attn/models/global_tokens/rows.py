@@ -1,0 +1,153 @@
+"""Where the global tokens stand among the queries of a call, for projections of their own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import TokenColumns
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.device_numbers import device_numbers
+from hf_efficient_attn.layout.host_copies import UNCOPIED
+from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables
+from hf_efficient_attn.models.global_tokens.rules import GlobalTokenChoice
+from hf_efficient_attn.models.inputs.document_tables import document_tables, last_positions, tables_on_host
+
+
+@dataclass(frozen=True)
+class GlobalRows:
+    """The queries that are global tokens, X of them in the example that has most; X is at least 1.
+
+    Attributes:
+        is_row: bool [batch, queries], which queries are global.
+        index: int [batch, X], their places on the axis of the queries.
+        is_global: bool [batch, X]; False: this example has fewer, and the place is any query's.
+        allowed: which keys they read: bool [batch, X, keys], or a floating-point matrix to add; None: all.
+    """
+
+    is_row: Tensor
+    index: Tensor
+    is_global: Tensor
+    allowed: Tensor | None
+
+
+def find_global_rows(
+    choice: GlobalTokenChoice,
+    attention_mask: Tensor | None,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    is_causal: bool,
+    max_global_tokens: int,
+    device: torch.device,
+) -> GlobalRows:
+    """Return where the global tokens stand among the queries.
+
+    Args:
+        attention_mask: a token table, a matrix [batch or 1, 1, queries, keys], or None.
+        max_global_tokens: how many there may be where the number cannot be asked for: while tracing.
+    """
+    is_matrix = attention_mask is not None and not is_table(attention_mask)
+    columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+    offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
+
+    def rows_of(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
+        queries = torch.arange(num_queries, device=tables.positions.device) + offset
+        return _global_keys(choice, tables).expand(batch_size, -1).index_select(1, queries)
+
+    is_row = known = rows_of(choice, tables)
+    if device.type not in UNCOPIED and not torch.compiler.is_compiling():
+        known = rows_of(choice.on_host(), tables_on_host(columns, num_keys))
+    index, found = _first_true(is_row, _most(choice, known, columns, max_global_tokens))
+    allowed = None
+    if is_matrix:
+        matrix = attention_mask.expand(batch_size, -1, num_queries, -1)[:, 0]
+        allowed = matrix.gather(1, index[:, :, None].expand(-1, -1, num_keys))
+    elif is_causal or columns.key_mask is not None:
+        allowed = _readable(tables, index + offset, is_causal)
+    return GlobalRows(is_row, index, found, allowed)
+
+
+def global_keys(
+    choice: GlobalTokenChoice,
+    attention_mask: Tensor | None,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+) -> Tensor:
+    """Return which keys are global tokens, bool [batch, keys]; for the arguments see `find_global_rows`."""
+    _, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+    return _global_keys(choice, tables).expand(batch_size, -1)
+
+
+def check_positions(
+    choice: GlobalTokenChoice,
+    attention_mask: Tensor | None,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    device: torch.device,
+) -> None:
+    """Refuse named positions beyond the end of some text; not while compiling. Arguments as in `find_global_rows`.
+
+    Raises:
+        InputError: names the position, the example, and where its text ends.
+    """
+    if not choice.is_named or torch.compiler.is_compiling():
+        return
+    wanted = max(choice.positions)
+    where, end = "a text", num_keys - 1
+    if attention_mask is not None:
+        columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+        tables = tables if device.type in UNCOPIED else tables_on_host(columns, num_keys)
+        ends = last_positions(tables)
+        is_short = (ends < wanted) & (tables.documents != NO_DOCUMENT)
+        if not is_short.any():
+            return
+        row, token = is_short.nonzero()[0].tolist()
+        where, end = f"a text of example {row}", int(ends[row, token])
+    if end < wanted:
+        raise InputError(
+            f"global_tokens has position {wanted}, but {where} ends at position {end}. Give positions that every text "
+            "has, or choose the tokens by global_attention_mask."
+        )
+
+
+def _global_keys(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
+    if choice.mask is not None:
+        return choice.mask & (tables.documents != NO_DOCUMENT)
+    if choice.every is not None:
+        return (tables.positions % choice.every == 0) & (tables.documents != NO_DOCUMENT)
+    wanted = device_numbers(tuple(choice.positions), tables.positions.device, torch.long)
+    return torch.isin(tables.positions, wanted) & (tables.documents != NO_DOCUMENT)
+
+
+def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limit: int) -> int:
+    """Return the number of global queries of the example that has most of them, at least 1."""
+    if not torch.compiler.is_compiling():
+        return max(1, int(is_row.sum(1).max()))
+    if choice.mask is None and columns.segment_ids is None:
+        return max(1, len(choice.positions))
+    torch._assert_async(
+        (is_row.sum(1) <= limit).all(), "More global tokens than config.max_global_tokens, the limit of traced models."
+    )
+    return limit
+
+
+def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the first `count` true places of each row, and which of them are: the rest are any places."""
+    # a symbolic length must not be compared with the count
+    padded = torch.nn.functional.pad(is_row, (0, count))
+    index = padded.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+    return index.clamp(max=is_row.shape[1] - 1), padded.gather(1, index)
+
+
+def _readable(tables: TokenTables, rows: Tensor, is_causal: bool) -> Tensor:
+    documents, positions = tables.documents.expand(rows.shape[0], -1), tables.positions.expand(rows.shape[0], -1)
+    own = documents.gather(1, rows)
+    allowed = (documents[:, None] == own[:, :, None]) & (own != NO_DOCUMENT)[:, :, None]
+    if is_causal:
+        allowed = allowed & (positions[:, None] <= positions.gather(1, rows)[:, :, None])
+    return allowed

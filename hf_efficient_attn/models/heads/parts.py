@@ -1,0 +1,133 @@
+"""What task heads are made of: dense maps before the last one, pooling, and the names of a family's own inputs."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from hf_efficient_attn.models.sparse.block import build_norm
+
+
+class PredictionTransform(nn.Module):
+    """A dense map, an activation and a norm, as BERT has before its vocabulary. [..., hidden_size] → same.
+
+    The activation is the config's `transform_activation`, or, without one, that of its MLPs.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=getattr(config, "lm_transform_bias", True))
+        self.act_fn = ACT2FN[getattr(config, "transform_activation", config.hidden_act)]
+        self.norm = build_norm(config)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.act_fn(self.dense(hidden_states)))
+
+
+class DenseActivation(nn.Module):
+    """A dense map, `classifier_activation` and dropout, as RoBERTa has before its labels. [B, hidden_size] → same."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.classifier_activation]
+        self.dropout = nn.Dropout(config.classifier_dropout)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.act_fn(self.dense(pooled)))
+
+
+class ResidualMLP(nn.Module):
+    """Norm(x + MLP(x)), which transformers' BigBird has before the answer's ends. [B, T, hidden_size] → same."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.norm = build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        inner = self.act_fn(self.up_proj(self.dropout(hidden_states)))
+        return self.norm(hidden_states + self.dropout(self.down_proj(inner)))
+
+
+def exclude_question(
+    logits: torch.Tensor, input_ids: torch.Tensor, real: torch.Tensor, sep_token_id: int
+) -> torch.Tensor:
+    """Return the logits [B, T, 2] with the question out of reach: what ends at the first separator, but for token 0."""
+    is_separator = (input_ids == sep_token_id) & real
+    last = torch.where(is_separator.any(1), is_separator.int().argmax(1), -1)
+    index = torch.arange(input_ids.shape[1], device=input_ids.device)
+    in_question = (index <= last[:, None]) & (index > 0)
+    return logits.masked_fill(in_question.unsqueeze(-1), torch.finfo(logits.dtype).min)
+
+
+def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """Return `forward` with further keyword arguments in its signature, which it takes as `**kwargs`.
+
+    Trainer drops the columns of a dataset that the signature does not name.
+    """
+    signature = inspect.signature(forward)
+    parameters = list(signature.parameters.values())
+    # a class made of this one, as sharding does, has them already
+    missing = [name for name in names if name not in signature.parameters]
+    new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in missing]
+
+    @functools.wraps(forward)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    named.__signature__ = signature.replace(parameters=[*parameters[:-1], *new, parameters[-1]])  # type: ignore[attr-defined]
+    return named
+
+
+def real_tokens(
+    hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, pad_token_id: int | None
+) -> torch.Tensor:
+    """Return which tokens are not padding, from the mask or, without one, from `pad_token_id`. Shape [B, T], bool."""
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return attention_mask.to(hidden.device).bool()
+    if input_ids is not None and pad_token_id is not None:
+        return (input_ids != pad_token_id).to(hidden.device)
+    return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+
+
+def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: bool) -> torch.Tensor:
+    """Return one vector per sequence: its `first` or `last` real token or the `mean` of all of them.
+
+    By default the last if causal (the only one that saw everything), else the mean.
+    Shapes: hidden [B, T, hidden_size], real [B, T] → [B, hidden_size].
+    """
+    how = how or ("last" if is_causal else "mean")
+    if how == "mean":
+        total = torch.where(real.unsqueeze(-1), hidden, 0).float().sum(1)  # fp16 would overflow
+        return (total / real.sum(1, keepdim=True).clamp(min=1)).to(hidden.dtype)
+    tokens = torch.arange(hidden.shape[1], device=hidden.device)
+    index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
+
+
+def add_penalty(
+    loss: torch.Tensor | None, outputs: Any, labels: torch.Tensor | None = None, num_items: Any = None
+) -> torch.Tensor | None:
+    """Return the loss with the penalty of the backbone's spans, if it has one: λ is beside the mean loss of a token.
+
+    Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, over all
+    processes. A batch then carries the share of the penalty that its tokens have in the step: shares add up to 1.
+
+    Args:
+        labels: those that are counted, -100 = not.
+    """
+    penalty = getattr(outputs, "span_penalty", None)
+    if loss is None or penalty is None:
+        return loss
+    if num_items is None or labels is None:
+        return loss + penalty.to(loss.device)
+    share = labels.ne(-100).sum() / num_items
+    return loss + (share.to(penalty.device) * penalty).to(loss.device)

@@ -1,0 +1,298 @@
+"""Task heads, written once: mixins over a family's `PreTrainedModel` that put a head on its `backbone_class`.
+
+A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)` that sets `backbone_class`;
+its config says `is_causal`. The backbone is `self.model`. Inputs that only this family has are named in `extra_inputs`
+of its `XPreTrainedModel`, and handed on to the backbone.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import can_return_tuple
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.heads.outputs import (
+    CausalLMHeadOutput,
+    MaskedLMHeadOutput,
+    MultipleChoiceHeadOutput,
+    QuestionAnsweringHeadOutput,
+    SequenceClassificationHeadOutput,
+    TokenClassificationHeadOutput,
+)
+from hf_efficient_attn.models.heads.parts import (
+    DenseActivation,
+    PredictionTransform,
+    ResidualMLP,
+    add_penalty,
+    exclude_question,
+    name_inputs,
+    pool,
+    real_tokens,
+)
+from hf_efficient_attn.models.inputs.axes import check_axes
+
+
+class Head:
+    """Builds the backbone and then, in `build_head`, what stands on it. Masked models need `is_causal=False`."""
+
+    requires_causal: bool | None = None
+    task: str
+    # whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it accumulates gradients
+    accepts_loss_kwargs = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if getattr(cls, "extra_inputs", ()):
+            cls.forward = name_inputs(cls.forward, cls.extra_inputs)
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        if self.requires_causal is not None and config.is_causal is not self.requires_causal:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs is_causal={self.requires_causal}, but the config says "
+                f"is_causal={config.is_causal}. Pass is_causal={self.requires_causal} when you build or load it."
+            )
+        super().__init__(config, *args, **kwargs)
+        self.num_labels = config.num_labels
+        self.model = self.backbone_class(config)
+        self.model.task = self.task
+        self.build_head(config)
+        self.post_init()
+
+    def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
+        """Return `output_class` with `fields` and what the backbone recorded."""
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return output_class(**fields, **recorded, span_penalty=getattr(outputs, "span_penalty", None))
+
+
+class LanguageModelHead(Head):
+    """A projection to the vocabulary, tied to the embedding if the config says so.
+
+    A config may have `lm_head_transform` (a dense map, activation and norm before it) and `lm_head_bias`.
+    """
+
+    task = "language_modeling"
+    accepts_loss_kwargs = True
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def build_head(self, config: Any) -> None:
+        has_transform = getattr(config, "lm_head_transform", False)
+        self.transform = PredictionTransform(config) if has_transform else nn.Identity()
+        has_bias = getattr(config, "lm_head_bias", False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=has_bias)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+
+class CausalLMHead(LanguageModelHead):
+    """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
+
+    requires_causal = True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMHeadOutput:
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(self.transform(outputs.last_hidden_state[:, kept]))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            shifted = kwargs.get("shift_labels")
+            counted = labels[..., 1:] if shifted is None else shifted
+            loss = add_penalty(loss, outputs, counted, kwargs.get("num_items_in_batch"))
+        fields = {"loss": loss, "logits": logits, "past_key_values": outputs.past_key_values}
+        return self.output(CausalLMHeadOutput, outputs, **fields)
+
+
+class MaskedLMHead(LanguageModelHead):
+    """Prediction of masked tokens (labels −100 elsewhere). Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
+
+    requires_causal = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMHeadOutput:
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.lm_head(self.transform(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = add_penalty(loss, outputs, labels, kwargs.get("num_items_in_batch"))
+        return self.output(MaskedLMHeadOutput, outputs, loss=loss, logits=logits)
+
+
+class ClassificationHead(Head):
+    """Dropout and a linear map, for what is classified by tokens, sequences or choices.
+
+    A config may ask for `classifier_head="transform"`: a dense map, activation and norm first, as ModernBERT; or, where
+    whole sequences are classified, for "dense": a dense map first.
+    """
+
+    pools = True
+
+    def build_head(self, config: Any) -> None:
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        kind = getattr(config, "classifier_head", "linear")
+        self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
+        self.dense = DenseActivation(config) if self.pools and kind == "dense" else nn.Identity()
+        self.classifier = nn.Linear(config.hidden_size, self.num_outputs(config))
+
+    def num_outputs(self, config: Any) -> int:
+        return config.num_labels
+
+    def classify_pooled(
+        self, hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the logits of whole sequences. Shapes: hidden [B, T, hidden_size] → [B, num_outputs]."""
+        real = real_tokens(hidden, input_ids, attention_mask, self.config.pad_token_id)
+        pooled = pool(hidden, real, self.config.classifier_pooling, self.config.is_causal)
+        return self.classifier(self.dense(self.dropout(self.transform(pooled))))
+
+
+class SequenceClassificationHead(ClassificationHead):
+    """One label, several, or numbers per sequence. Shapes: input_ids [B, T] → logits [B, num_labels]."""
+
+    task = "sequence_classification"
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassificationHeadOutput:
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return self.output(SequenceClassificationHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+
+
+class TokenClassificationHead(ClassificationHead):
+    """One label per token. Shapes: input_ids [B, T] → logits [B, T, num_labels]."""
+
+    task, pools = "token_classification", False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassificationHeadOutput:
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
+        loss = None if labels is None else self.loss_function(logits, labels, self.config)
+        return self.output(TokenClassificationHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+
+
+class QuestionAnsweringHead(Head):
+    """Start and end of the answer in the text. Shapes: input_ids [B, T] → start_logits, end_logits [B, T].
+
+    A config may ask for `question_answering_head="residual_mlp"` or "transform" (a dense map, activation and norm), and
+    for `question_answering_excludes_question`: no answer then begins or ends in the tokens up to the first
+    `sep_token_id`, but for the first token of all.
+    """
+
+    task = "question_answering"
+
+    def build_head(self, config: Any) -> None:
+        kind = getattr(config, "question_answering_head", "linear")
+        self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
+        self.residual_mlp = ResidualMLP(config) if kind == "residual_mlp" else nn.Identity()
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringHeadOutput:
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.qa_outputs(self.residual_mlp(self.transform(outputs.last_hidden_state)))
+        if getattr(self.config, "question_answering_excludes_question", False) and input_ids is not None:
+            real = real_tokens(logits, input_ids, attention_mask, None)
+            logits = exclude_question(logits, input_ids, real, self.config.sep_token_id)
+        start_logits, end_logits = logits.unbind(-1)
+        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        fields = {"loss": add_penalty(loss, outputs), "start_logits": start_logits, "end_logits": end_logits}
+        return self.output(QuestionAnsweringHeadOutput, outputs, **fields)
+
+
+class MultipleChoiceHead(ClassificationHead):
+    """One of C candidate sequences. Shapes: input_ids [B, C, T] → logits [B, C]."""
+
+    task = "multiple_choice"
+
+    def num_outputs(self, config: Any) -> int:
+        return 1
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceHeadOutput:
+        check_axes(input_ids, inputs_embeds, ("batch", "choices", "tokens"))
+        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        input_ids, attention_mask, position_ids, inputs_embeds = (
+            x if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
+        )
+        for name in getattr(self, "extra_inputs", ()):
+            kwargs[name] = None if kwargs.get(name) is None else kwargs[name].flatten(0, 1)
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
+        return self.output(MultipleChoiceHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)

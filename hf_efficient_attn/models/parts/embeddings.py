@@ -1,0 +1,81 @@
+"""What stands before the first block: token, position and type embeddings, their norm and dropout."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.sparse.block import build_norm
+
+
+class TokenEmbedding(nn.Embedding):
+    """The embedding of tokens, which may start as N(0, `embedding_init_std`²); None: as every other matrix."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.initial_std = config.embedding_init_std
+
+    def initialize(self) -> None:
+        # a checkpoint may have brought the weight, padding included
+        if self.initial_std is None or getattr(self.weight, "_is_hf_initialized", False):
+            return
+        init.normal_(self.weight, std=self.initial_std)
+        if self.padding_idx is not None:
+            init.zeros_(self.weight[self.padding_idx])
+
+
+class EmbeddingSum(nn.Module):
+    """Scale token embeddings and add positions and token types; then norm and dropout. [B, T, hidden_size] → the same.
+
+    Reads from the config: `scale_embedding`, `type_vocab_size`, `embedding_norm`, `embedding_dropout`, and what
+    `Positions` reads.
+    """
+
+    def __init__(self, config: Any, size_field: str = "max_position_embeddings") -> None:
+        super().__init__()
+        self.scale = config.hidden_size**0.5 if config.scale_embedding else None
+        self.positions = Positions(config, size_field)
+        self.token_types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+        self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.embedding_dropout)
+
+    def forward(
+        self,
+        embedded: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        past_tokens: int | Tensor,
+        num_keys: int,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the first hidden states, and keyword arguments for every attention layer; see `Positions`.
+
+        Raises:
+            InputError: token types for a model that has none or fewer, or a position past the end of a learned table.
+        """
+        if self.scale is not None:
+            embedded = embedded * self.scale
+        embedded, where = self.positions(embedded, attention_mask, position_ids, past_tokens, num_keys)
+        if self.token_types is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)
+            else:
+                self._check_types(token_type_ids)
+            embedded = embedded + self.token_types(token_type_ids)
+        elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(on_host(token_type_ids).any()):
+            raise InputError(
+                "token_type_ids has types other than 0, but this model has no token types (type_vocab_size=0). Leave "
+                "them out, or build it with type_vocab_size=2."
+            )
+        return self.dropout(self.norm(embedded)), where
+
+    def _check_types(self, token_type_ids: Tensor) -> None:
+        if torch.compiler.is_compiling() or not token_type_ids.numel():
+            return
+        last, size = int(on_host(token_type_ids).max()), self.token_types.num_embeddings
+        if last >= size:
+            raise InputError(f"token_type_ids has type {last}, but type_vocab_size={size}: types are 0 to {size - 1}.")

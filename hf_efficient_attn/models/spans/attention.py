@@ -1,0 +1,283 @@
+"""Attention in which every head reads only as far as its span: computed, not only masked.
+
+Heads whose spans end in the same granule are computed together; each group reads a band as wide as its own heads need,
+through the kernels that serve any pattern. Without a table of relative positions and without attention dropout, nothing
+is added to the scores within a span: only the keys around the ramp pass through the slower kernel that knows learned
+terms.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.layer_attention import attend_layer
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.select import AUTO, preferred_backend
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.layout.device_numbers import device_numbers
+from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
+from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
+from hf_efficient_attn.models.spans.module import log_soft_mask
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# spans are rounded outwards to so many tokens, so that few layouts are compiled while they move
+GRANULE = 32
+# with fewer queries, as in decoding, a call costs more than the keys it saves
+FEW_QUERIES = 8
+# so many keys of all heads such a query reads in less time than a further call takes
+CHEAP_KEYS = 256
+
+
+@dataclass(frozen=True)
+class SpanWindow:
+    """Which keys exist for a head: `limit` of them, counted from the nearest.
+
+    Attributes:
+        limit, ramp: S and R, in tokens.
+        include_self: the nearest key is the query itself; else the one before it.
+        is_causal: only keys before the query; else as many after it.
+    """
+
+    limit: int
+    ramp: int
+    include_self: bool
+    is_causal: bool
+
+    @property
+    def shift(self) -> int:
+        """The distance of the nearest key."""
+        return 0 if self.include_self else 1
+
+    def num_keys(self, span: float) -> int:
+        """Return how many keys a head of this span gives any weight, on one side."""
+        return min(self.limit, ceil(span) + self.ramp)
+
+    def band(self, num_keys: int) -> Pattern:
+        """Return the band of the nearest `num_keys` keys."""
+        left = num_keys - 1 + self.shift
+        return Band(left, -self.shift if self.is_causal else left)
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """Heads that are computed together.
+
+    Attributes:
+        heads: their indices.
+        num_inner: so many of the nearest keys have weight 1 in all of them.
+        num_keys: so many can have any weight.
+    """
+
+    heads: tuple[int, ...]
+    num_inner: int
+    num_keys: int
+
+
+def head_groups(
+    lowest: Sequence[float], highest: Sequence[float], window: SpanWindow, num_queries: int
+) -> list[HeadGroup]:
+    """Return the heads with spans between `lowest` and `highest`, by how far they read, in granules.
+
+    >>> window = SpanWindow(limit=1024, ramp=32, include_self=False, is_causal=True)
+    >>> head_groups([0.0, 500.0, 3.0], [0.0, 500.0, 3.0], window, 1024)
+    [HeadGroup(heads=(0,), num_inner=1, num_keys=32), HeadGroup(heads=(2,), num_inner=1, num_keys=64), \
+HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
+    """
+
+    def reach(head: int) -> tuple[int, int]:
+        first = floor(max(lowest[head], 0.0)) // GRANULE * GRANULE
+        num_keys = min(window.limit, ceil(window.num_keys(highest[head]) / GRANULE) * GRANULE)
+        # at the limit the ramp lies beyond all keys
+        return (num_keys, num_keys) if lowest[head] >= window.limit else (num_keys, min(first + 1, num_keys))
+
+    members: dict[tuple[int, int], list[int]] = {}
+    for head in range(len(lowest)):
+        members.setdefault(reach(head), []).append(head)
+    groups = [HeadGroup(tuple(members[key]), key[1], key[0]) for key in sorted(members)]
+    return groups if num_queries > FEW_QUERIES else merge_groups(groups)
+
+
+def merge_groups(groups: list[HeadGroup]) -> list[HeadGroup]:
+    """Return fewer groups, in each of which no head reads more than twice what it needs, or than `CHEAP_KEYS`.
+
+    >>> merge_groups([HeadGroup((0,), 1, 64), HeadGroup((2,), 33, 96), HeadGroup((1,), 481, 544)])
+    [HeadGroup(heads=(0, 2), num_inner=1, num_keys=96), HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
+    >>> chain = merge_groups([HeadGroup((head,), 1, 256 * 2**head) for head in range(5)])
+    >>> [(group.heads, group.num_keys) for group in chain]
+    [((0, 1), 512), ((2, 3), 2048), ((4,), 4096)]
+    """
+    merged: list[HeadGroup] = []
+    least = 0
+    for group in groups:
+        if not merged or group.num_keys > max(2 * least, CHEAP_KEYS):
+            # what the head with the fewest keys of the next group needs
+            least = group.num_keys
+        else:
+            last = merged.pop()
+            heads = tuple(sorted((*last.heads, *group.heads)))
+            group = HeadGroup(heads, min(last.num_inner, group.num_inner), group.num_keys)
+        merged.append(group)
+    return merged
+
+
+def attend_spans(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: Tensor | None,
+    window: SpanWindow,
+    attention_mask: Tensor | None,
+    scale: float,
+    dropout: float = 0.0,
+    position_table: Tensor | None = None,
+    bounds: SpanBounds | None = None,
+    layer_idx: int = 0,
+    need_weights: bool = False,
+    backend: str = AUTO,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [B, T, H, D] and the weights [B, H, T, K] or None.
+
+    Args:
+        query: [B, H, T, D]; the queries are the last of the K positions.
+        key, value: [B, H, K, D].
+        spans: tokens, [1, H, 1] or [B, H, T]; None: every head reads all of the limit.
+        attention_mask: a token table, a matrix that a user gave, or None.
+        position_table: [limit, D], a vector a distance, from the nearest key on, that is added to the keys.
+        bounds: of the spans, which nobody then reads from the device.
+        need_weights: compute densely, and return the weights.
+    """
+    bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
+    groups = groups_of(spans, bounds, window, query)
+    # a table may say that other keys follow the queries; a matrix, of a user or of weights, has a column for each key
+    is_cut = attention_mask is None and window.is_causal and not need_weights
+    is_per_head = attention_mask is not None and not is_table(attention_mask)
+    if is_per_head:
+        check_matrix("attention_mask", attention_mask, (*query.shape[:3], key.shape[2]))
+        is_per_head = attention_mask.shape[1] > 1
+    is_step = is_cut and is_lone_query(query, key, window, backend)
+    outputs, weights = [], []
+    for group in groups:
+        is_all = len(group.heads) == query.shape[1]
+        heads = range(query.shape[1]) if is_all else group.heads
+        kept = slice(-group.num_keys - window.shift - query.shape[2] + 1 if is_cut else None, None)
+        q, k, v = pick(query, heads), pick(key[:, :, kept], heads), pick(value[:, :, kept], heads)
+        own = spans if spans is None or is_all else pick(spans, heads)
+        if is_step:
+            outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
+            continue
+        out, weight = attend_layer(
+            q,
+            k,
+            v,
+            LayerPattern(window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal),
+            pick(attention_mask, heads) if is_per_head else attention_mask,
+            scale,
+            dropout,
+            terms=terms_of(q, own, window, group, position_table, scale),
+            need_weights=need_weights,
+            backend=backend,
+        )
+        outputs.append(out)
+        weights.append(weight)
+    places = [head for group in groups for head in group.heads]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
+
+
+def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, window: SpanWindow) -> Tensor:
+    """Return the last of the states before the queries, [B, C, hidden_size], that any head reads.
+
+    Dynamic spans are known only when they are computed, and until then the limit is remembered; of others hardly more
+    than they reach.
+    """
+    if bounds is None or not is_dynamic or torch.compiler.is_compiling():
+        return memory
+    reach = window.num_keys(max(bounds.highest)) - 1 + window.shift
+    return memory[:, max(0, memory.shape[1] - reach) :]
+
+
+def pick(tensor: Tensor, heads: Sequence[int]) -> Tensor:
+    """Return these heads of a tensor [B, H, ...]: of neighbours a view."""
+    first, last = heads[0], heads[-1]
+    if last - first + 1 == len(heads):
+        return tensor[:, first : last + 1]
+    return tensor.index_select(1, device_numbers(tuple(heads), tensor.device))
+
+
+def in_order(parts: list[Tensor], dim: int, order: list[int]) -> Tensor:
+    """Return the parts as one tensor, with the entries of a dimension in this order."""
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    is_sorted = order == list(range(len(order)))
+    return joined if is_sorted else joined.index_select(dim, device_numbers(tuple(order), joined.device))
+
+
+def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) -> bool:
+    """Return whether there is one query that has keys, as in decoding, and nobody asks for a backend or compiles."""
+    is_free = backend == preferred_backend() == AUTO and not torch.compiler.is_compiling()
+    return is_free and query.shape[2] == 1 and key.shape[2] > window.shift
+
+
+def attend_nearest(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: Tensor | None,
+    window: SpanWindow,
+    group: HeadGroup,
+    scale: float,
+    dropout: float,
+    position_table: Tensor | None,
+) -> Tensor:
+    """Return the output [B, 1, H, D] of a single query, the last position: a row of scores needs no pattern.
+
+    Args as for `attend_spans`, of the heads of a group.
+    """
+    end = key.shape[2] - window.shift
+    start = max(0, end - group.num_keys)
+    bias = None
+    if spans is not None and group.num_inner < group.num_keys:
+        # ahead of the ramp the mask changes nothing
+        num_free = min(group.num_inner - 1, end - start)
+        bias = pad(log_soft_mask(spans, num_free, end - start - num_free, window.ramp), (num_free, 0))
+    if position_table is not None:
+        scores = query @ position_table[: end - start].to(query.dtype).T * scale
+        bias = scores if bias is None else scores + bias
+    # the nearest key, index 0, is the last
+    bias = None if bias is None else bias.flip(-1)
+    out, _ = dense_attention(query, key[:, :, start:end], value[:, :, start:end], None, bias, scale, dropout, False)
+    return out.transpose(1, 2)
+
+
+def groups_of(spans: Tensor | None, bounds: SpanBounds | None, window: SpanWindow, query: Tensor) -> list[HeadGroup]:
+    """Return the groups of a call; without bounds, which a compiler cannot know, one of all heads and all keys."""
+    heads = tuple(range(query.shape[1]))
+    if spans is None:
+        return [HeadGroup(heads, window.limit, window.limit)]
+    if bounds is None:
+        return [HeadGroup(heads, 1, window.limit)]
+    num_queries = FEW_QUERIES + 1 if torch.compiler.is_compiling() else query.shape[2]
+    return head_groups(bounds.lowest, bounds.highest, window, num_queries)
+
+
+def terms_of(
+    query: Tensor,
+    spans: Tensor | None,
+    window: SpanWindow,
+    group: HeadGroup,
+    position_table: Tensor | None,
+    scale: float,
+) -> tuple[Term, ...]:
+    """Return what is added to the scores of a group: the scores of the distances, and the logarithm of the mask."""
+    terms = []
+    if position_table is not None:
+        values = query @ position_table[: group.num_keys].to(query.dtype).T * scale
+        terms.append(Term(values, Distance(window.shift, group.num_keys - 1 + window.shift)))
+    if spans is not None and group.num_inner < group.num_keys:
+        terms.append(Term(spans[..., None], SoftSpan(window.ramp, window.shift, group.num_inner)))
+    return tuple(terms)

@@ -1,0 +1,97 @@
+"""Between which numbers learned spans lie, read from the device: once for all layers of a forward pass, if they can be.
+
+Spans that every token chooses depend on what the layers before compute, and are read in every layer.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.spans.module import ADAPTIVE
+
+
+@dataclass(frozen=True)
+class SpanBounds:
+    """The spans of each head lie between these numbers, in tokens: `lowest` and `highest`, both [H]."""
+
+    lowest: tuple[float, ...]
+    highest: tuple[float, ...]
+
+
+def all_bounds(modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
+    """Return the bounds of the spans of every layer that can be known before the layers compute; None for others.
+
+    Reads all of a device at once; nothing while compiling. Sharded and offloaded spans are whole only within their
+    layer.
+
+    Args:
+        modules: `Spans`, or what stands in their place.
+        inputs: what else will be asked of the host, see `bring_inputs`.
+
+    Raises:
+        InputError: spans that are no numbers.
+    """
+    modules = list(modules)
+    bounds: list[SpanBounds | None] = [None] * len(modules)
+    if torch.compiler.is_compiling():
+        return tuple(bounds)
+    learned: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    with torch.no_grad():
+        for index, module in enumerate(modules):
+            spans = module(None) if is_whole(module) else None
+            if spans is not None and spans.shape[1] == module.num_heads:
+                learned.setdefault(spans.device, []).append((index, spans.flatten()))
+        joined = [torch.cat([spans for _, spans in layers]) for layers in learned.values()]
+        bring_inputs(*joined, *inputs)
+        for layers, spans_of_device in zip(learned.values(), joined, strict=True):
+            numbers = iter(on_host(spans_of_device).tolist())
+            for index, spans in layers:
+                own = tuple(next(numbers) for _ in range(len(spans)))
+                bounds[index] = checked(SpanBounds(own, own), modules[index].layer_idx)
+    return tuple(bounds)
+
+
+def is_whole(module: Any) -> bool:
+    """Return whether the learned spans of a layer can be read outside of it."""
+    if module.kind != ADAPTIVE or module.is_away:
+        return False
+    # shards of a DTensor have the method; those of flat parameters are no parameters, or have other sizes
+    return isinstance(module.ratio, nn.Parameter) and not hasattr(module.ratio, "full_tensor")
+
+
+def bounds_of(spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx: int) -> SpanBounds | None:
+    """Return the bounds of the spans of a layer, [1, H, 1] or [B, H, T]; None: it has none, or a compiler knows none.
+
+    frozen: spans that are numbers anyway, for which nothing is read.
+
+    Raises:
+        InputError: spans that are no numbers.
+    """
+    if frozen is not None:
+        return SpanBounds(frozen, frozen)
+    if spans is None or torch.compiler.is_compiling():
+        return None
+    if spans.shape[0] == spans.shape[2] == 1:
+        lowest = highest = spans.detach()[0, :, 0].tolist()
+    else:
+        per_head = spans.detach().transpose(0, 1).flatten(1)
+        lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
+    return checked(SpanBounds(tuple(lowest), tuple(highest)), layer_idx)
+
+
+def checked(bounds: SpanBounds, layer_idx: int) -> SpanBounds:
+    """Return the bounds, or raise InputError if they are no numbers."""
+    numbers = (*bounds.lowest, *bounds.highest)
+    if not all(isfinite(number) for number in numbers):
+        raise InputError(
+            f"The spans of layer {layer_idx} are {list(bounds.lowest)}: training has diverged, or inputs were not "
+            "finite. Lower the learning rate of the spans (optimizer_groups(..., span_lr=...)), or clip gradients."
+        )
+    return bounds

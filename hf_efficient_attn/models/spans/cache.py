@@ -1,0 +1,75 @@
+"""A cache for `generate` that holds of each layer only the keys that its heads can still read."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation.configuration_utils import GenerationMode
+
+from hf_efficient_attn.attention.cache import Padding, PatternCache
+from hf_efficient_attn.models.spans.bounds import SpanBounds
+from hf_efficient_attn.models.spans.cache_layer import SpanLayer
+from hf_efficient_attn.models.spans.config import span_window
+from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
+
+
+class SpanCache(PatternCache):
+    """As `PatternCache`; a layer keeps as many keys as its longest span with its ramp, a dynamic one the limit.
+
+    Args:
+        model: with spans, of any family; they must not change while the cache is in use.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        config: Any = model.config
+        self.padding = UncountedPadding()
+        layers = DynamicCache(config=config).layers
+        for spans in span_modules(model):
+            layers[spans.layer_idx] = SpanLayer(0, kept_tokens(spans, config), self.padding)
+        Cache.__init__(self, layers=layers)
+
+    def check(self, config: Any) -> None:
+        """Check nothing: no pattern of a config says what spans read."""
+
+
+class UncountedPadding(Padding):
+    """Padding anywhere: layers that keep the last tokens, and no first ones, need not know how much there is."""
+
+    def note(self, is_token: Tensor | None) -> None:
+        """Count nothing."""
+
+
+def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> int:
+    """Return how many tokens before a query the heads of a layer can read; `bounds`: of its spans, where known."""
+    window = span_window(config)
+    if spans.kind == DYNAMIC:
+        longest: float = window.limit
+    else:
+        longest = float(spans.head_spans().max()) if bounds is None else max(bounds.highest)
+    return window.num_keys(longest) - 1 + window.shift
+
+
+class SpanGeneration:
+    """Mixin for causal language models: `generate` uses a `SpanCache` by default, where the model has spans.
+
+    Not where tokens are taken back (assisted decoding), and not where a text has padding behind it.
+    """
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        is_default = generation_config.cache_implementation is None and model_kwargs.get("past_key_values") is None
+        is_final = generation_mode != GenerationMode.ASSISTED_GENERATION and not generation_config.is_assistant
+        model: Any = self
+        can_serve = is_default and is_final and generation_config.use_cache and not pads_behind(model_kwargs)
+        if can_serve and span_modules(model):
+            model_kwargs["past_key_values"] = SpanCache(model)
+            return None
+        parent: Any = super()
+        return parent._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
+
+
+def pads_behind(model_kwargs: dict[str, Any]) -> bool:
+    """Return whether a padding mask masks tokens after others that it does not mask."""
+    mask = model_kwargs.get("attention_mask")
+    return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :-1] > mask[:, 1:]).any())

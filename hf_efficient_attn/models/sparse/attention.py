@@ -1,0 +1,198 @@
+"""Multi-head attention that follows a pattern: of the sparse Transformer's layers, and of sparse encoders.
+
+Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.layer_attention import attend_layer
+from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.models.global_tokens.projections import GlobalAttention, rotate
+from hf_efficient_attn.models.global_tokens.rows import GlobalRows
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.parts.blocks import drop_rate
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.relative_positions import RelativePositions, head_groups
+from hf_efficient_attn.models.sparse.bigbird_evaluation import repeat_first_block, split_random
+from hf_efficient_attn.models.sparse.remembered import remembered
+from hf_efficient_attn.patterns.bands import Full
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+class SparseAttention(nn.Module):
+    """Attention over the keys that the layer's pattern and the global tokens allow. [B, T, hidden_size] → the same.
+
+    The decoder of an encoder-decoder (`is_decoder`) is causal and has neither global tokens nor relative positions.
+
+    Reads from the config: `hidden_size`, `num_attention_heads`, `key_value_heads`, `head_dim`, `attention_bias`,
+    `attention_output_bias`, `attention_dropout`, `attention_pattern`, `is_causal`, `global_projections`,
+    `random_blocks_in_eval`, `full_attention_up_to`, `position_embedding_type`, and `rope_theta_per_layer`.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, is_decoder: bool = False) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.is_decoder = config, layer_idx, is_decoder
+        self.head_dim, self.num_heads = config.head_dim, config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = is_decoder or config.is_causal
+        width, key_width = config.hidden_size, config.key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(width, width, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, key_width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, key_width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.global_attention = None
+        if config.global_projections and not is_decoder:
+            maps = (self.q_proj, self.k_proj, self.v_proj)
+            self.global_attention = GlobalAttention(*maps, self.num_heads, config.attention_dropout)
+        self.dropout = nn.Dropout(config.attention_dropout)
+        is_relative = config.position_embedding_type == "relative" and not is_decoder
+        self.relative = RelativePositions(config) if is_relative else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        global_positions: tuple[int, ...] = (),
+        global_mask: Tensor | None = None,
+        global_rows: GlobalRows | None = None,
+        position_embeddings: Any = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
+
+        Args:
+            attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
+            global_positions, global_mask: global tokens of all examples, and of each, bool [B, K].
+            global_rows: where they stand among the T queries; only with projections of their own.
+            position_embeddings: cosines and sines of rotary positions, or those of each theta.
+        """
+        query, key, value = (
+            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        rotation = self._rotation(position_embeddings)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        cached_globals = None
+        if past_key_values is not None:
+            key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
+        if global_mask is not None and global_mask.shape[1] != key.shape[2]:
+            raise InputError(
+                f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {key.shape[2]}. "
+                "Generate with the default cache, which holds everything."
+            )
+        followed = self._followed(global_positions, key.shape[2])
+        options = {
+            "attention_mask": attention_mask,
+            "scale": self.scaling,
+            "dropout": drop_rate(self.dropout),
+            "global_mask": global_mask,
+            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            "backend": backend_of(self.config),
+        }
+        if self.relative is not None:
+            out, weights = self._attend_relative(query, key, value, followed, options)
+        else:
+            out, weights = self._attend(query, key, value, followed, options)
+        out = self.o_proj(out.flatten(2))
+        if global_rows is not None:
+            read, read_weights = self.global_attention(hidden_states, global_rows, rotation, cached_globals)
+            # behind o_proj, whose input is kept for the backward pass: before it, a second copy would be
+            out = replace_rows(out, global_rows, self.o_proj(read.flatten(2)), 1)
+            weights = None if weights is None else replace_rows(weights, global_rows, read_weights, 2)
+        return out, weights
+
+    def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
+        if isinstance(position_embeddings, dict):
+            return position_embeddings[self.config.rope_theta_per_layer[self.layer_idx]]
+        return position_embeddings
+
+    def _update(
+        self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Return keys and values of all tokens, and those of the global projections, which the cache keeps as heads."""
+        if self.global_attention is None:
+            return *append_to_cache(cache, key, value, self.layer_idx), None
+        own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
+        if rotation is not None:
+            global_key = rotate(global_key, *rotation)
+        check_cached_heads(cache, self.layer_idx, own + global_key.shape[1])
+        states = torch.cat((key, global_key), 1), torch.cat((value, global_value), 1)
+        key, value = append_to_cache(cache, *states, self.layer_idx)
+        return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
+
+    def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
+        """Return what this layer computes: its pattern, joined with the global tokens that all examples share."""
+        followed = layer_pattern(self, {"is_causal": self.is_causal})
+        limit = self.config.full_attention_up_to
+        if limit is not None and num_keys <= limit and not self.is_causal:
+            return LayerPattern(Full(), reads_all=True)
+        if not global_positions or followed.reads_all:
+            return followed
+        # rows of global tokens with projections of their own are computed apart
+        joined = remembered(
+            self, join_globals, followed.pattern, global_positions, self.global_attention is None, self.is_causal
+        )
+        return replace(followed, pattern=joined, is_own=False)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        is_replaced = self.config.random_blocks_in_eval == "transformers" and not self.training
+        if is_replaced and not followed.is_causal and not followed.reads_all:
+            rest, *blocks = remembered(self, split_random, followed.pattern)
+            if rest != followed.pattern:
+                followed = replace(followed, pattern=rest)
+                query, key = repeat_first_block(*blocks, query, key, self.scaling, options["attention_mask"])
+        return attend_layer(query, key, value, followed, **options)
+
+    def _attend_relative(
+        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with relative positions, in heads that read alike at once: each needs other distances."""
+        groups = remembered(self, head_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
+        query, terms = self.relative(query, groups, key.shape[2], self.scaling)
+        key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
+        parts = []
+        for group, term in zip(groups, terms, strict=True):
+            states = (each[:, group.heads] for each in (query, key, value))
+            parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
+        outs, weights = zip(*parts, strict=True)
+        return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
+
+
+def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by others, who know nothing of keys of global tokens."""
+    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
+    if held is not None and held.numel() and held.shape[1] != num_heads:
+        raise UnsupportedBackendError(
+            f"The cache holds {held.shape[1]} key heads, but global_projections=True needs {num_heads}: global tokens "
+            "have keys of their own. Prefix tuning cannot give them; use prompt tuning or LoRA instead."
+        )
+
+
+def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:
+    """Return the pattern with global tokens, or its causal form. reads_all: whether they read everything by it, too."""
+    joined = pattern | GlobalTokens(positions, reads_all=reads_all)
+    return joined.causal() if is_causal else joined
+
+
+def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Tensor:
+    """Return `states` with the rows of global tokens, which lie on `axis`, replaced.
+
+    Shapes: states [B, T, hidden_size] (axis 1) or [B, H, T, K] (axis 2); new, the same with X in the place of T.
+    """
+    shape = [-1 if dim == axis else 1 for dim in range(states.ndim)]
+    shape[0] = states.shape[0]
+    index = rows.index.view(shape).expand(new.shape)
+    found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
+    # places that are no global token come more than once, and add nothing
+    return torch.where(rows.is_row.view(shape), torch.zeros_like(states).scatter_add(axis, index, found), states)

@@ -1,0 +1,77 @@
+"""BigBird as transformers evaluates it: in eval mode each random block is replaced by another copy of block 0.
+
+The paper and the authors' code read the same random blocks in training and evaluation. This is the other function,
+for checkpoints that were used with transformers and shall give the same logits: `random_blocks_in_eval="transformers"`.
+"""
+
+import math
+from functools import reduce
+from operator import or_
+
+import torch
+from torch import Tensor
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.inputs.document_tables import document_tables, last_positions
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+def repeat_first_block(
+    block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys that count block 0 once for each of the random blocks of a row, which are left out.
+
+    A key that stands r more times in a softmax has log(1 + r) added to its score: here by one more dimension, 1 in the
+    queries outside of the first and the last block, the bonus in the keys of block 0.
+    Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
+
+    attention_mask: a token table, or None; blocks count from the first real token of a document to its last, as the
+        pattern does, where transformers counts padding as well.
+    """
+    _, tables = document_tables(attention_mask, query.shape[0], query.shape[2], key.shape[2], key.device)
+    block, last = tables.positions // block_tokens, last_positions(tables) // block_tokens
+    is_sparse = (block > 0) & (block < last)
+    bonus = (block == 0) * (math.log(1 + num_random) / scale)
+    wide_query, wide_key = (
+        torch.cat((states, column.to(states.dtype)[:, None, :, None].expand(*states.shape[:3], 1)), -1)
+        for states, column in ((query, is_sparse[:, -query.shape[2] :]), (key, bonus))
+    )
+    return wide_query, wide_key
+
+
+def check_packing(full_attention_up_to: int | None, documents: Tensor | None, tokens: int) -> None:
+    """Refuse packed documents where alone each would be read by full attention, and in a longer row is not.
+
+    documents: [B, T], as `find_documents` returns them.
+
+    Raises:
+        InputError: names the field, and says how to go on.
+    """
+    if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
+        return
+    message = (
+        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents "
+        "into a longer row: short ones would not be read as they are alone. Pass one document a row, or set "
+        "config.full_attention_up_to to None."
+    )
+    if not is_tracing(documents):
+        raise InputError(message)
+    # while tracing there are always documents, perhaps one a row
+    torch._assert_async((documents == 0).all(), message)
+
+
+def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
+    """Return the part of a union that is not random, the block length in tokens, and the random blocks of a row.
+
+    >>> from hf_efficient_attn.patterns.big_bird import bigbird
+    >>> split_random(bigbird(block_tokens=16, num_random_blocks=2))[1:]
+    (16, 2)
+    """
+    members = pattern.members()
+    rest = [member for member in members if not member.is_random]
+    drawn = [member for member in members if member.is_random]
+    if not rest or not drawn:
+        return pattern, 1, 0
+    sizes = [member.to_dict() for member in drawn]
+    return reduce(or_, rest), sizes[0]["block_tokens"], sum(size["num_blocks"] for size in sizes)

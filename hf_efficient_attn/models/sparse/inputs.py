@@ -1,0 +1,112 @@
+"""The inputs of a sparse model: checked, and its global tokens found, once for all layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.attention.overridden import refuse_overridden
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.host_copies import derived
+from hf_efficient_attn.models.global_tokens.rows import check_positions, find_global_rows, global_keys
+from hf_efficient_attn.models.global_tokens.rules import (
+    AUTO_RULES,
+    NOT_RELATIVE,
+    GlobalTokenChoice,
+    Rule,
+    choose_by_mask,
+    choose_by_rule,
+)
+from hf_efficient_attn.models.inputs.axes import check_axes
+
+
+def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
+    """Raise for inputs that are missing, doubled or of another shape, and for calls from continuous batching.
+
+    Raises:
+        InputError: see `check_axes`.
+        UnsupportedBackendError: a paged cache.
+    """
+    check_axes(input_ids, inputs_embeds)
+    refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
+    if options.get("cache") is not None:
+        raise UnsupportedBackendError(
+            f"Continuous batching keeps a paged cache, and the attention_pattern of {type(config).__name__} cannot be "
+            "followed there. Use generate()."
+        )
+
+
+def resolved_rule(config: Any, task: str | None) -> Rule:
+    """Return the rule for global tokens that holds in a task."""
+    return AUTO_RULES.get(task or "") if config.global_tokens == "auto" else config.global_tokens
+
+
+def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor | None:
+    """Return the tokens, if the rule for global tokens looks at them; None: it does not."""
+    rule = resolved_rule(config, task)
+    is_by_place = rule is None or rule == "first" or (isinstance(rule, Mapping) and "token_ids" not in rule)
+    return None if is_by_place else input_ids
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """What a forward pass was given, as far as global tokens depend on it.
+
+    Attributes:
+        input_ids: [B, T]; None where embeddings were given.
+        attention_mask: as the caller gave it, or None.
+        global_attention_mask: [B, cached + T], or None.
+        table: what `token_table` made of the masks.
+        batch_size, tokens: B examples of T new tokens.
+        past_tokens, num_keys: cached tokens, and keys that attention sees.
+        device: of the hidden states.
+    """
+
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    global_attention_mask: Tensor | None
+    table: Tensor | None
+    batch_size: int
+    tokens: int
+    past_tokens: int | Tensor
+    num_keys: int
+    device: torch.device
+
+
+def global_arguments(config: Any, task: str | None, call: CallInputs) -> dict[str, Any]:
+    """Return what attention layers want to know about global tokens, as keyword arguments.
+
+    Raises:
+        InputError: a mask or rule that does not fit these inputs.
+    """
+    choice = _choice(config, task, call)
+    place = (call.table, call.batch_size, call.tokens, call.num_keys)
+    check_positions(choice, *place, call.device)
+    if choice.every is not None:
+        choice = GlobalTokenChoice(mask=global_keys(choice, *place, call.device))
+    elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
+        # a static cache has room for tokens to come
+        missing = call.num_keys - choice.mask.shape[1]
+        choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
+    rows = None
+    if config.global_projections:
+        rows = find_global_rows(choice, *place, config.is_causal, config.max_global_tokens, call.device)
+    return {"global_positions": choice.positions, "global_mask": choice.mask, "global_rows": rows}
+
+
+def _choice(config: Any, task: str | None, call: CallInputs) -> GlobalTokenChoice:
+    """Return the global tokens that the call marks or, where it marks none, those of the config's rule."""
+    mask, past = call.attention_mask, call.past_tokens
+    is_token = mask if mask is not None and mask.ndim == 2 else None
+    if call.global_attention_mask is None:
+        rule = resolved_rule(config, task)
+        return choose_by_rule(rule, call.num_keys, call.input_ids, is_token, config.sep_token_id, past)
+    if config.position_embedding_type == "relative":
+        raise InputError(f"{NOT_RELATIVE} Leave global_attention_mask out, or build the model with 'rope'.")
+    known = past + call.tokens if isinstance(past, int) else call.global_attention_mask.shape[-1]
+    if is_token is not None and is_token.shape[1] != known:
+        is_token = None
+    return choose_by_mask(call.global_attention_mask, call.batch_size, known, is_token)
