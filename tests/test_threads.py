@@ -82,7 +82,7 @@ def test_pattern_that_another_thread_makes() -> None:
     layer = Layer()
     made = at_every_line(
         lambda: remembered(layer, widened, Causal(), 1), lambda: remembered(layer, widened, Causal(), 2),
-        "models.remembered",
+        "models.sparse.remembered",
     )  # fmt: skip
     assert made == Causal() | Band(1, 0)
 

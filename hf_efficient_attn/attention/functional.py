@@ -53,6 +53,9 @@ def attention(
     other examples of a batch and packing change nothing. A masked token, and a query that may read no key, has output
     0, log-sum-exp -inf and no gradient.
 
+    What was made of masks is kept and used again. One that was changed in place is another one, also by the memory of
+    an array of numpy that it shares; only of masks on other devices than the CPU, write none by `mask.data`.
+
     Numbers of masked tokens, and of keys that no query may read, change nothing as long as they are finite and so are
     their scores. NaN and infinity among them are not kept out, as in torch's SDPA: 0 · NaN is NaN. "sdpa" and
     "reference" then give NaN to other tokens, "blocked" mostly does not; fill such tokens with zeros.

@@ -26,11 +26,14 @@ OBJECT_BYTES = 48
 
 @dataclass(eq=False)
 class Entry(Generic[T]):
-    """A value, its bytes, and whether it was asked for since an eviction last passed it by."""
+    """A value, its bytes, the tensors that it was made of with what stood in them, and whether it was asked for since
+    an eviction last passed it by.
+    """
 
     value: T
     num_bytes: int
     owners: tuple["weakref.ref[Tensor]", ...] = ()
+    contents: tuple[Tensor | None, ...] = ()
     is_used: bool = False
 
 
@@ -73,8 +76,11 @@ class BoundedCache(Generic[T]):
     def get_of(self, owners: Iterable[Tensor | None], key: Hashable, build: Callable[[], T]) -> T:
         """Return the same for a value that depends on the entries of tensors, too; it goes when one of them does.
 
-        A tensor that was changed in place is another one. Changes of tensors made under inference mode cannot be seen,
-        and so nothing is kept for them.
+        A tensor that was changed in place is another one. On the CPU what stands in it is compared, since writes by
+        `.data`, or by the memory of an array of numpy that a tensor shares, raise no version. On other devices, whose
+        memory no array shares, the version alone counts, and writes by `.data` are not seen: the host would have to
+        wait for the device. Changes of tensors made under inference mode have no version, and so nothing is kept for
+        them.
         """
         owners = tuple(owners)
         tensors = tuple(owner for owner in owners if owner is not None)
@@ -83,7 +89,9 @@ class BoundedCache(Generic[T]):
         entry = self.find_of(owners, key)
         if entry is not None:
             return entry.value
-        return self._add(_key_of(owners, key), _outside_inference_mode(build), tensors)
+        # before anything is read of them
+        key, contents = _key_of(owners, key), tuple(_contents(tensor) for tensor in tensors)
+        return self._add(key, _outside_inference_mode(build), tensors, contents)
 
     def find_of(self, owners: Iterable[Tensor | None], key: Hashable) -> Entry[T] | None:
         """Return what `get_of` keeps for these tensors; None: nothing."""
@@ -96,6 +104,8 @@ class BoundedCache(Generic[T]):
         entry = self._entries.get(_key_of(owners, key))
         if entry is None or any(ref() is not owner for ref, owner in zip(entry.owners, tensors, strict=True)):
             return None
+        if not all(map(_is_unchanged, tensors, entry.contents)):
+            return None
         entry.is_used = True
         return entry
 
@@ -106,8 +116,8 @@ class BoundedCache(Generic[T]):
             self._orphans.clear()
             self.num_bytes = 0
 
-    def _add(self, key: Hashable, value: T, tensors: tuple[Tensor, ...]) -> T:
-        num_bytes = ENTRY_BYTES + size_in_bytes((key, value))
+    def _add(self, key: Hashable, value: T, tensors: tuple[Tensor, ...], contents: tuple[Tensor | None, ...] = ()) -> T:
+        num_bytes = ENTRY_BYTES + size_in_bytes((key, value, contents))
         if num_bytes > self.max_bytes:
             return value
         owners = tuple(weakref.ref(tensor, lambda _: self._orphan(key)) for tensor in tensors)
@@ -116,7 +126,7 @@ class BoundedCache(Generic[T]):
             if first is not None and not tensors:
                 return first.value
             self._remove(key)
-            self._entries[key] = Entry(value, num_bytes, owners)
+            self._entries[key] = Entry(value, num_bytes, owners, contents)
             self.num_bytes += num_bytes
             while self.num_bytes > self.max_bytes:
                 self._evict()
@@ -165,6 +175,16 @@ class BoundedCache(Generic[T]):
 
 def _key_of(owners: Iterable[Tensor | None], key: Hashable) -> Hashable:
     return key, tuple(None if owner is None else (id(owner), owner._version) for owner in owners)
+
+
+def _contents(tensor: Tensor) -> Tensor | None:
+    """Return a copy of what stands in a tensor; None: its version tells of changes, or its device would be asked."""
+    return tensor.detach().clone() if tensor.device.type == "cpu" else None
+
+
+def _is_unchanged(tensor: Tensor, contents: Tensor | None) -> bool:
+    # also a tensor that got another shape or dtype by `.data`
+    return contents is None or (tensor.dtype == contents.dtype and torch.equal(tensor, contents))
 
 
 # every cache there is

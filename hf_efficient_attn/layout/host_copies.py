@@ -1,7 +1,8 @@
 """What stands in tensors of a device, copied to the host once: the host waits for the device whenever it reads of it.
 
-A copy belongs to its tensor; one that was changed in place is another. On CPUs nothing is copied. Nothing here is for
-code that is being compiled, but for `derived` and `bring`, which then do only what shows.
+A copy belongs to its tensor; one that was changed in place is another, but for writes by `.data`, of which a device
+tells nobody. On CPUs nothing is copied. Nothing here is for code that is being compiled, but for `derived` and `bring`,
+which then do only what shows.
 """
 
 from collections.abc import Callable
