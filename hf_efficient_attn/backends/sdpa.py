@@ -146,7 +146,8 @@ def _fused(
 
 def is_bare(call: AttentionCall) -> bool:
     """Return whether torch's fused kernels compute a call without a mask, and so in no memory beside its tensors."""
-    is_plain = call.tokens.is_empty and not call.terms and not call.dropout
+    # lengths, since a compiler cannot tell whether a tuple of terms is true
+    is_plain = call.tokens.is_empty and len(call.terms) == 0 and call.dropout == 0.0
     return is_plain and call.inputs.head_dim == call.inputs.value_dim and maskless(call.layout) is not None
 
 
