@@ -13,18 +13,19 @@ span's penalty averages over: here, over the real tokens of the batch.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.packing import ENDS, NUMBERS, said_positions
+from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
@@ -34,10 +35,10 @@ from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.global_tokens.projections import rotate
 from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, token_table
 from hf_efficient_attn.models.parts.blocks import MLP, drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
 from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, bounds_of
 from hf_efficient_attn.models.spans.cache import SpanGeneration, kept_tokens
@@ -237,7 +238,6 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         bounds = all_bounds(modules, attention_mask, position_ids, segment_index)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        tokens = inputs_embeds.shape[1]
         segment, memories = None, [None] * len(self.layers)
         if segment_index is not None:
             said = {name: kwargs.get(name) for name in (*ENDS, NUMBERS)}
@@ -245,32 +245,24 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             check_segment(segment_index, inputs_embeds.shape[0], attention_mask, exclusive)
             segment, memories = self.memory.read(segment_index, self.training, len(self.layers))
             longest = max(0 if memory is None else memory.shape[1] for memory in memories)
-            position_ids = torch.arange(-longest, tokens, device=inputs_embeds.device)[None]
-        elif use_cache and self.config.is_causal and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        past_tokens, num_keys = 0, tokens
-        if past_key_values is not None:
-            past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
-        check_mask(attention_mask, inputs_embeds.shape[0], tokens, past_tokens)
-        documents = None
-        if segment_index is None:
-            position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
-            documents = find_documents(self.config, position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
-        table = token_table(
-            self.config, inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal
+            use_cache = False
+        call = prepare_call(
+            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
         )
-        hidden_states, where = self.embeddings(inputs_embeds, attention_mask, position_ids, None, past_tokens, num_keys)
+        if segment is not None:
+            # what the layers remember lies before the new tokens
+            call = replace(call, position_ids=torch.arange(-longest, call.tokens, device=call.embedded.device)[None])
+        hidden_states, where = self.embeddings(call)
         if self.distances is not None:
             where["position_table"] = self.distances()
-        where["real_tokens"] = real_tokens(attention_mask, tokens)
-        where["bounds"] = bounds
-        kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": past_key_values}
+        where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
+        kwargs = {**kwargs, **where, "attention_mask": call.table(self.config), "past_key_values": call.cache}
         hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs, segment is not None)
         if segment is not None:
             self.memory.write(segment, self.training, self._kept_inputs(memories, inputs, bounds))
         return SpanModelOutput(
             last_hidden_state=self.norm(hidden_states),
-            past_key_values=past_key_values,
+            past_key_values=call.cache,
             span_penalty=span_penalty(self, spans),
         )
 
@@ -333,20 +325,10 @@ def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, e
         raise InputError(f"segment_index has shape {shape}; it must be [batch] = [{batch_size}].")
 
 
-class AdaptiveSpanForCausalLM(SpanGeneration, CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin):
+class AdaptiveSpanForCausalLM(
+    SpanGeneration, TableGeneration, CausalLMHead, AdaptiveSpanPreTrainedModel, GenerationMixin
+):
     backbone_class = AdaptiveSpanModel
-
-    @staticmethod
-    def create_masks_for_generate(
-        config: AdaptiveSpanConfig,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor | None:
-        """Return the token table of one step under a static cache, of a shape that does not grow."""
-        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
 
 
 class AdaptiveSpanForMaskedLM(MaskedLMHead, AdaptiveSpanPreTrainedModel):

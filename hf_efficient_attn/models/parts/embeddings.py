@@ -9,6 +9,7 @@ from transformers import initialization as init
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.models.sparse.block import build_norm
 
 
@@ -43,23 +44,14 @@ class EmbeddingSum(nn.Module):
         self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
 
-    def forward(
-        self,
-        embedded: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        token_type_ids: Tensor | None,
-        past_tokens: int | Tensor,
-        num_keys: int,
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def forward(self, call: PreparedCall, token_type_ids: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Return the first hidden states, and keyword arguments for every attention layer; see `Positions`.
 
         Raises:
             InputError: token types for a model that has none or fewer, or a position past the end of a learned table.
         """
-        if self.scale is not None:
-            embedded = embedded * self.scale
-        embedded, where = self.positions(embedded, attention_mask, position_ids, past_tokens, num_keys)
+        embedded = call.embedded if self.scale is None else call.embedded * self.scale
+        embedded, where = self.positions(embedded, call)
         if self.token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.models.prologue import PreparedCall
 
 
 class Positions(nn.Module):
@@ -44,27 +45,19 @@ class Positions(nn.Module):
         elif self.kind == "learned":
             self.table = nn.Embedding(getattr(config, size_field) + self.offset, config.hidden_size)
 
-    def forward(
-        self,
-        embedded: torch.Tensor,
-        attention_mask: Any,
-        position_ids: torch.Tensor | None,
-        past_tokens: int | torch.Tensor,
-        num_keys: int,
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def forward(self, embedded: torch.Tensor, call: PreparedCall) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the embedding with positions added, and keyword arguments for every attention layer.
 
         Args:
-            embedded: [B, T, hidden_size].
-            attention_mask: [B, K or more], 1 = real token; then positions count real tokens only. A mask that is a
-                matrix says nothing about positions.
-            position_ids: [B or 1, T]; by default derived from the two arguments around it.
-            past_tokens, num_keys: T new tokens follow `past_tokens` cached ones; attention sees `num_keys`.
+            embedded: [B, T, hidden_size], in the place of the call's.
+            call: its `position_ids` count; where it has none, positions count the real tokens of a mask [B, K or more],
+                or all tokens. A mask that is a matrix says nothing about positions.
 
         Raises:
             InputError: a position past the end of the learned table.
         """
-        tokens = embedded.shape[1]
+        tokens, past_tokens, num_keys = call.tokens, call.past_tokens, call.num_keys
+        position_ids, attention_mask = call.position_ids, call.attention_mask
         index = torch.arange(tokens, device=embedded.device) + past_tokens
         if self.kind == "alibi":
             bias = alibi_bias(self.num_heads, index, num_keys).to(embedded.dtype)

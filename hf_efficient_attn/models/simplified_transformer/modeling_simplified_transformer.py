@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -26,7 +26,6 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
-from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -40,10 +39,11 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
-from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, token_table
+from hf_efficient_attn.models.inputs.masks import token_table
 from hf_efficient_attn.models.parts.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
 from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
@@ -252,58 +252,40 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         bounds = all_bounds(modules, attention_mask, position_ids)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        past_tokens, num_keys = 0, inputs_embeds.shape[1]
-        if past_key_values is not None:
-            past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(num_keys, 0)[0]
-        check_mask(attention_mask, *inputs_embeds.shape[:2], past_tokens, room=num_keys)
-        position_ids = said_positions(position_ids, kwargs, *inputs_embeds.shape[:2], past_tokens)
-        mask, centering = self._masks(inputs_embeds, attention_mask, position_ids, past_key_values)
-        hidden_states, where = self.positions(inputs_embeds, attention_mask, position_ids, past_tokens, num_keys)
-        if use_cache and self.config.is_causal and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        has_running_mean = self.config.is_centered and self.config.span is None
-        if past_key_values is not None and has_running_mean:
-            attach_running_sums(past_key_values, self.config.num_hidden_layers)
-        if position_ids is not None:
-            where["position_ids"] = position_ids  # by which flash attention finds packed documents
-
+        call = prepare_call(
+            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
+        )
+        mask, centering = self._masks(call)
+        hidden_states, where = self.positions(inputs_embeds, call)
+        if call.cache is not None and self.config.is_centered and self.config.span is None:
+            attach_running_sums(call.cache, self.config.num_hidden_layers)
+        if call.position_ids is not None:
+            where["position_ids"] = call.position_ids  # by which flash attention finds packed documents
         if self.config.span is not None:
-            where["real_tokens"] = real_tokens(attention_mask, inputs_embeds.shape[1])
-            where["bounds"] = bounds
-
+            where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
         hidden_states = self.dropout(hidden_states)
-        kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": past_key_values}
+        kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": call.cache}
         spans = []
         for layer in self.layers:
             hidden_states, span = layer(hidden_states, **kwargs)
             spans.append(span)
         return SpanModelOutput(
             last_hidden_state=self.norm(hidden_states),
-            past_key_values=past_key_values,
+            past_key_values=call.cache,
             span_penalty=span_penalty(self, spans),
         )
 
-    def _masks(
-        self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None,
-        position_ids: torch.Tensor | None,
-        cache: Cache | None,
-    ) -> tuple[Any, Centering | None]:
-        if isinstance(attention_mask, dict):
-            return attention_mask["attention"], Centering(True, attention_mask["counts"], attention_mask["weights"])
-        batch_size, tokens = inputs_embeds.shape[:2]
-        past_tokens = 0 if cache is None else cache.get_seq_length()
-        documents = find_documents(self.config, position_ids, attention_mask, batch_size, past_tokens)
+    def _masks(self, call: PreparedCall) -> tuple[Any, Centering | None]:
+        given = call.attention_mask
+        if isinstance(given, dict):
+            return given["attention"], Centering(True, given["counts"], given["weights"])
         if self.config.span is not None:
-            return token_table(
-                self.config, inputs_embeds, attention_mask, cache, documents, self.config.is_causal
-            ), None
-        mask = attention_allowed(self.config, inputs_embeds, attention_mask, cache, documents)
+            return call.table(self.config), None
+        mask = attention_allowed(self.config, call.embedded, given, call.cache, call.documents)
         if not self.config.is_centered:
             return mask, None
-        device = inputs_embeds.device
-        return mask, build_centering(tokens, past_tokens, attention_mask, documents, self.config.is_causal, device)
+        is_causal, device = self.config.is_causal, call.embedded.device
+        return mask, build_centering(call.tokens, call.past_tokens, given, call.documents, is_causal, device)
 
 
 class SimplifiedTransformerForCausalLM(

@@ -1,10 +1,8 @@
 """The inputs of a sparse model: checked, and its global tokens found, once for all layers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -21,6 +19,7 @@ from hf_efficient_attn.models.global_tokens.rules import (
     choose_by_rule,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
+from hf_efficient_attn.models.prologue import PreparedCall
 
 
 def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
@@ -51,62 +50,52 @@ def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor
     return None if is_by_place else input_ids
 
 
-@dataclass(frozen=True)
-class CallInputs:
-    """What a forward pass was given, as far as global tokens depend on it.
-
-    Attributes:
-        input_ids: [B, T]; None where embeddings were given.
-        attention_mask: as the caller gave it, or None.
-        global_attention_mask: [B, cached + T], or None.
-        table: what `token_table` made of the masks.
-        batch_size, tokens: B examples of T new tokens.
-        past_tokens, num_keys: cached tokens, and keys that attention sees.
-        device: of the hidden states.
-    """
-
-    input_ids: Tensor | None
-    attention_mask: Tensor | None
-    global_attention_mask: Tensor | None
-    table: Tensor | None
-    batch_size: int
-    tokens: int
-    past_tokens: int | Tensor
-    num_keys: int
-    device: torch.device
-
-
-def global_arguments(config: Any, task: str | None, call: CallInputs) -> dict[str, Any]:
+def global_arguments(
+    config: Any,
+    task: str | None,
+    call: PreparedCall,
+    table: Tensor | None,
+    input_ids: Tensor | None,
+    global_attention_mask: Tensor | None,
+) -> dict[str, Any]:
     """Return what attention layers want to know about global tokens, as keyword arguments.
+
+    Args:
+        table: of the call (`PreparedCall.table`).
+        input_ids: [B, T]; None where embeddings were given.
+        global_attention_mask: [B, cached + T], or None.
 
     Raises:
         InputError: a mask or rule that does not fit these inputs.
     """
-    choice = _choice(config, task, call)
-    place = (call.table, call.batch_size, call.tokens, call.num_keys)
-    check_positions(choice, *place, call.device)
+    choice = _choice(config, task, call, input_ids, global_attention_mask)
+    place = (table, call.batch_size, call.tokens, call.num_keys)
+    device = call.embedded.device
+    check_positions(choice, *place, device)
     if choice.every is not None:
-        choice = GlobalTokenChoice(mask=global_keys(choice, *place, call.device))
+        choice = GlobalTokenChoice(mask=global_keys(choice, *place, device))
     elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
         # a static cache has room for tokens to come
         missing = call.num_keys - choice.mask.shape[1]
         choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
     rows = None
     if config.global_projections:
-        rows = find_global_rows(choice, *place, config.is_causal, config.max_global_tokens, call.device)
+        rows = find_global_rows(choice, *place, config.is_causal, config.max_global_tokens, device)
     return {"global_positions": choice.positions, "global_mask": choice.mask, "global_rows": rows}
 
 
-def _choice(config: Any, task: str | None, call: CallInputs) -> GlobalTokenChoice:
+def _choice(
+    config: Any, task: str | None, call: PreparedCall, input_ids: Tensor | None, marked: Tensor | None
+) -> GlobalTokenChoice:
     """Return the global tokens that the call marks or, where it marks none, those of the config's rule."""
     mask, past = call.attention_mask, call.past_tokens
     is_token = mask if mask is not None and mask.ndim == 2 else None
-    if call.global_attention_mask is None:
+    if marked is None:
         rule = resolved_rule(config, task)
-        return choose_by_rule(rule, call.num_keys, call.input_ids, is_token, config.sep_token_id, past)
+        return choose_by_rule(rule, call.num_keys, input_ids, is_token, config.sep_token_id, past)
     if config.position_embedding_type == "relative":
         raise InputError(f"{NOT_RELATIVE} Leave global_attention_mask out, or build the model with 'rope'.")
-    known = past + call.tokens if isinstance(past, int) else call.global_attention_mask.shape[-1]
+    known = past + call.tokens if isinstance(past, int) else marked.shape[-1]
     if is_token is not None and is_token.shape[1] != known:
         is_token = None
-    return choose_by_mask(call.global_attention_mask, call.batch_size, known, is_token)
+    return choose_by_mask(marked, call.batch_size, known, is_token)

@@ -1,6 +1,7 @@
 """The decoder: causal self-attention, attention to the whole source, MLP. Vaswani et al. (arXiv:1706.03762), 3.1."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
-from hf_efficient_attn.models.inputs.masks import token_table
 from hf_efficient_attn.models.parts.blocks import MLP, drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
+from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import build_norm, finite
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -170,15 +171,10 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None and not (self.gradient_checkpointing and self.training):
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        tokens = inputs_embeds.shape[1]
-        past_tokens, num_keys = 0, tokens
-        if cache is not None:
-            past_tokens, num_keys = cache.get_seq_length(), cache.get_mask_sizes(tokens, 0)[0]
-        table = token_table(self.config, inputs_embeds, attention_mask, cache, None, is_causal=True)
-        source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, tokens)
-        hidden_states, where = self.embeddings(
-            inputs_embeds, real_target_tokens(attention_mask), None, None, past_tokens, num_keys
-        )
+        call = prepare_call(self.config, inputs_embeds, attention_mask, None, cache, kwargs)
+        source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
+        hidden_states, where = self.embeddings(replace(call, attention_mask=real_target_tokens(attention_mask)))
+        table = call.table(self.config, is_causal=True)
         kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)

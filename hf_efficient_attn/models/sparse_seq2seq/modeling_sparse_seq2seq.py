@@ -21,11 +21,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.inputs.masks import bring_inputs, check_mask, token_table
+from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse.inputs import CallInputs, check_inputs, global_arguments, looked_at
+from hf_efficient_attn.models.sparse.inputs import check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
@@ -64,14 +65,11 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
         check_positions(kwargs)
         if inputs_embeds is None:
             inputs_embeds = self.embed(input_ids)
-        batch_size, tokens = inputs_embeds.shape[:2]
-        check_source_mask(attention_mask, tokens)
-        check_mask(attention_mask, batch_size, tokens, 0)
-        table = token_table(self.config, inputs_embeds, attention_mask, None, None, is_causal=False)
-        masks = (attention_mask, global_attention_mask, table)
-        call = CallInputs(input_ids, *masks, batch_size, tokens, 0, tokens, inputs_embeds.device)
-        chosen = global_arguments(self.config, self.task, call)
-        hidden_states, where = self.embeddings(inputs_embeds, attention_mask, None, None, 0, tokens)
+        check_source_mask(attention_mask, inputs_embeds.shape[1])
+        call = prepare_call(self.config, inputs_embeds, attention_mask, None, None, kwargs)
+        table = call.table(self.config, is_causal=False)
+        chosen = global_arguments(self.config, self.task, call, table, input_ids, global_attention_mask)
+        hidden_states, where = self.embeddings(call)
         kwargs = {**kwargs, **where, **chosen, "attention_mask": table}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
@@ -172,20 +170,10 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
         )
 
 
-class SparseSeq2SeqForConditionalGeneration(Seq2SeqLMHead, SparseSeq2SeqPreTrainedModel, GenerationMixin):
+class SparseSeq2SeqForConditionalGeneration(
+    TableGeneration, Seq2SeqLMHead, SparseSeq2SeqPreTrainedModel, GenerationMixin
+):
     backbone_class = SparseSeq2SeqModel
-
-    @staticmethod
-    def create_masks_for_generate(
-        config: SparseSeq2SeqConfig,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor | None:
-        """Return the target's token table of one step under a static cache, of a shape that does not grow."""
-        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, is_causal=True)
 
 
 class SparseSeq2SeqForSequenceClassification(Seq2SeqSequenceClassificationHead, SparseSeq2SeqPreTrainedModel):

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.global_tokens.generation import extend_global_mask
@@ -30,12 +29,13 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs.masks import bring_inputs, check_mask, find_documents, token_table
+from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
+from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.bigbird_evaluation import check_packing
 from hf_efficient_attn.models.sparse.block import SparseLayer, build_norm
-from hf_efficient_attn.models.sparse.inputs import CallInputs, check_inputs, global_arguments, looked_at
+from hf_efficient_attn.models.sparse.inputs import check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_transformer import SparseTransformerConfig
 
@@ -94,32 +94,20 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         compare_processes(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        tokens = inputs_embeds.shape[1]
-        if use_cache and self.config.is_causal and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        past_tokens, num_keys = 0, tokens
-        if past_key_values is not None:
-            past_tokens, num_keys = past_key_values.get_seq_length(), past_key_values.get_mask_sizes(tokens, 0)[0]
-        check_mask(attention_mask, inputs_embeds.shape[0], tokens, past_tokens)
-        position_ids = said_positions(position_ids, kwargs, inputs_embeds.shape[0], tokens, past_tokens)
-        documents = find_documents(self.config, position_ids, attention_mask, inputs_embeds.shape[0], past_tokens)
-        check_packing(self.config.full_attention_up_to, documents, tokens)
-        table = token_table(
-            self.config, inputs_embeds, attention_mask, past_key_values, documents, self.config.is_causal
+        call = prepare_call(
+            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
         )
-        masks = (attention_mask, global_attention_mask, table)
-        call = CallInputs(input_ids, *masks, *inputs_embeds.shape[:2], past_tokens, num_keys, inputs_embeds.device)
-        chosen = global_arguments(self.config, self.task, call)
-        hidden_states, where = self.embeddings(
-            inputs_embeds, attention_mask, position_ids, token_type_ids, past_tokens, num_keys
-        )
-        kwargs = {**kwargs, **where, **chosen, "attention_mask": table, "past_key_values": past_key_values}
+        check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
+        table = call.table(self.config)
+        chosen = global_arguments(self.config, self.task, call, table, input_ids, global_attention_mask)
+        hidden_states, where = self.embeddings(call, token_type_ids)
+        kwargs = {**kwargs, **where, **chosen, "attention_mask": table, "past_key_values": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=call.cache)
 
 
-class SparseTransformerForCausalLM(CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):
+class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):
     backbone_class = SparseTransformerModel
 
     def prepare_inputs_for_generation(
@@ -136,18 +124,6 @@ class SparseTransformerForCausalLM(CausalLMHead, SparseTransformerPreTrainedMode
         )
         masks = {"attention_mask": attention_mask, "global_attention_mask": chosen}
         return super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **masks, **kwargs)
-
-    @staticmethod
-    def create_masks_for_generate(
-        config: SparseTransformerConfig,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Cache | None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor | None:
-        """Return the token table of one step under a static cache, of a shape that does not grow."""
-        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
 
 
 class SparseTransformerForMaskedLM(MaskedLMHead, SparseTransformerPreTrainedModel):

@@ -1,0 +1,110 @@
+"""What every backbone does before its first layer, once: cache, lengths, masks, positions, packed documents."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, token_table
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """The inputs of a forward pass, checked and completed.
+
+    Attributes:
+        embedded: the new tokens, [B, T, hidden_size].
+        attention_mask: as the caller gave it: [B, K] over cached and new tokens, a matrix, a token table, or None.
+        position_ids: [B or 1, T]; None: counted over the real tokens.
+        documents: number of each token's packed document, [B, T]; None: nothing is packed.
+        cache: filled by the layers; None: nothing is kept.
+        past_tokens, num_keys: cached tokens, and keys that attention sees.
+    """
+
+    embedded: Tensor
+    attention_mask: Any
+    position_ids: Tensor | None
+    documents: Tensor | None
+    cache: Cache | None
+    past_tokens: int | Tensor
+    num_keys: int
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of rows."""
+        # a length would be a constant to a compiler
+        return self.embedded.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """T, the number of new tokens of a row."""
+        return self.embedded.shape[1]
+
+    def table(self, config: Any, is_causal: bool | None = None) -> Tensor | None:
+        """Return what the layers want to know about the keys, see `token_table`; None: nothing.
+
+        is_causal: None: as the config says.
+        """
+        is_causal = config.is_causal if is_causal is None else is_causal
+        return token_table(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
+
+    def where(self) -> tuple[int | Tensor, int]:
+        """Return (past_tokens, num_keys), as embeddings count positions by them."""
+        return self.past_tokens, self.num_keys
+
+
+def prepare_call(
+    config: Any,
+    embedded: Tensor,
+    attention_mask: Any,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+    options: Mapping[str, Any],
+    use_cache: bool | None = False,
+) -> PreparedCall:
+    """Return the inputs of a forward pass, checked and completed.
+
+    Args:
+        options: the call's other arguments, which may say where documents begin (`cu_seq_lens_q`, `seq_idx`).
+        use_cache: make a cache for a causal model that was given none.
+
+    Raises:
+        InputError: a mask of another length or other values than 0 and 1; documents and positions that contradict each
+            other, or that stand behind cached tokens.
+    """
+    batch_size, tokens = embedded.shape[:2]
+    if use_cache and config.is_causal and cache is None:
+        cache = DynamicCache(config=config)
+    past_tokens, num_keys = lengths(cache, tokens)
+    check_mask(attention_mask, batch_size, tokens, past_tokens, room=num_keys)
+    position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
+    documents = find_documents(config, position_ids, attention_mask, batch_size, past_tokens)
+    return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)
+
+
+def lengths(cache: Cache | None, tokens: int) -> tuple[int | Tensor, int]:
+    """Return how many tokens are cached, and how many keys attention sees with `tokens` new ones."""
+    if cache is None:
+        return 0, tokens
+    return cache.get_seq_length(), cache.get_mask_sizes(tokens, 0)[0]
+
+
+class TableGeneration:
+    """What causal heads give `generate` under a static cache: a mask of a shape that does not grow, for compilation."""
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: Any,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the token table of one step."""
+        is_causal = config.is_encoder_decoder or config.is_causal
+        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, is_causal)
