@@ -11,7 +11,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 
 # parts of the score that no pattern has, by the argument that brings them
 UNSUPPORTED = {
-    "sinks": "has attention sinks (sinks)",
+    "sinks": "has attention sinks of each query (sinks)",
     "indices": "chooses its keys by content (indices)",
     "block_indices": "chooses its keys by content (block_indices)",
 }
@@ -19,7 +19,11 @@ CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._att
 
 
 def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
-    """Raise UnsupportedBackendError for what would be computed wrongly: caps, sinks, paged and sharded sequences."""
+    """Raise UnsupportedBackendError for what would be computed wrongly.
+
+    Sinks of each query (those of a head, `s_aux`, are computed), keys chosen by content, paged caches, and sequences
+    that are cut into shards.
+    """
     for option, what in UNSUPPORTED.items():
         if options.get(option) is not None:
             raise UnsupportedBackendError(

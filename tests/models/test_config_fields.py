@@ -208,3 +208,25 @@ def test_fields_known_elsewhere_are_not_asked_about(config: type[PreTrainedConfi
     assert {name: nearest_field(config, name) for name in KNOWN_ELSEWHERE if not hasattr(config, name)} == {
         name: None for name in KNOWN_ELSEWHERE if not hasattr(config, name)
     }
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "meant"),
+    [
+        (hea.SparseTransformerConfig, "attention_window", "attention_window"),
+        (hea.SparseTransformerConfig, "stride", "stride"),
+        (hea.SparseTransformerConfig.longformer, "atention_window", "attention_window"),
+        (hea.SparseTransformerConfig.longformer, "window", "attention_window"),
+        (hea.SparseTransformerConfig.longformer, "dilation", "attention_dilation"),
+        (hea.SparseTransformerConfig.bigbird_itc, "num_blocks", "num_random_blocks"),
+        (hea.SparseTransformerConfig.sliding, "lefft", "left"),
+        (hea.SparseSeq2SeqConfig, "attention_window", "attention_window"),
+        (hea.SparseSeq2SeqConfig.led, "windows", "attention_window"),
+    ],
+)
+def test_arguments_of_presets_are_no_fields(build: Callable[..., PreTrainedConfig], given: str, meant: str) -> None:
+    """transformers would keep them without a word, and the model would read with full attention."""
+    with pytest.raises(hea.ConfigurationError, match=rf"{given}=64 is no field of .* {meant} is an argument") as refusal:
+        build(**{given: 64})
+    assert f"({meant}=…)" in str(refusal.value) and "attention_pattern=Band(32, 32)" in str(refusal.value)
+    assert len(str(refusal.value)) <= 500

@@ -13,8 +13,7 @@ README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 # why a class is refused, by what its sentence says; the first that fits
 REASONS = (
-    ("softcap", "caps its scores"),
-    ("attention sinks", "has attention sinks"),
+    ("attention sinks of each query", "has attention sinks that differ from query to query"),
     ("uses attention masks itself", "uses masks outside of its attention function"),
     ("has full attention that could follow", "every layer is sliding, chunked or recurrent by itself"),
     ("does not use the attention interface", "does not use the attention interface, or not in every layer"),

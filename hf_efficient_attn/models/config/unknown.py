@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -17,10 +17,14 @@ logger = logging.get_logger(__name__)
 ALIKE = 0.85
 # letters of a name that is compared
 LONGEST = 100
+_OR_PATTERN = ", or set the fields yourself: attention_pattern=Band(32, 32) is a window of 64"
 
 
 def check_names(config: Any, fields: Mapping[str, Any]) -> None:
-    """Raise FieldError for fields that are something else in the class of a config: a method, or a computed value."""
+    """Raise FieldError for fields that are something else in the class of a config, and would change nothing there.
+
+    A method, a computed value, or an argument of a preset, also misspelt: only the preset makes fields of it.
+    """
     cls = type(config)
     for name, value in fields.items():
         # as it stands in the class: a property is not read
@@ -29,6 +33,41 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
         if is_computed or callable(getattr(cls, name, None)) or isinstance(found, Mapping) > isinstance(value, Mapping):
             what = "follows from other fields" if is_computed else "belongs to the class"
             raise FieldError(f"{name}={shown(value)} is no field of {cls.__name__}: {name} {what}. Leave it out.")
+        if not name.startswith("_") and nearest_field(cls, name) is None:
+            refuse_argument_of_preset(cls, name, value)
+
+
+def refuse_argument_of_preset(cls: Any, name: str, value: Any) -> None:
+    """Raise FieldError for what a preset of a config class takes as an argument, or was probably meant to be that."""
+    arguments = preset_arguments(cls)
+    meant = name if name in arguments else next(iter(_close(name, [*arguments]) + _longer(name, arguments)), None)
+    if meant is None:
+        return
+    presets = ", ".join(arguments[meant])
+    is_pattern = "attention_pattern" in {field.name for field in dataclasses.fields(cls)}
+    raise FieldError(
+        f"{shown(name, 60)[1:-1]}={shown(value, 60)} is no field of {cls.__name__}, and would change nothing; "
+        f"{meant} is an argument of its presets: {presets}. "
+        f"Write {cls.__name__}.{arguments[meant][0]}({meant}=…){_OR_PATTERN if is_pattern else ''}."
+    )
+
+
+def preset_arguments(cls: Any) -> dict[str, list[str]]:
+    """Return the arguments that presets of a config class take and make fields of, with the presets of each.
+
+    >>> from hf_efficient_attn import SparseTransformerConfig
+    >>> preset_arguments(SparseTransformerConfig)["attention_window"]
+    ['longformer']
+    """
+    fields = {field.name for field in dataclasses.fields(cls)}
+    arguments: dict[str, list[str]] = {}
+    for parent in cls.__mro__[: cls.__mro__.index(PreTrainedConfig)]:
+        for preset, method in vars(parent).items():
+            if isinstance(method, classmethod):
+                for argument in list(inspect.signature(method.__func__).parameters.values())[1:]:
+                    if argument.kind is argument.POSITIONAL_OR_KEYWORD and argument.name not in fields:
+                        arguments.setdefault(argument.name, []).append(preset)
+    return arguments
 
 
 def warn_of_unknown(config: Any, fields: Mapping[str, Any]) -> None:
@@ -55,9 +94,18 @@ def nearest_field(cls: Any, name: str) -> str | None:
     names = [*own, *cls.attribute_map]
     words = _words(name)
     longer = [each for each in names if len(words) > 1 and words[0] == _words(each)[0] and {*words} < {*_words(each)}]
+    return next(iter(_close(name, names) + longer), None)
+
+
+def _close(name: str, names: list[str]) -> list[str]:
     # difflib compares every letter with every other
-    close = difflib.get_close_matches(name, names, n=1, cutoff=ALIKE) if len(name) < LONGEST else []
-    return next(iter(close + longer), None)
+    return difflib.get_close_matches(name, names, n=1, cutoff=ALIKE) if len(name) < LONGEST else []
+
+
+def _longer(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that have one word more."""
+    words = {*_words(name)}
+    return [each for each in names if words < {*_words(each)} and len(_words(each)) == len(words) + 1]
 
 
 def _words(name: str) -> list[str]:
