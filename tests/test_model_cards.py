@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import hf_efficient_attn
+
 ROOT = Path(__file__).parent.parent
 CARDS = sorted((ROOT / "model_cards").glob("*.md"))
 
@@ -31,3 +33,12 @@ def test_linked_files_exist(page: Path) -> None:
 def test_no_placeholder_is_left(page: Path) -> None:
     assert "@@" not in page.read_text()
     assert "TODO" not in page.read_text()
+
+
+def test_files_that_contributing_names_exist() -> None:
+    names = re.findall(r"`([\w/]+(?:/|\.(?:py|json|sh)))`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(names) > 40
+    folders = (ROOT, ROOT / "tests", ROOT / hf_efficient_attn.__name__)
+    # a bare name of a file stands after one that says its folder
+    folders += (folders[-1] / "models", folders[-1] / "backends", folders[-1] / "backends" / "blocked")
+    assert not [name for name in names if not any((folder / name).exists() for folder in folders)]
