@@ -226,7 +226,9 @@ def test_fields_known_elsewhere_are_not_asked_about(config: type[PreTrainedConfi
 )
 def test_arguments_of_presets_are_no_fields(build: Callable[..., PreTrainedConfig], given: str, meant: str) -> None:
     """transformers would keep them without a word, and the model would read with full attention."""
-    with pytest.raises(hea.ConfigurationError, match=rf"{given}=64 is no field of .* {meant} is an argument") as refusal:
+    with pytest.raises(
+        hea.ConfigurationError, match=rf"{given}=64 is no field of .* {meant} is an argument"
+    ) as refusal:
         build(**{given: 64})
     assert f"({meant}=…)" in str(refusal.value) and "attention_pattern=Band(32, 32)" in str(refusal.value)
     assert len(str(refusal.value)) <= 500
