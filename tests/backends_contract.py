@@ -108,7 +108,7 @@ class Case:
         memory: of q, k, v and the gradient of the output, names of `MEMORY`.
         learned: which of q, k, v and the values of the term require gradients.
         score_factor: multiplies q; from about 50 on, e to the power of a score is infinite.
-        has_sinks: every head has a sink, which requires a gradient.
+        has_sinks: every head has a sink, which requires a gradient; the first head's has no weight, being -inf.
         softcap: bound of the scores.
     """
 
@@ -208,7 +208,8 @@ def tensors_of(case: Case, dtype: torch.dtype, device: str = "cpu") -> Tensors:
     )
     views = [MEMORY[name](tensor) for name, tensor in zip(case.memory, drawn, strict=True)]
     values = [draw_values(case.label)] if case.label else []
-    return Tensors(*views, values, draw(num_heads) if case.has_sinks else None)
+    sinks = draw(num_heads).index_fill(0, torch.tensor(0, device=device), -torch.inf) if case.has_sinks else None
+    return Tensors(*views, values, sinks)
 
 
 # out, lse, and the gradients of the leaves
@@ -253,7 +254,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias.to(dtype)
     allowed = torch.ones((), dtype=torch.bool) if allowed is None else allowed
-    lowest = torch.finfo(dtype).min if tensors.sinks is None else -torch.inf
+    lowest = torch.finfo(dtype).min
     sinks = torch.full((1,), -torch.inf, dtype=dtype) if tensors.sinks is None else tensors.sinks
     joined = torch.cat([scores.masked_fill(~allowed, lowest), sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
     weights = torch.softmax(joined, -1)[..., :-1].masked_fill(~allowed, 0)

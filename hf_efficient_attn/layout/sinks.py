@@ -12,11 +12,14 @@ def cap(scores: Tensor, softcap: float | None) -> Tensor:
 def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Return output and lse of rows whose softmax also counts a sink, which has no value.
 
-    out' = out · σ(lse − s) and lse' = log(exp(lse) + exp(s)); a row without keys has lse' = s. Source: GPT-OSS.
+    out' = out · σ(lse − s) and lse' = log(exp(lse) + exp(s)); a row without keys has lse' = s, and a sink
+    of -inf counts nothing. Source: GPT-OSS.
 
     Args:
         out: [B, H, N, D] of ordinary attention; lse: [B, H, N].
         sinks: s, a logit for each head, [H].
     """
     logits = sinks.to(lse.dtype)[:, None]
-    return out * torch.sigmoid(lse - logits)[..., None].to(out.dtype), torch.logaddexp(lse, logits)
+    # the output of rows without keys is 0 whatever the share; of -inf and a sink of -inf there is no difference
+    share = torch.sigmoid(lse.masked_fill(lse == -torch.inf, 0.0) - logits)
+    return out * share[..., None].to(out.dtype), torch.logaddexp(lse, logits)
