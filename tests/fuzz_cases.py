@@ -1,4 +1,4 @@
-"""Random calls of attention, for `tests/fuzz_engine.py`: sizes, memory orders, masks, terms, scales, backends."""
+"""Random calls of attention, for `tests/fuzz_engine.py`: sizes, memory, masks, terms, sinks, caps, scales, backends."""
 
 import random
 from collections.abc import Callable
@@ -38,6 +38,7 @@ class Case:
     masks: Masks = field(default_factory=Masks)
     labels: list[Label] = field(default_factory=list)
     scale: float | None = None
+    softcap: float | None = None
     offset: int | None = None
     layer: int = 0
     first_head: int = 0
@@ -46,12 +47,18 @@ class Case:
     need_lse: bool = True
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether every head has a sink."""
+        return "sinks" in self.tensors
+
     def __str__(self) -> str:
         masks = [name for name, mask in vars(self.masks).items() if mask is not None]
         sizes = dict(
             zip(("batch", "heads", "key heads", "queries", "keys", "width", "value width"), self.sizes, strict=True)
         )
         options = (f"backend={self.backend}", f"offset={self.offset}", f"layer={self.layer}", f"scale={self.scale}")
+        options += (f"softcap={self.softcap}", f"sinks={self.tensors['sinks'].tolist() if self.has_sinks else None}")
         masks += [f"heads from {self.first_head} of {self.num_model_heads}"] if self.num_model_heads else []
         about = (str(self.dtype), *options, f"lse={self.need_lse}", f"masks={masks}", f"learned={self.learned}")
         return "\n  ".join([str(self.pattern), str(sizes), " ".join(about), f"terms={self.labels} {self.notes}"])
@@ -95,14 +102,18 @@ def draw_case(rng: random.Random) -> Case:
         factor = rng.choice((30.0, 100.0, 300.0) if dtype == torch.float16 else (30.0, 300.0, 3000.0))
         case.tensors["q"] = (factor * case.tensors["q"]).to(dtype).double()
         case.notes.append(f"scores x {factor:g}")
+    add_sinks(case, rng)
+    case.softcap = rng.choice((0.3, 2.0, 30, 1e30)) if rng.random() < 0.15 else None
     if backend == "flex" and refusal_of_flex(case):
         case.backend = "auto"
     case.scale = rng.choice((None, None, 0.3, 1.0, -0.5, 0.0))
     case.layer, case.need_lse = rng.choice((0, 0, 1, 5)), rng.random() < 0.6
     if backend != "flex":
-        case.learned = [
-            name for name in ("q", "k", "v", *(f"term {n}" for n in range(len(case.labels)))) if rng.random() < 0.6
-        ]
+        names = ["q", "k", "v", *(f"term {n}" for n in range(len(case.labels))), *(["sinks"] if case.has_sinks else [])]
+        case.learned = [name for name in names if rng.random() < 0.6]
+    if case.backend == "sdpa" and (case.softcap is not None or (case.has_sinks and case.learned)):
+        # it says that it computes no cap, and sinks only where nothing is learned
+        case.backend = rng.choice(("auto", "blocked", "reference"))
     return case
 
 
@@ -111,7 +122,8 @@ def refusal_of_flex(case: Case) -> str | None:
     batch, heads, key_heads, queries, keys, width, value_width = case.sizes
     layout = Layout(case.pattern, heads, queries, keys, 0, 0, case.first_head, case.num_model_heads)
     inputs = Inputs("cpu", case.dtype, width, value_width, key_heads, batch)
-    return flex.why_not(AttentionCall(layout, inputs, TokenMask(**vars(case.masks))))
+    sinks = case.tensors.get("sinks")
+    return flex.why_not(AttentionCall(layout, inputs, TokenMask(**vars(case.masks)), sinks=sinks))
 
 
 def add_tensor(case: Case, rng: random.Random, name: str, shape: tuple[int, ...]) -> None:
@@ -186,3 +198,21 @@ def add_terms(case: Case, rng: random.Random) -> None:
             whole = case.tensors[name].abs().mul(keys / 4).floor()
             case.tensors[name] = (whole + 0.25).clamp(max=200).to(case.dtype).double()
         case.labels.append(label)
+
+
+def add_sinks(case: Case, rng: random.Random) -> None:
+    """Draw sinks of these heads or of all heads of the model, some of them of no weight."""
+    if rng.random() > 0.2:
+        return
+    num_sinks = case.num_model_heads if case.num_model_heads and rng.random() < 0.5 else case.sizes[1]
+    view, stored, note = rng.choice(
+        (
+            (lambda sinks: sinks, (num_sinks,), ""),
+            (lambda sinks: sinks[1::2], (2 * num_sinks,), "every second"),
+            (lambda sinks: sinks.expand(num_sinks), (1,), "one for all"),
+        )
+    )
+    drawn = rng.choice((1.0, 1.0, 30.0)) * torch.randn(stored)
+    drawn[torch.rand(stored) < rng.choice((0.0, 0.0, 0.4, 1.0))] = -torch.inf
+    case.tensors["sinks"], case.views["sinks"] = drawn.to(case.dtype).double(), view
+    case.notes += [f"sinks: {note}"] if note else []

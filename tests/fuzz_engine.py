@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from fuzz_cases import Case, draw_case
-from fuzz_formula import Head, bias_of, formula, magnitudes, pairs_and_distances
+from fuzz_formula import Head, Scores, bias_of, formula, magnitudes, pairs_and_distances
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -43,6 +43,8 @@ def engine(case: Case) -> Results:
             scale=case.scale,
             **vars(case.masks),
             terms=terms,
+            sinks=views.get("sinks"),
+            softcap=case.softcap,
             backend=case.backend,
             return_lse=case.need_lse,
             query_offset=case.offset,
@@ -56,11 +58,17 @@ def engine(case: Case) -> Results:
     return finished(results, leaves, views["grad"], case)
 
 
+def rows_of(case: Case) -> slice:
+    """Return the positions of the queries."""
+    queries, keys = case.sizes[3:5]
+    offset = keys - queries if case.offset is None else case.offset
+    return slice(offset, offset + queries)
+
+
 def pairs_of(case: Case) -> tuple[Tensor, Tensor]:
     """Return the allowed pairs [batch, heads, queries, keys], and the distances [queries, keys]."""
-    batch, heads, _, queries, keys, *_ = case.sizes
-    offset = keys - queries if case.offset is None else case.offset
-    rows = slice(offset, offset + queries)
+    batch, heads, _, _, keys, *_ = case.sizes
+    rows = rows_of(case)
     total = case.num_model_heads or heads
     listed = [Head(case.layer, head, total) for head in range(case.first_head, case.first_head + heads)]
     allowed, distances = pairs_and_distances(case.pattern, case.masks, batch, keys, listed)
@@ -86,11 +94,13 @@ def exact(case: Case, allowed: Tensor, distances: Tensor, dtype: torch.dtype) ->
     """Return what the formula gives in a dtype."""
     leaves = {name: tensor.to(dtype, copy=True).requires_grad_() for name, tensor in case.tensors.items()}
     views = {name: case.views[name](leaf) for name, leaf in leaves.items()}
+    if case.has_sinks and len(views["sinks"]) != case.sizes[1]:
+        views["sinks"] = views["sinks"][case.first_head : case.first_head + case.sizes[1]]
     biases = [bias_of(views[f"term {n}"], label, distances) for n, label in enumerate(case.labels)]
     bias = sum(biases[1:], biases[0]) if biases else None
     scale = case.sizes[5] ** -0.5 if case.scale is None else case.scale
     q, k, v = (views[name] for name in ("q", "k", "v"))
-    answer = formula(q, k, v, allowed, scale, bias)
+    answer = formula(q, k, v, allowed, Scores(scale, case.softcap, bias, sinks_of(case, views)))
     results = {"out": answer.out} | ({"lse": answer.lse} if case.need_lse else {})
     found = finished(results, leaves, views["grad"], case)
     sums, of_scores = magnitudes(q, k, v, views["grad"].detach(), answer, scale)
@@ -105,6 +115,16 @@ def exact(case: Case, allowed: Tensor, distances: Tensor, dtype: torch.dtype) ->
             )
         sizes[f"gradient of {name}"] = float(size.abs().max())
     return Exact(found, sizes, answer.largest)
+
+
+def sinks_of(case: Case, views: dict[str, Tensor]) -> Tensor | None:
+    """Return what counts beside the keys of every query, [batch or 1, heads, queries or 1]; none counts at padding."""
+    if not case.has_sinks:
+        return None
+    is_token = torch.ones(1, 1, dtype=torch.bool)
+    if case.masks.key_mask is not None:
+        is_token = case.masks.key_mask[:, rows_of(case)]
+    return views["sinks"][:, None].where(is_token[:, None], -torch.inf)
 
 
 def finished(results: Results, leaves: dict[str, Tensor], grad: Tensor, case: Case) -> Results:

@@ -179,35 +179,60 @@ def bias_of(values: Tensor, label: Label, distances: Tensor) -> Tensor:
 
 
 @dataclass
+class Scores:
+    """What becomes of the products of queries and keys, in this order.
+
+    Attributes:
+        scale: their factor.
+        softcap: bound of their absolute values, by a hyperbolic tangent.
+        bias: added to them, broadcasts to [batch, heads, queries, keys].
+        sinks: logits beside them that have no value, broadcast to [batch, heads, queries].
+    """
+
+    scale: float
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass
 class Answer:
     """What the formula gives.
 
     Attributes:
         weights: [batch, heads, queries, keys].
-        largest: the largest score of an allowed pair, by absolute value.
+        sink_weights: [batch, heads, queries].
+        largest: the largest score of an allowed pair or logit of a sink, by absolute value.
     """
 
     out: Tensor
     lse: Tensor
     weights: Tensor
+    sink_weights: Tensor
     largest: float
 
 
-def formula(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bias: Tensor | None) -> Answer:
+def formula(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, part: Scores) -> Answer:
     """Return attention of q, k and v, in their dtype."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = q @ k.transpose(-1, -2) * scale
-    if bias is not None:
-        allowed = allowed & (bias > -torch.inf)
-        scores = scores + bias.masked_fill(~allowed, 0.0)
+    scores = q @ k.transpose(-1, -2) * part.scale
+    if part.softcap is not None:
+        scores = part.softcap * (scores / part.softcap).tanh()
+    if part.bias is not None:
+        allowed = allowed & (part.bias > -torch.inf)
+        scores = scores + part.bias.masked_fill(~allowed, 0.0)
     has_keys = allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(~allowed, 0.0)
+    no_sink = scores.new_full((1, 1, 1), -torch.inf)
+    sinks = (no_sink if part.sinks is None else part.sinks).expand(scores.shape[:3])[..., None]
     # a row without keys takes the softmax of zeros, and is cut afterwards
-    closed = scores.masked_fill(~allowed & has_keys, -torch.inf)
-    weights = torch.softmax(closed, -1).masked_fill(~allowed, 0.0)
-    lse = closed.logsumexp(-1).masked_fill(~has_keys[..., 0], -torch.inf)
-    return Answer(weights @ v, lse, weights, float(scores.detach().abs().amax()))
+    closed = torch.cat([scores.masked_fill(~allowed & has_keys, -torch.inf), sinks], -1)
+    weights = torch.softmax(closed, -1)
+    kept = weights[..., :-1].masked_fill(~allowed, 0.0)
+    lse = closed.logsumexp(-1).where(has_keys[..., 0], sinks[..., 0])
+    largest = max(scores.detach().abs().amax(), sinks.detach().nan_to_num(neginf=0.0).abs().amax())
+    return Answer(kept @ v, lse, kept, weights[..., -1], float(largest))
 
 
 def magnitudes(
@@ -228,4 +253,5 @@ def magnitudes(
         "q": d_scores @ keys * abs(scale),
         "k": of_keys.unflatten(1, (-1, group)).sum(2),
         "v": of_values.unflatten(1, (-1, group)).sum(2),
+        "sinks": (answer.sink_weights.detach() * (grad * (weights @ values)).sum(-1)).sum((0, 2)),
     }, d_scores
