@@ -20,7 +20,14 @@ from hf_efficient_attn.errors import CheckpointError
 # of the largest output. Rounding in float32 stays below, an activation of another kind above: gelu_new for gelu 3e-4
 TOLERANCE = 1e-4
 # fields of our config that say nothing about outputs in eval mode
-SILENT_IN_EVAL = ("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout", "label_smoothing")
+SILENT_IN_EVAL = (
+    "embedding_dropout",
+    "hidden_dropout",
+    "activation_dropout",
+    "attention_dropout",
+    "classifier_dropout",
+    "label_smoothing",
+)
 # from here on a number says that something is masked out
 MASKED = 1e5
 

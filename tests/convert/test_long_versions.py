@@ -177,6 +177,11 @@ def test_what_cannot_be_said_is_refused(model_type: str, changes: dict, message:
         hea.convert(in_tree(model_type, **changes))
 
 
+@pytest.mark.parametrize("model_type", ["bart", "led", "pegasus", "bigbird_pegasus", "marian"])
+def test_the_dropout_of_activations_is_kept(model_type: str) -> None:
+    assert hea.convert(in_tree(model_type, activation_dropout=0.3)).config.activation_dropout == 0.3
+
+
 def test_fields_without_counterpart_are_named() -> None:
-    with pytest.warns(UserWarning, match=r"bart config without counterpart, left out: activation_dropout=0\.3\."):
-        hea.convert(in_tree("bart", activation_dropout=0.3))
+    with pytest.warns(UserWarning, match=r"bart config without counterpart, left out: encoder_layerdrop=0\.3\."):
+        hea.convert(in_tree("bart", encoder_layerdrop=0.3))

@@ -21,7 +21,8 @@ class SharedContract:
     def test_without_dropout_training_computes_what_evaluation_does(self, case: Any, auto_class: str) -> None:
         """Dropout stands where the ecosystem looks for it: in `nn.Dropout`, attention weights included."""
         fields = {name: 0.5 for name in case.config().to_dict() if name.endswith("_dropout")}
-        assert {"attention_dropout", "classifier_dropout", "embedding_dropout", "hidden_dropout"} <= fields.keys()
+        places = ("activation", "attention", "classifier", "embedding", "hidden")
+        assert {f"{place}_dropout" for place in places} <= fields.keys()
         model, inputs = case.model(auto_class, **fields), case.inputs(auto_class)
         with torch.no_grad():
             expected = first_tensor(model(**inputs))

@@ -49,6 +49,7 @@ FIELDS: dict[str, str | tuple[str, ...]] = {
     "encoder_ffn_dim": "intermediate_size",
     "activation_function": "hidden_act",
     "dropout": ("hidden_dropout", "embedding_dropout"),
+    "activation_dropout": "activation_dropout",
     "attention_dropout": "attention_dropout",
     "init_std": "initializer_range",
     "classifier_dropout": "classifier_dropout",

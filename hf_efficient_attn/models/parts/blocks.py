@@ -50,7 +50,7 @@ class MLP(nn.Module):
     """Return W_down·act(W_up·x), or W_down·(act(W_gate·x) * W_up·x) if gated. [B, T, hidden] → same.
 
     Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `leaky_relu_slope`, `gated_mlp`,
-    `mlp_bias`, `mlp_output_init_std` and, where it has one, `activation_dropout`.
+    `mlp_bias`, `mlp_output_init_std` and `activation_dropout`.
     """
 
     def __init__(self, config: Any) -> None:
@@ -61,7 +61,7 @@ class MLP(nn.Module):
         self.down_proj = InitializedLinear(inner, hidden, bias, config.mlp_output_init_std)
         name = FUSED_ACTIVATIONS.get(config.hidden_act, config.hidden_act)
         self.act_fn = nn.LeakyReLU(config.leaky_relu_slope) if name == "leaky_relu" else ACT2FN[name]
-        self.dropout = nn.Dropout(getattr(config, "activation_dropout", 0.0))
+        self.dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.gate_proj is not None:

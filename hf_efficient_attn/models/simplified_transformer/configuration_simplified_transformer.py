@@ -133,6 +133,7 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
     attention_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None

@@ -53,9 +53,9 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
         matrix_init: start of matrices: "normal" with `initializer_range`, or "glorot" (uniform).
         embedding_init_std: start of token embeddings; None: `initializer_range`. Scaled embeddings have unit variance
             with hidden_size**-0.5.
-        embedding_dropout, hidden_dropout, attention_dropout, classifier_dropout: of the sum of the embeddings, of what
-            attention and MLP add, of attention weights, and before the labels; 0 but in the presets, where the papers'
-            networks drop embeddings and hidden states with 0.1 (`vanilla` "big": 0.3). Every one is an `nn.Dropout` of
+        embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
+            embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
+            the labels; 0 but in the presets, where the papers' networks drop embeddings and hidden states with 0.1 (`vanilla` "big": 0.3). Every one is an `nn.Dropout` of
             the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         lm_head_bias: a bias on the projection to the vocabulary, which is the token embedding if
@@ -118,6 +118,7 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
 
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
     attention_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.0
     label_smoothing: float | int = 0.0

@@ -61,9 +61,9 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
         scale_embedding: multiply token embeddings by √hidden_size.
         rope_theta_per_layer: base of the rotary frequencies of each layer, in the place of `rope_parameters`.
         type_vocab_size: token types; 0: none.
-        embedding_dropout, hidden_dropout, attention_dropout, classifier_dropout: of the sum of the embeddings, of what
-            attention and MLP add, of attention weights, and before the labels; 0 but in the presets of papers that
-            have one: 0.1 in `longformer` and `bigbird_itc`, as RoBERTa and BERT (not in their causal forms, which no
+        embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
+            embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
+            the labels; 0 but in the presets of papers that have one: 0.1 in `longformer` and `bigbird_itc`, as RoBERTa and BERT (not in their causal forms, which no
             paper has), 0.2 or 0.4 in `longformer_char_lm`. Every one is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
@@ -131,6 +131,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
     attention_dropout: float | int = 0.0
 
     lm_head_transform: bool = True
