@@ -72,8 +72,9 @@ def attention(
         scale: factor of the scores; None: 1 / sqrt(D).
         key_mask: bool [B, Nk], True = a token, False = padding.
         segment_ids: int [B, Nk]; neighbours with equal ids form a document.
-        global_mask: bool [B, Nk], True = reads and is read by its whole document (by later tokens only, under a causal
-            pattern), whatever the pattern says.
+        global_mask: bool [B, Nk], True = reads and is read by its whole document, whatever the pattern says; no token
+            reads later ones under a causal pattern, one whose structure proves it (`pattern.is_causal`). Where the
+            structure does not, `pattern & Causal()` does.
         terms: learned parts of the scores; see `Term`.
         sinks: a logit for each query head, [H] (or [num_model_heads], of which these heads get theirs), that every
             row's softmax counts beside its keys and that has no value (GPT-OSS); differentiable. The log-sum-exp then

@@ -7,8 +7,18 @@ from math import prod
 from operator import and_, or_
 from typing import Any
 
+from hf_efficient_attn.patterns.bands import Distances
 from hf_efficient_attn.patterns.counting import MovingSpans
-from hf_efficient_attn.patterns.pattern import MAX_MEMBERS, Pattern, check_pattern, check_patterns, common_period
+from hf_efficient_attn.patterns.pattern import (
+    MAX_MEMBERS,
+    Pattern,
+    check_pattern,
+    check_patterns,
+    common_period,
+    farthest,
+    nearest,
+)
+from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, complement, intersect, union
 
@@ -63,8 +73,7 @@ class Union(Algebra, kind="union"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        limits = [part.max_tokens_ahead for part in self.patterns]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
+        return farthest([part.max_tokens_ahead for part in self.patterns])
 
     def members(self) -> tuple[Pattern, ...]:
         if self.num_members > MAX_MEMBERS:
@@ -96,7 +105,7 @@ class Intersection(Algebra, kind="intersection"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        return min((limit for part in self.patterns if (limit := part.max_tokens_ahead) is not None), default=None)
+        return nearest([part.max_tokens_ahead for part in self.patterns])
 
     def members(self) -> tuple[Pattern, ...]:
         if self.num_members > MAX_MEMBERS:
@@ -162,9 +171,31 @@ class Complement(Pattern, kind="complement"):
         return complement(self.pattern.moving_spans(first_query, last_query, num_keys), num_keys)
 
     @property
+    def max_tokens_ahead(self) -> int | None:
+        return unread_tokens_ahead(self.pattern)
+
+    @property
     def period(self) -> int | None:
         return self.pattern.period
 
     def subsample(self, step: int) -> Pattern | None:
         part = self.pattern.subsample(step)
         return None if part is None else ~part
+
+
+def unread_tokens_ahead(pattern: Pattern) -> int | None:
+    """Return how far after its query a key can lie that the pattern keeps from it, as `max_tokens_ahead` counts.
+
+    >>> from hf_efficient_attn.patterns import Band, Causal
+    >>> unread_tokens_ahead(Band(0, None)), unread_tokens_ahead(Band(-1, None) | Causal()), unread_tokens_ahead(Causal())
+    (-1, 0, None)
+    """
+    if isinstance(pattern, Complement):
+        return pattern.pattern.max_tokens_ahead
+    if isinstance(pattern, Union):
+        return nearest([unread_tokens_ahead(part) for part in pattern.parts])
+    if isinstance(pattern, Intersection | PerHead):
+        return farthest([unread_tokens_ahead(part) for part in pattern.parts])
+    if isinstance(pattern, Distances) and pattern.right is None and pattern.step == 1:
+        return 0 if pattern.left == -1 else -1
+    return None

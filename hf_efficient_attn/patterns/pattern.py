@@ -5,7 +5,7 @@ one (keys that some query of a range reads) and the inner one (keys that all of 
 arithmetic on these bounds, so that no method ever looks at all pairs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import lcm
 from typing import Any, ClassVar, NoReturn
 
@@ -355,6 +355,17 @@ def check_kind(pattern: Any) -> None:
             "read it again. Write a pattern of your own as a KeyTable, KeyTable([[0], [0, 1], ...]), which lists the "
             "keys of every query."
         )
+
+
+def farthest(limits: Sequence[int | None]) -> int | None:
+    """Return the largest of the limits; None if one of them is not known."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
+
+
+def nearest(limits: Sequence[int | None]) -> int | None:
+    """Return the smallest of the limits that are known; None: none is."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def common_period(patterns: Iterable[Pattern]) -> int | None:

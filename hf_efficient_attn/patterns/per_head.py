@@ -6,7 +6,7 @@ from math import lcm
 from typing import Any, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns.pattern import Pattern, check_patterns, common_period
+from hf_efficient_attn.patterns.pattern import Pattern, check_patterns, common_period, farthest
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class PerHead(Pattern, kind="per_head"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        limits = [pattern.max_tokens_ahead for pattern in self.patterns]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
+        return farthest([pattern.max_tokens_ahead for pattern in self.patterns])
 
     def causal(self) -> Pattern:
         return PerHead(tuple(pattern.causal() for pattern in self.patterns))

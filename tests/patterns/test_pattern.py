@@ -111,6 +111,25 @@ def test_properties_are_sound(pattern: Pattern) -> None:
         } == pairs
 
 
+@pytest.mark.parametrize(
+    ("pattern", "limit"),
+    [
+        (~Band(0, None), -1),
+        (~Band(-1, None), 0),
+        (~Full(), -1),
+        (~(Band(3, None) & Band(-1, None)), 0),
+        (~(Band(-1, None) | Band(2, 2)), 0),
+        (~PerHead([Band(0, None), Band(-1, None)]), 0),
+        (~~(Band(-1, None) | Causal()) & ~Band(0, None), -1),
+        (~Causal(), None),
+        (~Strided(2), None),
+    ],
+    ids=str,
+)
+def test_complements_prove_that_they_are_causal(pattern: Pattern, limit: int | None) -> None:
+    assert pattern.max_tokens_ahead == limit
+
+
 @given(compositions)
 def test_causal_form_and_subsample(pattern: Pattern) -> None:
     drawn = pattern.resolve(12)
