@@ -187,8 +187,8 @@ def unread_tokens_ahead(pattern: Pattern) -> int | None:
     """Return how far after its query a key can lie that the pattern keeps from it, as `max_tokens_ahead` counts.
 
     >>> from hf_efficient_attn.patterns import Band, Causal
-    >>> unread_tokens_ahead(Band(0, None)), unread_tokens_ahead(Band(-1, None) | Causal()), unread_tokens_ahead(Causal())
-    (-1, 0, None)
+    >>> [unread_tokens_ahead(pattern) for pattern in (Band(0, None), Band(-1, None), Causal())]
+    [-1, 0, None]
     """
     if isinstance(pattern, Complement):
         return pattern.pattern.max_tokens_ahead

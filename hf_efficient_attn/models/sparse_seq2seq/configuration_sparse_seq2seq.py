@@ -55,8 +55,8 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
             with hidden_size**-0.5.
         embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
             embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
-            the labels; 0 but in the presets, where the papers' networks drop embeddings and hidden states with 0.1 (`vanilla` "big": 0.3). Every one is an `nn.Dropout` of
-            the model.
+            the labels; 0 but in the presets, where the papers' networks drop embeddings and hidden states with 0.1
+            (`vanilla` "big": 0.3). Every one is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         lm_head_bias: a bias on the projection to the vocabulary, which is the token embedding if
             `tie_word_embeddings`. Source and target always share the embedding.

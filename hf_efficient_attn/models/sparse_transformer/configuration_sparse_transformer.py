@@ -63,8 +63,9 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
         type_vocab_size: token types; 0: none.
         embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
             embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
-            the labels; 0 but in the presets of papers that have one: 0.1 in `longformer` and `bigbird_itc`, as RoBERTa and BERT (not in their causal forms, which no
-            paper has), 0.2 or 0.4 in `longformer_char_lm`. Every one is an `nn.Dropout` of the model.
+            the labels; 0 but in the presets of papers that have one: 0.1 in `longformer` and `bigbird_itc`, as RoBERTa
+            and BERT (not in their causal forms, which no paper has), 0.2 or 0.4 in `longformer_char_lm`. Every one is
+            an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
         lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
