@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline, set_seed
 
@@ -207,7 +207,7 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
         write_rows(folder / "rows" / "train.jsonl", [{"text": "a document"}] * 20)
         (folder / "nulls").mkdir()
         write_rows(folder / "nulls" / "train.jsonl", [{"text": "a document"}, {"text": None}])
-        processes[name] = start_example(folder, "train_char_lm.py", *arguments)
+        processes[name] = start_forked(folder, "train_char_lm.py", *arguments)
     for name, process in processes.items():
         assert BAD_INPUTS[name][1] in refusal(process), name
     assert not list(tmp_path.rglob("model.safetensors"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from run_example import start_forked
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -152,7 +153,7 @@ def test_bad_inputs_are_refused_with_a_reason(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "small.txt").write_text("one\ntwo\n" * 10)
-        processes[name] = start(folder, *arguments)
+        processes[name] = start_forked(folder, SCRIPT.name, *arguments)
     outputs = {name: process.communicate(timeout=240)[0] for name, process in processes.items()}
     for name, output in outputs.items():
         assert processes[name].returncode == 2, output

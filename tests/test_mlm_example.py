@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
 from tiny_packages import write_wheel
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
@@ -170,6 +170,6 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
         folder.mkdir()
         write_bert(folder / "bert")
         write_rows(folder / "texts.jsonl", texts(20))
-        processes[name] = start_example(folder, "continue_mlm.py", *TINY, *arguments)
+        processes[name] = start_forked(folder, "continue_mlm.py", *TINY, *arguments)
     for name, process in processes.items():
         assert BAD_INPUTS[name][1] in refusal(process), name

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -168,7 +168,7 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
         write_rows(folder / "pairs.jsonl", sentences(20))
         write_rows(folder / "pages.jsonl", pages(20))
         write_rows(folder / "null.jsonl", [{"page": "a page", "name": None}])
-        processes[name] = start_example(folder, script, *arguments)
+        processes[name] = start_forked(folder, script, *arguments)
     for name, process in processes.items():
         assert BAD_INPUTS[name][2] in refusal(process), name
     assert not list(tmp_path.rglob("checkpoint-*"))
