@@ -208,7 +208,7 @@ class FamilyContract:
         torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_lengths_do_not_recompile(self, case: Case) -> None:
-        """One graph for a length of one kind, at most one more when lengths turn out to vary."""
+        """One graph for all lengths."""
         model, graphs = case.model(), []
         torch._dynamo.reset()
 
@@ -216,11 +216,11 @@ class FamilyContract:
             graphs.append(graph)
             return graph.forward
 
-        compiled = torch.compile(model, backend=count)
+        compiled = torch.compile(model, backend=count, dynamic=True)
         with torch.no_grad():
-            for tokens in range(9, 60, 7):
+            for tokens in (9, 16, 58):
                 compiled(input_ids=random_ids(2, tokens), use_cache=False)
-        assert len(graphs) <= 2
+        assert len(graphs) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, case: Case, is_masked: bool) -> None:

@@ -205,7 +205,7 @@ class Seq2SeqContract:
         torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_lengths_do_not_recompile(self, case: Seq2SeqCase) -> None:
-        """One graph for lengths of one kind, and one more when both lengths turn out to vary."""
+        """One graph for all lengths."""
         model, graphs = case.model(), []
         torch._dynamo.reset()
 
@@ -213,11 +213,11 @@ class Seq2SeqContract:
             graphs.append(graph)
             return graph.forward
 
-        compiled = torch.compile(model, backend=count)
+        compiled = torch.compile(model, backend=count, dynamic=True)
         with torch.no_grad():
-            for tokens in range(9, 60, 7):
+            for tokens in (9, 16, 58):
                 compiled(random_ids(2, tokens), decoder_input_ids=random_ids(2, tokens // 2 + 1), use_cache=False)
-        assert len(graphs) <= 2
+        assert len(graphs) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, case: Seq2SeqCase, is_masked: bool) -> None:
