@@ -1,17 +1,20 @@
 """What `attention` refuses before any work starts."""
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
 from hf_efficient_attn.patterns.pattern import Pattern, check_kind
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# beyond them kernels, which compute in float32, would read a factor as infinite, and divide by one as by 0
+LARGEST_FACTOR, SMALLEST_CAP = 1e30, 1e-30
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -58,31 +61,40 @@ def check_numbers(
     pattern: Pattern, scale: float | None, dropout: float, query_offset: int | Tensor | None, layer: int
 ) -> None:
     """Raise an error if the pattern is none, or a number is not of its kind or out of its range."""
-    if not hasattr(pattern, "key_spans"):
+    if not isinstance(pattern, Pattern):
         raise ConfigurationError(
             f"pattern is {shown(pattern)}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a "
             "dict, and patterns.parse_pattern a text."
         )
     check_kind(pattern)
-    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
-        raise InputError(f"scale={shown(scale)} must be a finite number, or None for 1 / sqrt(head_dim).")
+    if scale is not None and not (is_number(scale) and abs(scale) <= LARGEST_FACTOR):
+        raise InputError(
+            f"scale={shown(scale)} must be a finite number, from {-LARGEST_FACTOR:g} to {LARGEST_FACTOR:g}, or None "
+            "for 1 / sqrt(head_dim)."
+        )
     if not (isinstance(dropout, int | float) and 0.0 <= dropout < 1.0):
         raise InputError(f"dropout={shown(dropout)} must be a number of at least 0 and below 1.")
     if isinstance(query_offset, Tensor):
-        is_integer = query_offset.numel() == 1 and not query_offset.is_floating_point()
+        kind = query_offset.dtype
+        is_place = query_offset.numel() == 1 and not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
     else:
-        is_integer = query_offset is None or isinstance(query_offset, int)
-    if not is_integer:
+        is_place = query_offset is None or is_integer(query_offset)
+    if not is_place:
         raise InputError(
             f"query_offset={shown(query_offset)} must be an integer, an integer tensor of one element, or None."
         )
-    if not isinstance(layer, int) or layer < 0:
-        raise InputError(f"layer={shown(layer)} must be the index of a layer, an integer of at least 0.")
+    if not is_integer(layer) or not 0 <= layer <= MAX_INTEGER:
+        raise InputError(f"layer={shown(layer)} must be the index of a layer, an integer from 0 to {MAX_INTEGER}.")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is an integer or a float; True and False are not."""
+    return isinstance(value, float) or is_integer(value)
 
 
 def check_heads(first_head: int, num_model_heads: int | None) -> None:
     """Raise InputError if the place of the heads in the model is no number; `Layout` knows their range."""
-    if not isinstance(first_head, int) or not (num_model_heads is None or isinstance(num_model_heads, int)):
+    if not is_integer(first_head) or not (num_model_heads is None or is_integer(num_model_heads)):
         raise InputError(
             f"first_head={shown(first_head)} and num_model_heads={shown(num_model_heads)} must be integers, or None "
             "for num_model_heads, if there are no other heads."
@@ -90,9 +102,12 @@ def check_heads(first_head: int, num_model_heads: int | None) -> None:
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Raise InputError if the bound of the scores is no positive number."""
-    if softcap is not None and not (isinstance(softcap, int | float) and 0.0 < softcap < inf):
-        raise InputError(f"softcap={shown(softcap)} must be a positive number, or None for scores without a bound.")
+    """Raise InputError if the bound of the scores is no positive number, or none that float32 can divide by."""
+    if softcap is not None and not (is_number(softcap) and SMALLEST_CAP <= softcap <= LARGEST_FACTOR):
+        raise InputError(
+            f"softcap={shown(softcap)} must be a positive number, from {SMALLEST_CAP:g} to {LARGEST_FACTOR:g}, or None "
+            "for scores without a bound."
+        )
 
 
 def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads: int | None) -> Tensor | None:
@@ -123,7 +138,11 @@ def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
 
 
 def check_terms(terms: Sequence[Term], q: Tensor) -> None:
-    """Raise InputError if the values of a term do not broadcast to [B, H, Nq, values of a query]."""
+    """Raise InputError if these are no terms, or values of one do not broadcast to [B, H, Nq, values of a query]."""
+    if not isinstance(terms, tuple | list) or not all(
+        isinstance(term, Term) and isinstance(term.values, Tensor) and isinstance(term.label, Label) for term in terms
+    ):
+        raise InputError(f"terms={shown(terms)} must be a list of Term(values, label), with a tensor and a Label each.")
     for term in terms:
         shape, num_values = tuple(term.values.shape), term.label.num_values
         fits = len(shape) == 4 and shape[3] == num_values

@@ -59,7 +59,7 @@ def preferred_backend() -> str:
 
 def check_name(name: str) -> None:
     """Raise UnsupportedBackendError if `name` is neither a backend nor "auto"."""
-    if name != AUTO and name not in BACKENDS:
+    if not isinstance(name, str) or (name != AUTO and name not in BACKENDS):
         raise UnsupportedBackendError(
             f"backend={shown(name)} does not exist. Use {shown(AUTO)} or one of: {', '.join(sorted(BACKENDS))}."
         )

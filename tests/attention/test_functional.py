@@ -36,7 +36,23 @@ X = torch.randn(2, 4, 20, 8)
         ({"query_offset": torch.tensor([0, 0])}, r"query_offset=tensor\(\[0, 0\]\) must be an integer"),
         ({"scale": "x"}, "scale='x' must be a finite number"),
         ({"scale": float("nan")}, "scale=nan must be a finite number"),
+        ({"scale": 10**400}, "scale=an integer of 1329 bits must be a finite number"),
+        ({"scale": -1e300}, "scale=-1e[+]300 must be a finite number"),
+        ({"scale": True}, "scale=True must be a finite number"),
+        ({"softcap": 10**400}, "softcap=an integer of 1329 bits must be a positive number"),
+        ({"softcap": 1e300}, "softcap=1e[+]300 must be a positive number"),
+        ({"softcap": 1e-300}, "softcap=1e-300 must be a positive number"),
+        ({"softcap": True}, "softcap=True must be a positive number"),
         ({"layer": -1}, "layer=-1 must be the index"),
+        ({"layer": True}, "layer=True must be the index"),
+        ({"layer": 10**30}, "layer=10+ must be the index"),
+        ({"query_offset": True}, "query_offset=True must be an integer"),
+        ({"query_offset": torch.tensor(True)}, r"query_offset=tensor\(True\) must be an integer"),
+        ({"first_head": True}, "first_head=True"),
+        ({"terms": 5}, "terms=5 must be a list of Term"),
+        ({"terms": [3]}, r"terms=\[3\] must be a list of Term"),
+        ({"terms": [Term(3, Distance(0, 3))]}, "must be a list of Term"),  # type: ignore[arg-type]
+        ({"terms": [Term(X, 3)]}, "must be a list of Term"),  # type: ignore[arg-type]
         ({"query_offset": 3}, "20 queries from position 3 end at 23"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"key_mask": torch.ones(2, 20)}, "key_mask has dtype torch.float32"),
@@ -47,11 +63,20 @@ X = torch.randn(2, 4, 20, 8)
 )
 def test_refusals(changes: dict[str, object], message: str) -> None:
     arguments = {"q": X, "k": X, "v": X, "pattern": Band(3, 3), **changes}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as refusal:
         attention(**arguments)
+    assert len(str(refusal.value)) <= 500
 
 
-@pytest.mark.parametrize("pattern", [{"kind": "band", "left": 1, "right": 1}, "band(1, 1)", None], ids=str)
+@pytest.mark.parametrize("softcap", [1e-30, 1e30, 1])
+@pytest.mark.parametrize("backend", ["auto", "blocked", "reference"])
+def test_the_smallest_and_largest_cap_are_computed(backend: str, softcap: float) -> None:
+    expected = attention(X.double(), X.double(), X.double(), Band(3, 3), softcap=softcap, backend="reference")
+    found = attention(X, X, X, Band(3, 3), softcap=softcap, backend=backend)
+    torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("pattern", [{"kind": "band", "left": 1, "right": 1}, "band(1, 1)", None, Band], ids=str)
 def test_what_is_no_pattern_is_refused(pattern: object) -> None:
     with pytest.raises(hea.ConfigurationError, match="it must be a pattern such as Band"):
         attention(X, X, X, pattern)
@@ -81,6 +106,9 @@ def test_an_unknown_backend_is_refused() -> None:
         UnsupportedBackendError, match=r"backend='triton' does not exist. Use 'auto' or one of: blocked"
     ):
         attention(X, X, X, Band(3, 3), backend="triton")
+    for unhashable in (["auto"], {}, None):
+        with pytest.raises(UnsupportedBackendError, match="does not exist"):
+            attention(X, X, X, Band(3, 3), backend=unhashable)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedBackendError, match="does not exist"), use_backend("triton"):
         pass
 
