@@ -1,6 +1,7 @@
 """Refuse values no pattern can have; every message says what is wrong, what is allowed, and what to do next."""
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
@@ -8,6 +9,8 @@ from hf_efficient_attn.messages import shown
 
 # kernels count positions in 32 bits, and compare with a larger number as if it were another
 MAX_INTEGER = 2**31 - 1
+# numbers that one list of a pattern may have
+MAX_LISTED = 1 << 20
 
 
 def check_integer(pattern: str, field: str, value: Any, at_least: int, advice: str = "") -> None:
@@ -47,10 +50,13 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
     """Return `values`, an iterable of integers or an array of them, sorted and each once.
 
     Raises:
-        ConfigurationError: it is no iterable of integers, or one of them is none that a kernel can count.
+        ConfigurationError: it is no iterable of integers, there are more than MAX_LISTED, or one of them is none that a
+            kernel can count.
     """
     given = plain(values)
-    listed = None if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    listed = None if isinstance(given, str) or not isinstance(given, Iterable) else first_listed(given)
+    if listed is not None and len(listed) > MAX_LISTED:
+        raise ConfigurationError(f"{pattern}: {field} is {shown(values)}, which are more than {MAX_LISTED} positions.")
     if listed is not None and not all(is_integer(value) for value in listed):
         listed = tuple(map(plain, listed))
     if listed is None or not all(is_integer(value) for value in listed):
@@ -62,6 +68,11 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
             f"{-MAX_INTEGER} where they count from the end."
         )
     return tuple(sorted(set(listed)))
+
+
+def first_listed(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values, and no more of them than show that they are too many."""
+    return tuple(islice(values, MAX_LISTED + 1))
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ arithmetic on these bounds, so that no method ever looks at all pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from math import lcm
 from typing import Any, ClassVar, NoReturn
 
@@ -295,7 +296,7 @@ def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
     Raises:
         ConfigurationError: there is none, or one is no pattern.
     """
-    listed = tuple(patterns) if isinstance(patterns, Iterable) else ()
+    listed = tuple(islice(patterns, MAX_PARTS + 1)) if isinstance(patterns, Iterable) else ()
     if not 0 < len(listed) <= MAX_PARTS:
         raise ConfigurationError(f"{kind}: patterns is {shown(patterns)}; give a list of 1 to {MAX_PARTS} patterns.")
     for pattern in listed:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.checks import integers, plain
+from hf_efficient_attn.patterns.checks import MAX_LISTED, first_listed, integers, plain
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.spans import Spans, clip, intersect, union
 
@@ -62,7 +62,9 @@ class KeyTable(Pattern, kind="key_table"):
 
     def __post_init__(self) -> None:
         rows = plain(self.rows)
-        listed = tuple(rows) if isinstance(rows, Iterable) else ()
+        listed = first_listed(rows) if isinstance(rows, Iterable) else ()
+        if len(listed) > MAX_LISTED:
+            raise ConfigurationError(f"{self.kind}: rows is {shown(self.rows)}, which are more than {MAX_LISTED} rows.")
         rows = tuple(integers(self.kind, f"rows[{number}]", row) for number, row in enumerate(listed))
         if not rows or any(row and row[0] < 0 for row in rows):
             raise ConfigurationError(

@@ -1,11 +1,15 @@
 """Global tokens: pair counts with a band, lengths, and values they cannot have."""
 
+from collections.abc import Callable, Iterator
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns import Band, Blocks, GlobalTokens
+from hf_efficient_attn.patterns import Band, Blocks, GlobalTokens, KeyTable, Pattern, Union
+from hf_efficient_attn.patterns.checks import MAX_LISTED
 
 
 @given(st.integers(2, 60), st.integers(0, 70), st.sets(st.integers(0, 59), max_size=6))
@@ -50,3 +54,19 @@ def test_bad_positions(positions: object) -> None:
 def test_one_half_is_needed() -> None:
     with pytest.raises(ConfigurationError, match="both false"):
         GlobalTokens([0], reads_all=False, read_by_all=False)
+
+
+LISTED: dict[str, Callable[[Iterator[int]], Pattern]] = {
+    "positions": GlobalTokens,
+    "rows": lambda endless: KeyTable((number,) for number in endless),  # type: ignore[arg-type]
+    "row": lambda endless: KeyTable([endless]),  # type: ignore[list-item]
+    "patterns": lambda endless: Union(Band(number, 0) for number in endless),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("make", LISTED.values(), ids=LISTED)
+def test_lists_are_read_up_to_their_bound(make: Callable[[Iterator[int]], Pattern]) -> None:
+    endless = count()
+    with pytest.raises(ConfigurationError, match=r"more than \d+ (positions|rows)|a list of 1 to"):
+        make(endless)
+    assert next(endless) <= MAX_LISTED + 1
