@@ -31,6 +31,8 @@ class PatternCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
+        if isinstance(config, torch.nn.Module):
+            raise ConfigurationError(f"PatternCache got a {type(config).__name__}, a model: pass model.config.")
         text_config: Any = config.get_text_config(decoder=True) if isinstance(config, PreTrainedConfig) else config
         spec = getattr(text_config, FIELD, None)
         if spec is None and getattr(text_config, "span", None) is not None:

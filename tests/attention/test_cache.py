@@ -127,3 +127,5 @@ def test_a_cache_is_made_for_a_config() -> None:
     for other in (build("llama"), None, "gpt2"):
         with pytest.raises(hea.ConfigurationError, match="pass model.config"):
             hea.PatternCache(other)  # type: ignore[arg-type]
+    with pytest.raises(hea.ConfigurationError, match="got a LlamaForCausalLM, a model"):
+        hea.PatternCache(build("llama"))  # type: ignore[arg-type]
