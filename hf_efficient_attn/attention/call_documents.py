@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.given_positions import given_positions, was_called_without
+from hf_efficient_attn.attention.given_positions import given_positions, is_computed_again, was_called_without
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
@@ -70,6 +70,9 @@ def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> boo
 
 def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, Any], query: Tensor) -> None:
     """Raise InputError unless the positions of the tokens begin anew where documents do: the model has added them."""
+    # of what is computed again, the forward was checked; a compiler cannot ask, and its graph checks both
+    if not torch.compiler.is_compiling() and is_computed_again():
+        return
     positions = _positions(options, query, given_positions(module.config))
     problem = (
         "cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this "

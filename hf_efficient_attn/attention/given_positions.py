@@ -1,44 +1,65 @@
-"""The `position_ids` that a sparsified model was called with: some models do not hand them on to their layers."""
+"""The `position_ids` that a thread called a sparsified model with: some models do not hand them on to their layers."""
 
 import weakref
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# by the identity of the config, which a model shares with its layers; configs have no hash
-_given: dict[int, "weakref.ref[Tensor]"] = {}
-# configs whose last call by a thread, whose number stands beside the identity, gave no positions
-_without: dict[tuple[int, int], "weakref.ref[Any]"] = {}
+
+@dataclass(frozen=True)
+class Note:
+    """What a thread last called the model of a config with.
+
+    Attributes:
+        config: whose note this is; an identity may be used again.
+        positions: None: no tensor.
+        is_without: the model is known to have been called without positions.
+    """
+
+    config: "weakref.ref[Any]"
+    positions: "weakref.ref[Tensor] | None" = None
+    is_without: bool = False
+
+
+# by the identity of the config, which a model shares with its layers and which has no hash, and of the thread
+_notes: dict[tuple[int, int], Note] = {}
 
 
 def note_positions(config: Any, positions: Any, are_known: bool = True) -> None:
-    """Note the `position_ids` of a forward of a config's model, in the place of those of the last one.
+    """Note the `position_ids` of a forward of a config's model by this thread, in the place of those of its last one.
 
     are_known: False: others may have been given by an argument without a name.
     """
-    key = id(config)
-    own = (key, get_ident())
-    if isinstance(positions, Tensor):
-        _given[key] = weakref.ref(positions, lambda _: _given.pop(key, None))
-    else:
-        _given.pop(key, None)
-    if positions is None and are_known:
-        _without[own] = weakref.ref(config, lambda _: _without.pop(own, None))
-    else:
-        _without.pop(own, None)
+    key = (id(config), get_ident())
+    given = weakref.ref(positions) if isinstance(positions, Tensor) else None
+    _notes[key] = Note(weakref.ref(config, lambda _: _notes.pop(key, None)), given, positions is None and are_known)
 
 
 def given_positions(config: Any) -> Tensor | None:
-    """Return what the model of a config was called with; None: nothing, or nobody knows."""
+    """Return what this thread called the model of a config with; None: nothing, or nobody knows."""
     if torch.compiler.is_compiling():
         return None
-    noted = _given.get(id(config))
-    return None if noted is None else noted()
+    note = _note_of(config)
+    return None if note is None or note.positions is None else note.positions()
 
 
 def was_called_without(config: Any) -> bool:
     """Return whether this thread is known to have called the model of a config without positions."""
-    noted = _without.get((id(config), get_ident()))
-    return noted is not None and noted() is config
+    note = _note_of(config)
+    return note is not None and note.is_without
+
+
+def is_computed_again() -> bool:
+    """Return whether a backward pass computes a layer again, which a thread of its own may do.
+
+    Its model may have been called with other positions since.
+    """
+    return torch._C._current_graph_task_id() != -1
+
+
+def _note_of(config: Any) -> Note | None:
+    note = _notes.get((id(config), get_ident()))
+    return note if note is not None and note.config() is config else None

@@ -1,5 +1,6 @@
 """Packed documents that no mask tells apart: flash attention's arguments, Ulysses, and caches."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import transformers as tr
 from attention_models import PATTERN, build, token_ids
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
@@ -54,6 +55,65 @@ def test_documents_need_positions_that_a_model_with_absolute_ones_can_see(name: 
                 model(ids, position_ids=positions, **SAID[said])
         packed = model(ids, **{**SAID[said], "position_ids": POSITIONS}).logits
         torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
+
+
+def not_handed_on(name: str) -> Any:
+    """Return a model whose layers are not told the positions."""
+    model = sparse(name)
+
+    def forget(module: nn.Module, inputs: Any, options: dict[str, Any]) -> Any:
+        return inputs, {key: value for key, value in options.items() if key != "position_ids"}
+
+    for layer in model.model.decoder.layers:
+        layer.self_attn.register_forward_pre_hook(forget, with_kwargs=True)
+    return model
+
+
+def test_threads_are_told_of_their_own_positions() -> None:
+    """Two forwards of one model, both of which have begun when the first layers ask."""
+    model, ids = not_handed_on("opt"), token_ids(1, 14)
+    barrier, logits, refused = threading.Barrier(2), dict[str, Tensor](), list[str]()
+    expected = alone(model, ids)
+
+    def wait(*_: object) -> None:
+        barrier.wait(30)
+
+    model.model.decoder.layers[0].register_forward_pre_hook(wait)
+
+    def call(name: str, positions: Tensor) -> None:
+        try:
+            logits[name] = model(ids, **{**SAID["ends"], "position_ids": positions}).logits
+        except hea.InputError:
+            refused.append(name)
+
+    for counted in (("restart", "go on"), ("go on", "restart")):
+        positions = {"restart": POSITIONS, "go on": torch.arange(14)[None]}
+        logits.clear(), refused.clear()
+        threads = [threading.Thread(target=call, args=(name, positions[name])) for name in counted]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert refused == ["go on"]
+        torch.testing.assert_close(logits["restart"], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_another_thread_computes_again() -> None:
+    """As the thread of a device does in the backward pass of checkpointed layers; other positions came in between."""
+    model, ids = not_handed_on("opt").train(), token_ids(1, 14)
+    gradients, packed = [], {**SAID["ends"], "position_ids": POSITIONS}
+    for is_checkpointed in (False, True):
+        model.zero_grad()
+        if is_checkpointed:
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        torch.manual_seed(0)
+        loss = model(ids, labels=ids, use_cache=False, **packed).loss
+        model(ids, position_ids=torch.arange(14)[None], use_cache=False)
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients)
 
 
 def test_arguments_that_fit_no_tokens_are_refused() -> None:
