@@ -135,7 +135,11 @@ def mutate_text(text: str, draw: random.Random) -> str:
 
 
 def draw_length(draw: random.Random) -> int:
-    """Draw a number of tokens from 1 to 65,536; nine of ten are at most 256, and some have a span tree."""
-    lowest, highest = draw.choices([(0, 8), (8, 12), (12, 16)], (90, 6, 4))[0]
+    """Draw a number of tokens from 1 to 65,536; nine of ten are at most 256, and some have a span tree.
+
+    One in a thousand is longer than 4,096: there layouts of span trees, and of nests of many patterns, take seconds,
+    as do those of regular patterns over 131,072 tokens.
+    """
+    lowest, highest = draw.choices([(0, 8), (8, 12), (12, 16)], (900, 99, 1))[0]
     length = round(2 ** draw.uniform(lowest, highest))
     return patterns.span_tree_nodes(length // 2) if length > 1 and draw.random() < 0.2 else length
