@@ -11,6 +11,8 @@ from hf_efficient_attn.messages import shown
 MAX_INTEGER = 2**31 - 1
 # numbers that one list of a pattern may have
 MAX_LISTED = 1 << 20
+# of a model
+MAX_HEADS = 2**16
 
 
 def check_integer(pattern: str, field: str, value: Any, at_least: int, advice: str = "") -> None:
@@ -88,6 +90,18 @@ def check_length(name: str, value: int) -> None:
     """
     if not is_integer(value) or not 1 <= value <= MAX_INTEGER:
         raise InputError(f"{name} is {shown(value)}; it must be an integer of at least 1 and at most {MAX_INTEGER}.")
+
+
+def check_head(head: int, num_heads: int = MAX_HEADS) -> None:
+    """Refuse the number of a head that is none of `num_heads`.
+
+    Raises:
+        InputError: names the head.
+    """
+    if not is_integer(head) or not 0 <= head < num_heads:
+        raise InputError(
+            f"head is {shown(head)}; it must be an integer from 0 to {num_heads - 1}, of {num_heads} heads."
+        )
 
 
 def is_integer(value: Any) -> bool:

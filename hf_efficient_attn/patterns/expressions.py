@@ -1,11 +1,12 @@
 """Patterns as short expressions, for command lines: band(4, 4) | global(0)."""
 
 import ast
+import inspect
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from operator import and_, or_
-from typing import Any
+from typing import Any, get_origin
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import cut, shown
@@ -94,12 +95,25 @@ def _call(node: ast.Call, name: str) -> Pattern:
     arguments = [_value(argument) for argument in node.args]
     repeated = [name for name, count in Counter(keyword.arg for keyword in node.keywords).items() if count > 1]
     if repeated:
-        raise ConfigurationError(f"{cut(ast.unparse(node), 120, 30)} gives {shown(repeated[0])} twice; give it once.")
+        raise ConfigurationError(f"{_written(node)} gives {shown(repeated[0])} twice; give it once.")
     options = {keyword.arg or "**": _value(keyword.value) for keyword in node.keywords}
     try:
         return factory(*arguments, **options)
     except TypeError as error:
-        raise ConfigurationError(f"{cut(ast.unparse(node), 120, 30)} does not fit: {error}.") from error
+        takes = ", ".join(_arguments(GlobalTokens if factory is _global else factory))
+        raise ConfigurationError(f"{_written(node)} does not fit: write {name.removesuffix('_')}({takes}).") from error
+
+
+def _written(node: ast.Call) -> str:
+    """Return a call as it was written."""
+    return cut(re.sub(r"\bglobal_\b", "global", ast.unparse(node)), 120, 30)
+
+
+def _arguments(factory: Callable[..., Pattern]) -> Iterator[str]:
+    """Return the arguments of a pattern: their names, those of lists in brackets, with defaults."""
+    for name, parameter in inspect.signature(factory).parameters.items():
+        argument = f"[{name}, ...]" if get_origin(parameter.annotation) in (Sequence, tuple) else name
+        yield argument if parameter.default is parameter.empty else f"{argument}={parameter.default!r}"
 
 
 def _global(*positions: Any, **options: bool) -> Pattern:

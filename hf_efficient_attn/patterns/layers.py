@@ -76,6 +76,12 @@ def _pattern(entry: Any) -> Pattern:
             f"attention_pattern is {shown(entry)}; it must be a pattern such as Band(256, 256), the dict that its "
             "to_dict writes, a list of those for the layers, or a tile. patterns.parse_pattern reads a text."
         )
+    if isinstance(entry, Mapping) and entry and "kind" not in entry:
+        raise ConfigurationError(
+            f"attention_pattern is a dict with the keys {shown([*entry])}. The dict of a pattern has a kind; others "
+            'have the keys "encoder" and "decoder", in an encoder-decoder, or "tile" and "patterns". To give each '
+            "layer its own, give a list with a pattern or None for each."
+        )
     return entry if isinstance(entry, Pattern) else Pattern.from_dict(entry)
 
 

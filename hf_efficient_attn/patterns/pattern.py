@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.patterns.checks import check_head, check_length
 from hf_efficient_attn.patterns.counting import CrossingError, MovingSpans, band_pairs, check_counted, counted_pairs
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.serialization import check_nesting, from_json, to_json
@@ -240,11 +240,14 @@ class Pattern:
     ) -> str:
         """Return one line of ■ (reads) and ⬚ (does not) per query, for one layer and head.
 
-        num_keys: query_offset + num_queries by default.
+        Args:
+            num_keys: query_offset + num_queries by default.
+            head: of a model with the least number of heads that the pattern accepts and that has this head.
 
         Raises:
-            InputError: a length below 1, or one the pattern cannot have.
+            InputError: a length below 1, one the pattern cannot have, or a head that no model has.
         """
+        check_head(head)
         num_keys = query_offset + num_queries if num_keys is None else num_keys
         check_length("num_queries", num_queries)
         check_length("num_keys", num_keys)
@@ -252,7 +255,6 @@ class Pattern:
             raise InputError(
                 f"{num_queries} queries × {num_keys} keys are more than {MAX_DRAWN_PAIRS} signs to draw; take fewer."
             )
-        # the least number of heads that the pattern accepts and that has this head
         num_heads = self.num_head_patterns * (1 + head // self.num_head_patterns)
         pattern = self.resolve(num_keys, layer, head, num_heads)
         queries = range(query_offset, query_offset + num_queries)

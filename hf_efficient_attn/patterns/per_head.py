@@ -6,6 +6,7 @@ from math import lcm
 from typing import Any, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.checks import check_head
 from hf_efficient_attn.patterns.pattern import Pattern, check_patterns, common_period, farthest
 
 
@@ -44,7 +45,12 @@ class PerHead(Pattern, kind="per_head"):
         return lcm(len(self.patterns), super().num_head_patterns)
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
-        """Return the resolved pattern of this head."""
+        """Return the resolved pattern of this head.
+
+        Raises:
+            InputError: the head is none of these.
+        """
+        check_head(head, num_heads)
         return self.heads(num_heads)[head].resolve(num_keys, layer, head, num_heads)
 
     @property

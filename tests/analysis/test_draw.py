@@ -44,7 +44,7 @@ def test_json_text() -> None:
     [
         ("missing.json", "There is no file 'missing.json'"),
         ('{"kind": ', "is no valid JSON"),
-        ('{"model_type": "bert"}', "a pattern has no kind"),
+        ('{"model_type": "bert"}', "The dict of a pattern has a kind"),
         ("[null]", "Layer 0 has no pattern"),
     ],
 )

@@ -121,6 +121,7 @@ def test_patterns_differ_from_layer_to_layer() -> None:
         ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
         ("llama", 7, "is 7"),
         ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
+        ("llama", {0: Band(2, 0)}, "give a list"),
         ("mistral_sliding", Band(2, 0), "sliding_window to None"),
         ("gemma3", [Band(2, 0), Band(2, 0)], "Give None for this layer"),
     ],

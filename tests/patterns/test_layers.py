@@ -37,6 +37,8 @@ def test_forms(spec: Any, patterns: tuple[Pattern | None, ...]) -> None:
         (None, "it must be a pattern"),
         ("band", "it must be a pattern"),
         ({}, "a pattern has no kind"),
+        ({"encodr": BAND}, r"keys \['encodr'\].* \"encoder\" and \"decoder\""),
+        ({0: BAND, 1: None}, r"keys \[0, 1\].* give a list"),
     ],
 )
 def test_refusals(spec: Any, message: str) -> None:

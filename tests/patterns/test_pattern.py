@@ -278,3 +278,15 @@ def test_a_class_without_a_kind_is_told_of_key_tables() -> None:
     ):
         with pytest.raises(ConfigurationError, match=r"WithoutKind is a subclass of Pattern without a kind.*KeyTable"):
             use()
+
+
+@pytest.mark.parametrize("head", [-1, -3, 2**16, 1.0, True, None])
+@pytest.mark.parametrize("pattern", [Band(1, 0), PerHead([Band(1, 0), Band(3, 0)])], ids=lambda each: each.kind)
+def test_heads_that_no_model_has_are_refused(pattern: Pattern, head: Any) -> None:
+    with pytest.raises(InputError, match="head is .* it must be an integer from 0 to 65535"):
+        pattern.draw(4, head=head)
+
+
+def test_a_head_beyond_those_of_the_model_is_refused() -> None:
+    with pytest.raises(InputError, match="head is 2; it must be an integer from 0 to 1, of 2 heads"):
+        PerHead([Band(1, 0), Band(3, 0)]).resolve(4, head=2, num_heads=2)

@@ -6,10 +6,9 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.checks import MAX_INTEGER
+from hf_efficient_attn.patterns.checks import MAX_HEADS, MAX_INTEGER
 
 MAX_LAYERS = 10_000
-MAX_HEADS = 2**16
 # numbers of a token
 MAX_WIDTH = 2**24
 # (ends of names, least, most); the first that fits
