@@ -113,7 +113,7 @@ def _arguments(factory: Callable[..., Pattern]) -> Iterator[str]:
     """Return the arguments of a pattern: their names, those of lists in brackets, with defaults."""
     for name, parameter in inspect.signature(factory).parameters.items():
         argument = f"[{name}, ...]" if get_origin(parameter.annotation) in (Sequence, tuple) else name
-        yield argument if parameter.default is parameter.empty else f"{argument}={parameter.default!r}"
+        yield argument if parameter.default is parameter.empty else f"{argument}={shown(parameter.default)}"
 
 
 def _global(*positions: Any, **options: bool) -> Pattern:
