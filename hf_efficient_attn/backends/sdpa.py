@@ -19,6 +19,8 @@ SCORES_PER_MASKED_SCORE = 1.1
 # ... off the CPU, where no kernel that skips the softmax's memory takes a mask; reckoned, not measured
 SCORES_PER_MASKED_SCORE_ELSEWHERE = 3.0
 SCORES_PER_MASK_ENTRY = 50
+# ... and a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
+SCORES_PER_UNFUSED_SCORE = 4.0
 # memory of a pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
@@ -44,15 +46,17 @@ def missing(call: AttentionCall) -> str | None:
 def cost(call: AttentionCall) -> float:
     """Return the estimated time of dense attention for one example, in its own scores."""
     layout, plain = call.layout, maskless(call.layout)
-    if plain is not None and call.tokens.is_empty:
+    is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
+    if plain is not None and call.tokens.is_empty and not is_unfused:
         start, stop, is_causal = plain
         return layout.num_heads * (stop - start) * (layout.num_queries / (1 + is_causal) + SCORES_PER_KEY)
-    if plain is not None:
+    if plain is not None and not is_unfused:
         per_key = float(layout.num_queries + SCORES_PER_KEY)
     else:
         # in cached decoding every step has a mask of its own
         per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
         per_score = SCORES_PER_MASKED_SCORE if call.inputs.device == "cpu" else SCORES_PER_MASKED_SCORE_ELSEWHERE
+        per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_score
         per_key = per_score * layout.num_queries + SCORES_PER_KEY + per_mask
     return layout.num_heads * layout.num_keys * per_key
 
@@ -79,11 +83,15 @@ def working_bytes(call: AttentionCall) -> int:
     num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
-    # its kernel for CPUs knows no dropout, no values of another width, and no gradient of a mask
-    has_unfused = call.dropout > 0.0 or inputs.head_dim != inputs.value_dim
-    if inputs.device == "cpu" and (has_unfused or (call.terms and inputs.needs_grad)):
+    # its kernel for CPUs knows no gradient of a mask
+    if inputs.device == "cpu" and (has_no_kernel(call) or (call.terms and inputs.needs_grad)):
         num_bytes += NUMBERS_PER_SCORE * max(4, inputs.dtype.itemsize) * inputs.batch_size * layout.num_pairs
     return num_bytes
+
+
+def has_no_kernel(call: AttentionCall) -> bool:
+    """Return whether torch's fused kernel for CPUs cannot compute a call: no dropout, no values of another width."""
+    return call.dropout > 0.0 or call.inputs.head_dim != call.inputs.value_dim
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:

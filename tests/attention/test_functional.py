@@ -14,7 +14,7 @@ from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
-from hf_efficient_attn.patterns.bands import Band, Full
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 X = torch.randn(2, 4, 20, 8)
@@ -141,6 +141,17 @@ def test_auto_is_dense_where_that_is_cheaper() -> None:
     assert fastest(call(8192, Full())) == "sdpa"
     assert fastest(call(8192, Band(256, 256))) == "blocked"
     assert select(call(8192, Band(256, 256), needs_grad=True)).NAME == "blocked"
+
+
+@pytest.mark.parametrize("changes", [{"dropout": 0.1}, {"terms": (Term(torch.zeros(1, 8, 1, 4), Distance(0, 3)),)}])
+def test_auto_counts_what_no_fused_kernel_computes(changes: dict[str, Any]) -> None:
+    for name in ("blocked", "sdpa"):
+        plain = call(512, Full())
+        assert BACKENDS[name].cost(replace(plain, **changes)) > 2 * BACKENDS[name].cost(plain)
+    assert fastest(call(512, Causal())) == "sdpa"
+    assert fastest(replace(call(512, Causal()), **changes)) == "blocked"
+    # blocks cost a fixed time, which shows in short inputs
+    assert fastest(replace(call(64, Causal()), **changes)) == "sdpa"
 
 
 def test_auto_on_a_gpu_is_flex_but_not_for_steps_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

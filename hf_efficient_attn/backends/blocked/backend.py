@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.estimate import ELSEWHERE, ON_CPU, estimate
+from hf_efficient_attn.backends.blocked.estimate import costs_of, estimate
 from hf_efficient_attn.backends.blocked.operator import blocked_attention
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.plan import write_plan
@@ -27,7 +27,7 @@ def missing(call: AttentionCall) -> str | None:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example, in scores of dense attention; infinite where the masks are refused."""
-    return estimate(call.layout).time(ON_CPU if call.inputs.device == "cpu" else ELSEWHERE)
+    return estimate(call.layout).time(costs_of(call))
 
 
 def remark(call: AttentionCall) -> str:

@@ -5,10 +5,12 @@ from math import inf
 
 import torch
 
+from hf_efficient_attn.backends.blocked.execute import is_fused
 from hf_efficient_attn.errors import MaskLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.layout import Layout
 
 # queries per block, those of the fused forward pass
@@ -25,6 +27,8 @@ class Costs:
 
 
 ON_CPU = Costs(1.15, 8, SCORES_PER_RUN)
+# the explicit kernel, of soft caps, terms and dropout: 3.2 to 4 times, up to 5 with a cap (4,096 tokens, one thread)
+EXPLICIT_ON_CPU = Costs(3.5, 8, SCORES_PER_RUN)
 # no fused kernel there, and a run waits for a score of launches; reckoned, not measured
 ELSEWHERE = Costs(12, 8, 5e7)
 
@@ -49,6 +53,13 @@ class Estimate:
         if self.refusal is not None:
             return inf
         return costs.score * self.num_pairs + costs.key * self.num_key_reads + costs.run * self.num_runs
+
+
+def costs_of(call: AttentionCall) -> Costs:
+    """Return the times of the kernel that computes a call."""
+    if call.inputs.device != "cpu":
+        return ELSEWHERE
+    return ON_CPU if is_fused(call) else EXPLICIT_ON_CPU
 
 
 @cached()

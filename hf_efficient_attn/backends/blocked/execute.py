@@ -36,10 +36,11 @@ MAX_BUFFER_OFF_CPU = 1 << 25
 MAX_GATHERED = 1 << 18
 
 
-def is_fused(call: AttentionCall, q: Tensor, v: Tensor) -> bool:
+def is_fused(call: AttentionCall) -> bool:
     """Return whether the fused operator can compute a call."""
-    is_plain = not call.terms and call.softcap is None and call.dropout == 0.0 and q.shape[-1] == v.shape[-1]
-    return is_plain and q.device.type == "cpu" and q.dtype in FUSED_DTYPES
+    inputs = call.inputs
+    is_plain = not call.terms and call.softcap is None and call.dropout == 0.0 and inputs.head_dim == inputs.value_dim
+    return is_plain and inputs.device == "cpu" and inputs.dtype in FUSED_DTYPES
 
 
 def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
@@ -78,7 +79,7 @@ def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
     """Join what a call reads to the output and the log-sum-exp so far."""
-    fused = is_fused(call, q, v)
+    fused = is_fused(call)
     q, k, v = plain_rows(q, k, v) if fused else (q, k, v)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
     kernels = Kernels(call, seed, fused, q.device)
@@ -137,7 +138,7 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d
     Args:
         tensors: q, k, v, grad, out, lse, dq, dk, dv.
     """
-    fused = is_fused(call, tensors[0], tensors[2])
+    fused = is_fused(call)
     batch_size, terms = len(tensors[0]), call.terms
     tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if fused else tensors
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
