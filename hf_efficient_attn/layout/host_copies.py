@@ -40,6 +40,17 @@ def on_host(tensor: Tensor) -> Tensor:
     return _copies.get_of((tensor,), None, lambda: tensor.detach().cpu())
 
 
+def as_they_are(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy that keeps what now stands in a tensor of the CPU, whose memory others may write; else the tensor.
+
+    All who ask before it changes share one copy, which nobody may change.
+    """
+    # what stands in tensors of other types may not be known, as in fake ones
+    if type(tensor) is not Tensor or tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return tensor
+    return _copies.get_of((tensor,), None, tensor.detach().clone)
+
+
 def bring(*given: Any) -> None:
     """Copy tensors to the host for `on_host`, all of a device at once. Other arguments, such as None, are left out."""
     if torch.compiler.is_compiling():

@@ -65,6 +65,24 @@ def test_attention(name: str, backend: str, write: Callable[[Tensor, Tensor], No
     assert torch.equal(of(mask), first)
 
 
+@pytest.mark.parametrize("write", WRITES[:2], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("backend", ["sdpa", "blocked", "reference"])
+@pytest.mark.parametrize("name", FIRST)
+def test_backward_of_a_mask_that_was_written_since(
+    name: str, backend: str, write: Callable[[Tensor, Tensor], None]
+) -> None:
+    """The gradient is that of the forward, whose mask was another."""
+    gradients = []
+    for is_written in (False, True):
+        mask, x = FIRST[name].clone(), X.clone().requires_grad_()
+        output = hea.attention(x, x, x, Band(4, 4), backend=backend, **{name: mask})  # type: ignore
+        if is_written:
+            write(mask, SECOND[name])
+        output.square().sum().backward()  # type: ignore[union-attr]
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
 def test_attention_over_a_view() -> None:
     """A mask that is neither contiguous nor first in its memory."""
     memory = torch.zeros(2, 3 * TOKENS, dtype=torch.int64)

@@ -11,6 +11,7 @@ from hf_efficient_attn.backends.blocked.kernels import wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.host_copies import as_they_are
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.plan import read_plan
@@ -137,7 +138,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     q, k, v, key_mask, segment_ids, global_mask, term_values, sinks, seed, query_start, *ctx.settings = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    masks = (key_mask, segment_ids, global_mask)
+    masks = tuple(as_they_are(mask) for mask in (key_mask, segment_ids, global_mask))
     ctx.save_for_backward(q, k, v, out, lse, *masks, sinks, seed, query_start, *term_values)
 
 
