@@ -129,13 +129,19 @@ def problem(error: Exception) -> str | None:
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 
+class Limit:
+    """How many seconds of the processor an answer may take in this run."""
+
+    seconds = MAX_SECONDS
+
+
 class TooLongError(BaseException):
     """The second of an answer is over; no `except Exception` takes it for one."""
 
 
 @contextlib.contextmanager
 def time_limit() -> Iterator[None]:
-    """Raise TooLongError within, where MAX_SECONDS of the processor are over since `next_second`."""
+    """Raise TooLongError within, where the limit of the run is over since `next_second`."""
 
     def stop(*_: object) -> None:
         raise TooLongError
@@ -150,7 +156,7 @@ def time_limit() -> Iterator[None]:
 
 def next_second() -> None:
     """Count the time of the next answer."""
-    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, Limit.seconds)
 
 
 def run_case(seed: int, number: int, folder: Path) -> tuple[str, str | None]:
@@ -163,7 +169,7 @@ def run_case(seed: int, number: int, folder: Path) -> tuple[str, str | None]:
             kind(draw, folder)
     except TooLongError as error:
         places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames_of(error)]
-        found, ended = f"longer than {MAX_SECONDS} seconds: {' > '.join(places)}", "stopped"
+        found, ended = f"longer than {Limit.seconds} seconds: {' > '.join(places)}", "stopped"
     except Exception as error:
         found, ended = problem(error), "refused"
     grown = memory("VmHWM") - before
@@ -204,7 +210,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")), help="default: the day")
     parser.add_argument("--only", type=int, help="one case, by its number")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
+    parser.add_argument(
+        "--most-seconds", type=float, default=MAX_SECONDS, help="of the processor, for an answer (default: %(default)s)"
+    )
     args = parser.parse_args()
+    Limit.seconds = args.most_seconds
     quiet()
     print(f"seed {args.seed}", flush=True)
     stop, failures, counts = time.monotonic() + args.seconds, 0, Counter[str]()
