@@ -83,7 +83,10 @@ def test_another_implementation_is_refused(way: Callable[[Any], Any]) -> None:
 def test_context_parallelism_is_not_offered(way: Callable[[Any], Any]) -> None:
     model = way(build("llama"))
     assert model._supports_context_parallel is False
-    assert hea.sparsify(model, None)._supports_context_parallel is tr.LlamaModel._supports_context_parallel
+    hea.sparsify(model, None)
+    # older versions of transformers have no such flag
+    if hasattr(tr.LlamaModel, "_supports_context_parallel"):
+        assert model._supports_context_parallel is tr.LlamaModel._supports_context_parallel
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "vit"])
