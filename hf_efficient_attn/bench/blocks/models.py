@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
 from hf_efficient_attn.bench.harness.timing import Case
+from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
     SimplifiedTransformerConfig,
 )
@@ -114,7 +115,7 @@ def run_layers(model: PreTrainedModel, hidden_states: torch.Tensor) -> torch.Ten
         for layer in backbone.h:
             hidden_states = layer(hidden_states)
         return hidden_states
-    mask, centering = backbone._masks(hidden_states, None, None, None)
+    mask, centering = backbone._masks(prepare_call(backbone.config, hidden_states, None, None, None, {}))
     for layer in backbone.layers:
         hidden_states = layer(hidden_states, attention_mask=mask, centering=centering)[0]
     return hidden_states
