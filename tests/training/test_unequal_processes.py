@@ -1,6 +1,7 @@
 """Processes that would train different models say so at the first step, and equal ones train."""
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,22 @@ SCRIPT = Path(__file__).parent / "unequal_script.py"
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return what three processes print until `Trainer` fails in one of them; rank 2 differs, and comes last."""
-    return torchrun(SCRIPT, tmp_path_factory.mktemp("trainer"), processes=3, exit_code=1)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the three processes write what was raised."""
+    return tmp_path_factory.mktemp("trainer")
 
 
 @pytest.fixture(scope="module")
-def raised(printed: str) -> dict[tuple[str, int], str]:
+def printed(folder: Path) -> str:
+    """Return what three processes print until `Trainer` fails in one of them; rank 2 differs, and comes last."""
+    return torchrun(SCRIPT, folder, processes=3, exit_code=1)
+
+
+@pytest.fixture(scope="module")
+def raised(printed: str, folder: Path) -> dict[tuple[str, int], str]:
     """Return what was raised, by case and rank."""
-    lines = [line.split("|", 2) for line in printed.splitlines() if re.match(r"\d\|", line)]
-    return {(name, int(rank)): message for rank, name, message in lines}
+    by_rank = {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in range(3)}
+    return {(name, rank): message for rank, messages in by_rank.items() for name, message in messages.items()}
 
 
 def test_equal_processes_train_and_one_may_evaluate_alone(raised: dict[tuple[str, int], str]) -> None:
