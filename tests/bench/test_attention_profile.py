@@ -10,7 +10,8 @@ import pytest
 from hf_efficient_attn.analysis.draw import read_pattern
 from hf_efficient_attn.bench.attention import profile as attention_profile
 from hf_efficient_attn.bench.attention.cases import Shape
-from hf_efficient_attn.bench.attention.profile import CASES, ProfileCase, Round, least_of, profile_case
+from hf_efficient_attn.bench.attention.profile import Round, least_of, profile_case
+from hf_efficient_attn.bench.attention.profile_cases import CASES, ProfileCase
 from hf_efficient_attn.bench.attention.profile_report import comparison_section, limit_sentence
 from hf_efficient_attn.cli import main
 

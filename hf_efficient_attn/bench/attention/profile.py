@@ -21,14 +21,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import select
-from hf_efficient_attn.backends import flex
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.bench.attention.cases import (
@@ -41,18 +37,14 @@ from hf_efficient_attn.bench.attention.cases import (
     repeated,
 )
 from hf_efficient_attn.bench.attention.measure import Row, call_of
+from hf_efficient_attn.bench.attention.profile_cases import CASES, ProfileCase, as_case
+from hf_efficient_attn.bench.attention.profile_kernels import COMPILED_KERNEL, CPU, KERNELS, kernels_of
 from hf_efficient_attn.bench.attention.profile_report import profile_markdown
 from hf_efficient_attn.bench.harness.report import describe_machine
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, Case, time_once
 from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 
-CPU = torch.device("cpu")
-FORWARD_KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
-BACKWARD_KERNEL = f"{FORWARD_KERNEL}_backward"
-COMPILED_KERNEL = "## Call CompiledFxGraph"
-KERNELS = {FORWARD_KERNEL: "kernel, forward", BACKWARD_KERNEL: "kernel, backward", COMPILED_KERNEL: "kernel, forward"}
 # what the operators of torch beside the kernels are there for; all others, and what no operator has, is dispatch
 PURPOSES = {
     "gathers and copies": ("index_select", "index", "copy_", "clone", "index_copy_", "arange", "mul", "add"),
@@ -65,47 +57,8 @@ PURPOSE_OF = {f"aten::{name}": purpose for purpose, names in PURPOSES.items() fo
 DISPATCH = "Python, views, allocation"
 # dense attention is timed up to so many tokens; beyond, its time per pair is taken from there
 DENSE_TOKENS = 4096
-COMPILED_TARGET, EFFICIENCY_TARGET = 0.75, 0.55
-SPEED_TARGET, TIME_TARGET, GROWTH_TARGET, LAYOUT_TARGET = 0.95, 1.15, 2.1, 0.02
-
-
-@dataclass(frozen=True)
-class ProfileCase:
-    """A call whose time is taken apart.
-
-    Attributes:
-        figure: what has a target: "efficiency"; "speed" against dense attention; "time" against the case before;
-            "growth" per doubling.
-        aligned: a pattern of whole blocks with about as many pairs, by which a kernel that evaluates masks is
-            measured without them; None: the kernel is timed alone.
-    """
-
-    pattern: str
-    tokens: int
-    backend: str = "auto"
-    measure: str = "forward"
-    figure: str = "efficiency"
-    target: float = EFFICIENCY_TARGET
-    aligned: str | None = None
-
-
-CASES = (
-    *(
-        ProfileCase("band", tokens, flex.NAME, target=COMPILED_TARGET, aligned="blocks(band(4, 4), 64)")
-        for tokens in (4096, 32768)
-    ),
-    *(ProfileCase("bigbird", tokens) for tokens in (4096, 16384)),
-    *(ProfileCase(name, 4096, figure="time", target=TIME_TARGET) for name in ("band", "dilated")),
-    *(
-        ProfileCase(name, tokens, figure="speed", target=SPEED_TARGET)
-        for name, tokens in (("band", 128), ("band", 512), ("dilated", 128))
-    ),
-    *(
-        ProfileCase("band", tokens, measure="forward_backward", figure="growth", target=GROWTH_TARGET)
-        for tokens in (65536, 131072)
-    ),
-)
 LAYOUTS = (("bigbird", 131072), ("band", 131072))
+LAYOUT_TARGET = 0.02
 
 
 def run_profile(shape: Shape, repeats: int, max_seconds: float, folder: Path) -> None:
@@ -181,13 +134,6 @@ def describe(best: Round, case: ProfileCase, shape: Shape, layout: Layout) -> Ro
     }
 
 
-def as_case(call: Call, measure: str) -> Case:
-    """Return the case of a forward pass, or of forward and backward."""
-    if measure == "forward":
-        return call.forward_case()
-    return call.forward_backward_case(torch.ones_like(call.inputs[0]))
-
-
 def calls_per_sample(tokens: int) -> int:
     """Return how many calls are timed at once: several of short ones."""
     return max(1, DENSE_TOKENS // tokens)
@@ -223,72 +169,6 @@ def profiled(case: ProfileCase, call: Call) -> dict[str, float]:
             seconds[purpose] += event.self_cpu_time_total * 1e-6
     seconds[DISPATCH] = max(0.0, total - sum(seconds.values()))
     return {name: value / calls for name, value in seconds.items() if value > 0.0}
-
-
-def kernels_of(case: ProfileCase, shape: Shape, layout: Layout, inputs: list[Tensor], backend: str) -> list[Row]:
-    """Return the kernel calls of one call, alone."""
-    if backend == flex.NAME:
-        return [aligned_kernel(case, shape, layout)]
-    return kernels_alone(lambda: run_open(case, layout, inputs, backend))
-
-
-def run_open(case: ProfileCase, layout: Layout, inputs: list[Tensor], backend: str) -> None:
-    """Run a call with every kernel in sight of a dispatch mode, which custom operators would hide."""
-    if backend != blocked.NAME:
-        as_case(own_call(layout.pattern, inputs, backend), case.measure).run(None)
-        return
-    q, k, v = (tensor.detach() for tensor in inputs)
-    call = AttentionCall(layout, inputs_of(q, k, v), scale=q.shape[-1] ** -0.5)
-    out, lse = execute.forward(q, k, v, call)
-    if case.measure != "forward":
-        execute.backward(torch.ones_like(out), q, k, v, out, lse, call)
-
-
-class RepeatKernels(TorchDispatchMode):
-    """Runs every call of the fused kernel once more, and keeps what it was and how long the repeat took."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, tuple[int, int, int, int], float]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = KERNELS.get(func.name())
-        if name is not None:
-            q, k = args[:2] if func.name() == FORWARD_KERNEL else args[1:3]
-            start = time.perf_counter()
-            func(*args, **(kwargs or {}))
-            seconds = time.perf_counter() - start
-            self.calls.append((name.split()[-1], (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), seconds))
-        return result
-
-
-def kernels_alone(run: Callable[[], None]) -> list[Row]:
-    """Return the calls of the fused kernel in `run`, those of equal block length and keys as one."""
-    with RepeatKernels() as mode:
-        run()
-    grouped: dict[tuple[str, int, int], Row] = {}
-    for direction, (heads, blocks, queries, keys), seconds in mode.calls:
-        new = {"direction": direction, "queries": queries, "keys": keys, "calls": 0, "pairs": 0, "seconds": 0.0}
-        kernel = grouped.setdefault((direction, queries, keys), new)
-        kernel["calls"] += 1
-        kernel["pairs"] += heads * blocks * queries * keys
-        kernel["seconds"] += seconds
-    return sorted(grouped.values(), key=lambda kernel: -kernel["seconds"])
-
-
-def aligned_kernel(case: ProfileCase, shape: Shape, layout: Layout) -> Row:
-    """Return the compiled kernel of flex, its seconds taken from those per pair of a pattern without partial blocks."""
-    pattern = pattern_of(case.aligned or case.pattern, case.tokens)
-    call = own_call(pattern, shape.tensors(case.tokens), flex.NAME)
-    # the first call compiles
-    _, aligned_seconds = (time_once(call.forward_case(), CPU) for _ in range(2))
-    aligned = Layout(pattern, shape.num_heads, case.tokens, case.tokens)
-    pairs, aligned_pairs = (flex.computed_pairs(call_of(one, shape)) for one in (layout, aligned))
-    queries, keys = flex.BLOCK_SIZES[shape.device]
-    seconds = aligned_seconds * pairs / aligned_pairs
-    pairs *= shape.batch_size
-    return {"direction": "forward", "queries": queries, "keys": keys, "calls": 1, "pairs": pairs, "seconds": seconds}
 
 
 def describe_kernel(kernel: Row, dense_rates: dict[str, float]) -> Row:
