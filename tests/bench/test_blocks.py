@@ -57,6 +57,13 @@ def test_a_row_per_model_and_dtype(results):
     assert set(results["pre_ln_against_gpt2"]) == {"float32", "bfloat16"}
 
 
+def test_quick_compares_two_blocks_with_gpt2(tmp_path):
+    bench("--quick", "--output", tmp_path)
+    rows = json.loads((tmp_path / "blocks.json").read_text())["results"]
+    assert [row["model"] for row in rows] == ["pre_ln", "sas_p", "gpt2"]
+    assert {row["peak_memory_bytes"] for row in rows} == {None}
+
+
 def test_every_row_has_every_measure(results):
     for row in results["results"]:
         speeds = [row[f"{measure}_tokens_per_second"] for measure in ("training", "layers", "prefill")]

@@ -55,6 +55,7 @@ COUNTS = {
     "decode_batch_size": (1, "sequences decoded at once"),
     "repeats": (10, "timed rounds; a round runs every model once"),
 }
+QUICK = {"blocks": ["pre_ln", "sas_p"], "num_layers": 2, "repeats": 5, "no_memory": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="run everything through torch.compile")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--no-gpt2", action="store_true", help="leave transformers' GPT-2 out")
+    parser.add_argument("--quick", action="store_true", help="two blocks and GPT-2, two layers deep, in about a minute")
     parser.add_argument("--counts", action="store_true", help="only print the paper's parameter counts")
     parser.add_argument("--output", type=Path, default=Path("outputs/bench_blocks"), help="folder of the results")
 
@@ -90,6 +92,8 @@ def main(args: argparse.Namespace) -> None:
     if args.counts:
         print(counts_table(paper_counts()))
         return
+    if args.quick:
+        vars(args).update(QUICK)
     check_counts(args, COUNTS)
     for block in args.blocks:
         shape_of(args).config(block)
