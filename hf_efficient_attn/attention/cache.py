@@ -3,14 +3,13 @@
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
 
+from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -105,112 +104,6 @@ class Origin(int):
     """Where the keys begin, 0; through it the cache is told of the padding and the config, by who makes the mask."""
 
     cache: PatternCache
-
-
-class Padding:
-    """How many tokens at the start of each row are padding; shared by the layers of a cache.
-
-    Attributes:
-        num_tokens: int [batch]; None: there is none.
-    """
-
-    def __init__(self) -> None:
-        self.num_tokens: Tensor | None = None
-
-    def note(self, is_token: Tensor | None) -> None:
-        """Count the padding of a mask, bool [batch, tokens], True = a token.
-
-        Raises:
-            InputError: masked tokens stand after others.
-        """
-        known = None if is_token is None else on_host(is_token)
-        if is_token is None or known is None or bool(known.all()):
-            self.num_tokens = None
-            return
-        if bool((known[:, :-1] & ~known[:, 1:]).any()):
-            raise InputError(
-                "attention_mask masks tokens after others that it does not mask, but PatternCache knows padding only "
-                "at the start. Pad on the left (tokenizer.padding_side = 'left'), or use the default cache."
-            )
-        self.num_tokens = (~is_token).sum(1)
-
-
-class PatternLayer(DynamicLayer):
-    """The keys and values of one layer: those of the first `num_first` tokens and of the last `left` ones.
-
-    A row with fewer tokens than that has its keys at the end. So the axis of the keys, with new keys appended, is an
-    axis of positions on which the pattern reads what it reads on the axis of all tokens: distances within the band
-    are unchanged, and the first tokens are the first.
-
-    Attributes:
-        num_first, left: in tokens.
-        cumulative_length: tokens seen so far, padding included.
-    """
-
-    is_croppable = False
-
-    def __init__(self, num_first: int, left: int, padding: Padding) -> None:
-        super().__init__()
-        self.num_first = num_first
-        self.left = left
-        self.padding = padding
-        self.cumulative_length = 0
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim]."""
-        keys, values = super().update(key_states, value_states)
-        self.cumulative_length += key_states.shape[-2]
-        slots = self._kept_slots(keys.shape[-2], keys.device)
-        if slots is not None:
-            self.keys, self.values = _select(keys, slots), _select(values, slots)
-        return keys, values
-
-    def _kept_slots(self, num_slots: int, device: torch.device) -> Tensor | None:
-        """Return which of the slots stay, [batch or 1, num_first + left]; None: all."""
-        num_kept = self.num_first + self.left
-        if num_slots <= num_kept:
-            return None
-        slots = torch.arange(num_slots - num_kept, num_slots, device=device)[None]
-        first = torch.arange(self.num_first, device=device)
-        if self.padding.num_tokens is not None:
-            num_tokens = self.cumulative_length - self.padding.num_tokens.to(device)
-            first = first + (num_slots - num_tokens).clamp(min=0)[:, None]
-            slots = slots.expand(first.shape[0], -1)
-        # a row without that many tokens keeps all of them
-        first = torch.minimum(first, slots[:, : self.num_first])
-        return torch.cat([first, slots[:, self.num_first :]], 1)
-
-    def get_seq_length(self) -> int:
-        """Return the number of tokens seen so far."""
-        return self.cumulative_length
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.keys = self.values = None
-        self.is_initialized = False
-        self.cumulative_length = 0
-        self.padding.num_tokens = None
-
-    def crop(self, tokens_to_remove: int) -> NoReturn:
-        """Refuse: what a longer text has pushed out cannot come back.
-
-        Raises:
-            UnsupportedBackendError: always.
-        """
-        raise UnsupportedBackendError(
-            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped what only "
-            "they could read. Generate with the default cache."
-        )
-
-    def activate_past_recording(self) -> NoReturn:
-        """Refuse, as `crop` does."""
-        self.crop(0)
-
-
-def _select(states: Tensor, slots: Tensor) -> Tensor:
-    if slots.shape[0] == 1:
-        return states.index_select(2, slots[0])
-    return states.gather(2, slots[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
 
 
 def readable_tokens(pattern: Pattern) -> tuple[int, int | None]:

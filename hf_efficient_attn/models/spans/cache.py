@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_efficient_attn.attention.cache import Padding, PatternCache
+from hf_efficient_attn.attention.cache import PatternCache
+from hf_efficient_attn.attention.cache_layers import Padding
 from hf_efficient_attn.models.spans.bounds import SpanBounds
 from hf_efficient_attn.models.spans.cache_layer import SpanLayer
 from hf_efficient_attn.models.spans.config import span_window

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.cache import Padding, PatternLayer
+from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 
 # least room for new tokens behind those that a layer holds
 ROOM_TOKENS = 32

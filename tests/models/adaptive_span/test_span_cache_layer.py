@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_efficient_attn.attention.cache import Padding, PatternLayer
+from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.models.spans.cache_layer import ROOM_TOKENS, SpanLayer
 
 LEFT = 40
