@@ -1,6 +1,6 @@
 """A cache that holds only the keys that a pattern can still read: the first tokens, and those of its band."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -11,6 +11,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patte
 from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
@@ -22,8 +23,9 @@ class PatternCache(Cache):
     the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
 
     Args:
-        config: of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, or that joined with
-            `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently from layer to layer.
+        config: of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left, ...)`, or
+            these joined with `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently from layer to
+            layer.
 
     Raises:
         ConfigurationError: no pattern, or one that can read other tokens.
@@ -106,7 +108,7 @@ class Origin(int):
     cache: PatternCache
 
 
-def readable_tokens(pattern: Pattern) -> tuple[int, int | None]:
+def readable_tokens(pattern: Pattern) -> DecodingReach:
     """Return how many first tokens, and how many before itself, a token may read under a causal pattern; None: all.
 
     Raises:
@@ -115,31 +117,19 @@ def readable_tokens(pattern: Pattern) -> tuple[int, int | None]:
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> from hf_efficient_attn.patterns.global_tokens import GlobalTokens
     >>> readable_tokens((Band(8, 0) | GlobalTokens([0, 1])).causal())
-    (2, 8)
+    DecodingReach(num_first=2, left=8)
     """
-    heads = pattern.parts if pattern.kind == "per_head" else (pattern,)
-    num_first, left = 0, 0
-    for member in (member for head in heads for member in head.members()):
-        atoms = [part for part in member.parts if part.kind != "causal"] or [member]
-        atom = atoms[0]
-        if len(atoms) > 1 or atom.kind not in ("band", "causal", "global_tokens"):
-            _refuse(atom)
-        if atom.kind == "causal":
-            return 0, None
-        if atom.kind == "band":
-            limit = atom.left  # type: ignore[attr-defined]
-            if limit is None:
-                return 0, None
-            left = max(left, limit)
-        else:
-            positions = tuple(atom.positions)  # type: ignore[attr-defined]
-            if positions != tuple(range(len(positions))):
-                _refuse(atom)
-            num_first = max(num_first, len(positions))
-    return num_first, left
+    reach = pattern.decoding_reach()
+    if reach is None:
+        other = next((atom for atom in pattern.atoms() if atom.decoding_reach() is None), pattern)
+        raise ConfigurationError(
+            f"PatternCache holds a band and first tokens, but attention_pattern has {other.to_dict()}. Generate with "
+            "the default cache, which holds everything."
+        )
+    return reach
 
 
-def readable_per_layer(config: Any) -> tuple[tuple[int, int | None] | None, ...]:
+def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
     """Return `readable_tokens` of each layer's pattern in the config of a text model; None: the layer's own attention.
 
     Raises:
@@ -149,10 +139,3 @@ def readable_per_layer(config: Any) -> tuple[tuple[int, int | None] | None, ...]
     own_patterns = getattr(config, "readable_patterns", None)
     patterns = config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()
     return tuple(None if pattern is None else readable_tokens(pattern.causal()) for pattern in patterns or ())
-
-
-def _refuse(pattern: Pattern) -> NoReturn:
-    raise ConfigurationError(
-        f"PatternCache holds a band and first tokens, but attention_pattern has {pattern.to_dict()}. Generate with the "
-        "default cache, which holds everything."
-    )

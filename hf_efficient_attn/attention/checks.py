@@ -10,7 +10,8 @@ from hf_efficient_attn.errors import ConfigurationError, InputError, Unsupported
 from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
-from hf_efficient_attn.patterns.pattern import Pattern, check_kind
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.serialization import check_kind
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # beyond them kernels, which compute in float32, would read a factor as infinite, and divide by one as by 0

@@ -167,10 +167,15 @@ def maskless(layout: Layout) -> tuple[int, int, bool] | None:
     if not torch.compiler.is_compiling():
         return _of_spans(layout)
     # a compiler cannot trace the spans of patterns
-    if layout.pattern.kind == "full":
+    return _of_limits(layout)
+
+
+def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
+    """Return what the limits of a band without any on the left say."""
+    limits = layout.pattern.band_limits
+    if limits == (None, None):
         return 0, layout.num_keys, False
-    is_causal = layout.pattern.kind == "causal" and layout.query_offset == 0
-    return (0, layout.num_queries, True) if is_causal else None
+    return (0, layout.num_queries, True) if limits == (None, 0) and layout.query_offset == 0 else None
 
 
 @cached()

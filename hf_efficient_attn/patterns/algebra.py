@@ -7,20 +7,22 @@ from math import prod
 from operator import and_, or_
 from typing import Any
 
-from hf_efficient_attn.patterns.bands import Distances
-from hf_efficient_attn.patterns.counting import MovingSpans
-from hf_efficient_attn.patterns.pattern import (
-    MAX_MEMBERS,
-    Pattern,
-    check_pattern,
-    check_patterns,
+from hf_efficient_attn.patterns.bounds import (
+    ALL_BEFORE,
+    DecodingReach,
     common_period,
     farthest,
+    joined_reach,
     nearest,
 )
-from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.counting import MovingSpans
+from hf_efficient_attn.patterns.part_checks import check_pattern, check_patterns
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, complement, intersect, union
+
+# each is computed apart; with more of them that takes longer than all of them together
+MAX_MEMBERS = 16
 
 
 class Algebra(Pattern):
@@ -30,7 +32,7 @@ class Algebra(Pattern):
 
     def __post_init__(self) -> None:
         listed = check_patterns(self.kind, self.patterns)
-        nested = (pattern.parts if pattern.kind == self.kind else (pattern,) for pattern in listed)
+        nested = (pattern.parts if isinstance(pattern, type(self)) else (pattern,) for pattern in listed)
         object.__setattr__(self, "patterns", tuple(dict.fromkeys(part for parts in nested for part in parts)))
 
     @property
@@ -43,7 +45,7 @@ class Algebra(Pattern):
 
     @property
     def period(self) -> int | None:
-        return common_period(self.patterns)
+        return common_period(part.period for part in self.patterns)
 
     def causal(self) -> Pattern:
         return self._with_changed(part.causal() for part in self.patterns)
@@ -74,6 +76,13 @@ class Union(Algebra, kind="union"):
     @property
     def max_tokens_ahead(self) -> int | None:
         return farthest([part.max_tokens_ahead for part in self.patterns])
+
+    @property
+    def unread_tokens_ahead(self) -> int | None:
+        return nearest([part.unread_tokens_ahead for part in self.patterns])
+
+    def decoding_reach(self) -> DecodingReach | None:
+        return joined_reach(part.decoding_reach() for part in self.patterns)
 
     def members(self) -> tuple[Pattern, ...]:
         if self.num_members > MAX_MEMBERS:
@@ -106,6 +115,16 @@ class Intersection(Algebra, kind="intersection"):
     @property
     def max_tokens_ahead(self) -> int | None:
         return nearest([part.max_tokens_ahead for part in self.patterns])
+
+    @property
+    def unread_tokens_ahead(self) -> int | None:
+        return farthest([part.unread_tokens_ahead for part in self.patterns])
+
+    def decoding_reach(self) -> DecodingReach | None:
+        # a part reads the same among the tokens that are kept only if its own reach is among them; one that reads all
+        # tokens before a query does so among any
+        reaches = [reach for part in self.patterns if (reach := part.decoding_reach()) != ALL_BEFORE]
+        return joined_reach(reaches) if reaches else ALL_BEFORE
 
     def members(self) -> tuple[Pattern, ...]:
         if self.num_members > MAX_MEMBERS:
@@ -172,7 +191,11 @@ class Complement(Pattern, kind="complement"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        return unread_tokens_ahead(self.pattern)
+        return self.pattern.unread_tokens_ahead
+
+    @property
+    def unread_tokens_ahead(self) -> int | None:
+        return self.pattern.max_tokens_ahead
 
     @property
     def period(self) -> int | None:
@@ -181,21 +204,3 @@ class Complement(Pattern, kind="complement"):
     def subsample(self, step: int) -> Pattern | None:
         part = self.pattern.subsample(step)
         return None if part is None else ~part
-
-
-def unread_tokens_ahead(pattern: Pattern) -> int | None:
-    """Return how far after its query a key can lie that the pattern keeps from it, as `max_tokens_ahead` counts.
-
-    >>> from hf_efficient_attn.patterns import Band, Causal
-    >>> [unread_tokens_ahead(pattern) for pattern in (Band(0, None), Band(-1, None), Causal())]
-    [-1, 0, None]
-    """
-    if isinstance(pattern, Complement):
-        return pattern.pattern.max_tokens_ahead
-    if isinstance(pattern, Union):
-        return nearest([unread_tokens_ahead(part) for part in pattern.parts])
-    if isinstance(pattern, Intersection | PerHead):
-        return farthest([unread_tokens_ahead(part) for part in pattern.parts])
-    if isinstance(pattern, Distances) and pattern.right is None and pattern.step == 1:
-        return 0 if pattern.left == -1 else -1
-    return None

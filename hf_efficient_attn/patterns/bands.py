@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.bounds import ALL_BEFORE, DecodingReach
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_integer, is_integer
 from hf_efficient_attn.patterns.counting import MOVING_SPAN, CrossingError, Moving, MovingSpans, band_pairs
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -97,6 +98,21 @@ class Distances(Pattern):
     @property
     def max_tokens_ahead(self) -> int | None:
         return self.right
+
+    @property
+    def unread_tokens_ahead(self) -> int | None:
+        if self.right is not None or self.step > 1:
+            return None
+        return 0 if self.left == -1 else -1
+
+    @property
+    def band_limits(self) -> tuple[int | None, int | None] | None:
+        return (self.left, self.right) if self.step == 1 else None
+
+    def decoding_reach(self) -> DecodingReach | None:
+        if self.left is None:
+            return ALL_BEFORE if self.step == 1 else None
+        return DecodingReach(0, max(0, self.left))
 
     def causal(self) -> Pattern:
         return distances_pattern(self.left, 0 if self.right is None else min(self.right, 0), self.step)

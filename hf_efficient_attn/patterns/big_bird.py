@@ -9,6 +9,7 @@ from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.bounds import DrawnBlocks
 from hf_efficient_attn.patterns.checks import check_choice, check_integer
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -89,6 +90,9 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
     @property
     def is_random(self) -> bool:
         return True
+
+    def drawn_blocks(self) -> DrawnBlocks:
+        return DrawnBlocks(self.num_blocks, self.block_tokens)
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_rows = -(-num_keys // self.block_tokens)

@@ -6,8 +6,10 @@ from itertools import pairwise
 from typing import Any
 
 from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.bounds import GlobalPosition
 from hf_efficient_attn.patterns.checks import check_integer
-from hf_efficient_attn.patterns.pattern import Pattern, check_pattern
+from hf_efficient_attn.patterns.part_checks import check_pattern
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.spans import Spans, clip
 
@@ -75,6 +77,11 @@ class OfBlocks(Pattern):
         return tuple(
             self._expand(piece, range(query_offset, query_offset + num_queries), range(num_keys))
             for piece in self.pattern.pieces(last - first + 1, num_blocks, first)
+        )
+
+    def global_positions(self) -> tuple[GlobalPosition, ...]:
+        return tuple(
+            found._replace(block_tokens=found.block_tokens * self.block_tokens) for found in super().global_positions()
         )
 
     def _expand(self, piece: Piece, queries: range, keys: range) -> Piece:

@@ -11,6 +11,9 @@ from hf_efficient_attn.messages import shown
 MAX_INTEGER = 2**31 - 1
 # numbers that one list of a pattern may have
 MAX_LISTED = 1 << 20
+# patterns within a pattern, and how deep they may nest: every one costs time for every block of queries
+MAX_PARTS = 1024
+MAX_DEPTH = 32
 # of a model
 MAX_HEADS = 2**16
 

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.patterns.spans import Spans
 
 # of all rows together: more take longer than some seconds
 MAX_COUNTED_SPANS = 1 << 23
+# rows of a pattern that repeats itself so soon are looked at once
+MAX_CLASSES = 64
 # time of a span with moving ends, in spans of one row
 MOVING_SPAN = 8
 
@@ -57,16 +60,30 @@ class Moving:
         raise CrossingError
 
 
-class HasMovingSpans(Protocol):
+class HasSpans(Protocol):
     """What is counted."""
 
     kind: ClassVar[str]
+
+    @property
+    def period(self) -> int | None:
+        """Moving query and key by it changes nothing."""
+
+    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+        """Return the keys that some query of a range reads."""
 
     def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
         """Return the keys of each query of a range."""
 
 
-def counted_pairs(pattern: HasMovingSpans, num_queries: int, num_keys: int, query_offset: int) -> int:
+def pairs_of(pattern: HasSpans, num_queries: int, num_keys: int, query_offset: int) -> int:
+    """Return how many pairs a pattern allows; see `Pattern.num_pairs`."""
+    if pattern.period is not None and pattern.period <= min(MAX_CLASSES, num_queries):
+        return periodic_pairs(pattern, pattern.period, num_queries, num_keys, query_offset)
+    return counted_pairs(pattern, num_queries, num_keys, query_offset)
+
+
+def counted_pairs(pattern: HasSpans, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern allows.
 
     Raises:
@@ -91,12 +108,28 @@ def counted_pairs(pattern: HasMovingSpans, num_queries: int, num_keys: int, quer
     return total
 
 
+def periodic_pairs(pattern: HasSpans, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
+    """Return how many pairs a pattern of this period allows, by looking at one query of each class."""
+    stop = query_offset + num_queries
+    # far enough from both ends that none hides a key
+    room = period * -(-(stop + num_keys) // period)
+    total = num_spans = 0
+    check_counted(pattern, num_keys)
+    for query in range(query_offset, query_offset + period):
+        spans = pattern.key_spans(room + query, room + query, 4 * room)
+        num_spans += len(spans)
+        check_counted(pattern, num_spans)
+        alike = range(query, stop, period)
+        total += sum(band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in spans)
+    return total
+
+
 def both(end: "int | Moving") -> tuple[int, int]:
     """Return the value of an end for the first and for the last query."""
     return (end.first, end.last) if isinstance(end, Moving) else (end, end)
 
 
-def check_counted(pattern: HasMovingSpans, num_spans: int) -> None:
+def check_counted(pattern: HasSpans, num_spans: int) -> None:
     """Raise InputError for a count that would take too long."""
     if num_spans > MAX_COUNTED_SPANS:
         raise InputError(

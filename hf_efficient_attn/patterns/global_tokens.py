@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.bounds import DecodingReach, GlobalPosition
 from hf_efficient_attn.patterns.checks import check_bool, integers
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.piece import Piece
@@ -84,6 +85,13 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         if not (self.reads_all and self.read_by_all):
             return (self,)
         return replace(self, reads_all=False), replace(self, read_by_all=False)
+
+    def decoding_reach(self) -> DecodingReach | None:
+        num_first = len(self.positions)
+        return DecodingReach(num_first, 0) if tuple(self.positions) == tuple(range(num_first)) else None
+
+    def global_positions(self) -> tuple[GlobalPosition, ...]:
+        return tuple(GlobalPosition(position, 1) for position in self.positions)
 
     def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
         """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty.

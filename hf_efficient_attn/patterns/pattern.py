@@ -1,38 +1,35 @@
 """What every pattern can do.
 
-A pattern is a relation between absolute positions: query q may read key k. Spans of keys come in two kinds, the outer
-one (keys that some query of a range reads) and the inner one (keys that all of them read); the algebra is interval
-arithmetic on these bounds, so that no method ever looks at all pairs.
+A relation between absolute positions: query q may read key k. Spans of keys come in two kinds, the outer one (keys that
+some query of a range reads) and the inner one (keys that all of them read); the algebra is interval arithmetic on these
+bounds, so that no method ever looks at all pairs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
 from math import lcm
 from typing import Any, ClassVar, NoReturn
 
-from hf_efficient_attn.errors import ConfigurationError, InputError
-from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.checks import check_head, check_length
-from hf_efficient_attn.patterns.counting import CrossingError, MovingSpans, band_pairs, check_counted, counted_pairs
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.bounds import DecodingReach, DrawnBlocks, GlobalPosition
+from hf_efficient_attn.patterns.counting import CrossingError, MovingSpans, pairs_of
+from hf_efficient_attn.patterns.drawing import drawn
 from hf_efficient_attn.patterns.piece import Piece
-from hf_efficient_attn.patterns.serialization import check_nesting, from_json, to_json
+from hf_efficient_attn.patterns.serialization import read_pattern, write_pattern
 from hf_efficient_attn.patterns.spans import Spans, size
-
-# each is computed apart; with more of them that takes longer than all of them together
-MAX_MEMBERS = 16
-# patterns within a pattern, and how deep they may nest: every one costs time for every block of queries
-MAX_PARTS = 1024
-MAX_DEPTH = 32
-MAX_DRAWN_PAIRS = 1 << 22
-# rows of a pattern that repeats itself so soon are looked at once
-MAX_CLASSES = 64
 
 
 class Pattern:
     """Who may read whom: a value, hashable and equal by content, that can be written as JSON and drawn.
 
-    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")` that defines `allowed` and `key_spans`, or
-    `resolve`; everything else has a default. One that holds other patterns defines `parts` and `with_parts`.
+    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Its methods come in groups, in this order:
+
+    - what it must define: `allowed` and `key_spans`; or `resolve`, with `depends_on_length` or `is_random`, where
+      another pattern takes its place as soon as the length, the layer and the head are known;
+    - what makes it faster, or lets it be used in more places: every default is right, but says that nothing is known;
+    - what it defines if it holds other patterns: `parts` and `with_parts`;
+    - what it defines if it looks something up in tables: `with_tables`, `table_sizes` and `is_traceable`.
+
+    The rest is the same for every pattern.
     """
 
     kind: ClassVar[str] = ""
@@ -44,18 +41,7 @@ class Pattern:
             cls.kind = kind
             Pattern.kinds[kind] = cls
 
-    @property
-    def parts(self) -> tuple["Pattern", ...]:
-        """The patterns this one is made of; empty for an atom."""
-        return ()
-
-    def atoms(self) -> tuple["Pattern", ...]:
-        """Return the patterns without parts that this one is made of, each as often as it occurs in it."""
-        return tuple(atom for part in self.parts for atom in part.atoms()) or (self,)
-
-    def with_parts(self, parts: tuple["Pattern", ...]) -> "Pattern":
-        """Return the same pattern made of other parts."""
-        return self
+    # What a pattern must define
 
     def allowed(self, query: Any, key: Any) -> Any:
         """Return whether `query` may read `key`: a bool for integers, a bool tensor for integer tensors (broadcast).
@@ -77,26 +63,33 @@ class Pattern:
         """
         self._needs_length()
 
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> "Pattern":
+        """Return the pattern for this length, layer and head: random blocks drawn, positions counted from the start.
+
+        Raises:
+            InputError: a length the pattern cannot have.
+            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
+        """
+        return self._with_changed(part.resolve(num_keys, layer, head, num_heads) for part in self.parts)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether `resolve` gives another relation for another number of keys."""
+        return any(part.depends_on_length for part in self.parts)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether `resolve` gives another relation for another layer or head."""
+        return any(part.is_random for part in self.parts)
+
+    # What makes it faster, or lets it be used in more places
+
     def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
         """Return spans of keys that every query of first_query..last_query (inclusive) may read.
 
         Exact for one query; a lower bound otherwise.
         """
         return self.key_spans(first_query, last_query, num_keys) if first_query == last_query else ()
-
-    def num_keys_of(self, query: int, num_keys: int) -> int:
-        """Return how many keys `query` reads."""
-        return size(self.key_spans(query, query, num_keys))
-
-    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
-        """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ...
-
-        Raises:
-            InputError: counting would take too long.
-        """
-        if self.period is not None and self.period <= min(MAX_CLASSES, num_queries):
-            return periodic_pairs(self, self.period, num_queries, num_keys, query_offset)
-        return counted_pairs(self, num_queries, num_keys, query_offset)
 
     def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
         """Return the spans of keys of every query of first_query..last_query, whose ends may move with the query.
@@ -108,6 +101,18 @@ class Pattern:
         if first_query != last_query and spans != self.full_key_spans(first_query, last_query, num_keys):
             raise CrossingError
         return spans
+
+    def num_keys_of(self, query: int, num_keys: int) -> int:
+        """Return how many keys `query` reads."""
+        return size(self.key_spans(query, query, num_keys))
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ...
+
+        Raises:
+            InputError: counting would take too long.
+        """
+        return pairs_of(self, num_queries, num_keys, query_offset)
 
     @property
     def period(self) -> int | None:
@@ -125,43 +130,14 @@ class Pattern:
         return None
 
     @property
-    def is_causal(self) -> bool:
-        """Whether the structure proves that no key lies after its query."""
-        return self.max_tokens_ahead is not None and self.max_tokens_ahead <= 0
+    def unread_tokens_ahead(self) -> int | None:
+        """How far after its query a key can lie that the pattern keeps from it; counted as `max_tokens_ahead` is."""
+        return None
 
     @property
-    def depends_on_length(self) -> bool:
-        """Whether `resolve` gives another relation for another number of keys."""
-        return any(part.depends_on_length for part in self.parts)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether `resolve` gives another relation for another layer or head."""
-        return any(part.is_random for part in self.parts)
-
-    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> "Pattern":
-        """Return the pattern for this length, layer and head: random blocks drawn, positions counted from the start.
-
-        Raises:
-            InputError: a length the pattern cannot have.
-            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
-        """
-        return self._with_changed(part.resolve(num_keys, layer, head, num_heads) for part in self.parts)
-
-    def heads(self, num_heads: int) -> tuple["Pattern", ...]:
-        """Return one pattern per head; none of them holds a `PerHead`.
-
-        Raises:
-            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
-        """
-        if not self.parts:
-            return (self,) * num_heads
-        return tuple(map(self._with_changed, zip(*(part.heads(num_heads) for part in self.parts), strict=True)))
-
-    @property
-    def num_head_patterns(self) -> int:
-        """The smallest number of heads that `heads` accepts."""
-        return lcm(*(part.num_head_patterns for part in self.parts))
+    def band_limits(self) -> tuple[int | None, int | None] | None:
+        """(left, right) if every query reads exactly the keys of such a `Band`; None: it does not, or nobody knows."""
+        return None
 
     def causal(self) -> "Pattern":
         """Return the causal form: no key after its query."""
@@ -171,7 +147,7 @@ class Pattern:
         return self if self.is_causal else self & Causal()
 
     def members(self) -> tuple["Pattern", ...]:
-        """Return at most MAX_MEMBERS patterns whose union this one is, none of them a union; itself if there are more.
+        """Return a few patterns whose union this one is, none of them a union; itself if there would be many.
 
         Each is computed apart, without the pairs of those before it.
         """
@@ -194,8 +170,47 @@ class Pattern:
 
         Pieces may hold pairs that are not allowed, and two pieces may share pairs.
         """
-        queries = range(query_offset, query_offset + num_queries)
-        return (Piece(queries, range(num_keys), self, query_offset),)
+        return (Piece(range(query_offset, query_offset + num_queries), range(num_keys), self, query_offset),)
+
+    def decoding_reach(self) -> DecodingReach | None:
+        """Return which tokens a causal pattern can read; None: others than such first and last ones."""
+        return None
+
+    def global_positions(self) -> tuple[GlobalPosition, ...]:
+        """Return the positions that it names, each of which an input should have."""
+        return tuple(position for part in self.parts for position in part.global_positions())
+
+    def drawn_blocks(self) -> DrawnBlocks | None:
+        """Return which blocks it draws at random for every row of blocks; None: it draws none, or nothing but these."""
+        return None
+
+    # What it defines if it holds other patterns
+
+    @property
+    def parts(self) -> tuple["Pattern", ...]:
+        """The patterns this one is made of; empty for an atom."""
+        return ()
+
+    def with_parts(self, parts: tuple["Pattern", ...]) -> "Pattern":
+        """Return the same pattern made of other parts."""
+        return self
+
+    def heads(self, num_heads: int) -> tuple["Pattern", ...]:
+        """Return one pattern per head; none of them holds a `PerHead`.
+
+        Raises:
+            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
+        """
+        if not self.parts:
+            return (self,) * num_heads
+        return tuple(map(self._with_changed, zip(*(part.heads(num_heads) for part in self.parts), strict=True)))
+
+    @property
+    def num_head_patterns(self) -> int:
+        """The smallest number of heads that `heads` accepts."""
+        return lcm(*(part.num_head_patterns for part in self.parts))
+
+    # What it defines if it looks something up in tables
 
     def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> "Pattern":
         """Return the pattern with each of its lookup tables replaced by `convert(table)`, say a tensor."""
@@ -214,14 +229,24 @@ class Pattern:
         """Whether a compiler can write out `allowed` in short time."""
         return all(part.is_traceable for part in self.parts)
 
+    # What is the same for every pattern
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the structure proves that no key lies after its query."""
+        return self.max_tokens_ahead is not None and self.max_tokens_ahead <= 0
+
+    def atoms(self) -> tuple["Pattern", ...]:
+        """Return the patterns without parts that this one is made of, each as often as it occurs in it."""
+        return tuple(atom for part in self.parts for atom in part.atoms()) or (self,)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the pattern in JSON types; `Pattern.from_dict` is the way back.
 
         Raises:
             ConfigurationError: its class has no kind.
         """
-        check_kind(self)
-        return to_json(self)  # type: ignore[no-any-return]
+        return write_pattern(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Pattern":
@@ -230,10 +255,7 @@ class Pattern:
         Raises:
             ConfigurationError: an unknown kind, unknown or missing fields, or values the pattern refuses.
         """
-        if not isinstance(data, Mapping):
-            raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {shown(data)}.')
-        check_nesting(data, MAX_DEPTH, MAX_PARTS)
-        return from_json(data, cls.kinds)  # type: ignore[no-any-return]
+        return read_pattern(data, cls.kinds)  # type: ignore[no-any-return]
 
     def draw(
         self, num_queries: int, num_keys: int | None = None, layer: int = 0, head: int = 0, query_offset: int = 0
@@ -247,20 +269,7 @@ class Pattern:
         Raises:
             InputError: a length below 1, one the pattern cannot have, or a head that no model has.
         """
-        check_head(head)
-        num_keys = query_offset + num_queries if num_keys is None else num_keys
-        check_length("num_queries", num_queries)
-        check_length("num_keys", num_keys)
-        if num_queries * num_keys > MAX_DRAWN_PAIRS:
-            raise InputError(
-                f"{num_queries} queries × {num_keys} keys are more than {MAX_DRAWN_PAIRS} signs to draw; take fewer."
-            )
-        num_heads = self.num_head_patterns * (1 + head // self.num_head_patterns)
-        pattern = self.resolve(num_keys, layer, head, num_heads)
-        queries = range(query_offset, query_offset + num_queries)
-        return "\n".join(
-            "".join("■" if pattern.allowed(query, key) else "⬚" for key in range(num_keys)) for query in queries
-        )
+        return drawn(self, num_queries, num_keys, layer, head, query_offset)
 
     def __or__(self, other: "Pattern") -> "Pattern":
         if not isinstance(other, Pattern):
@@ -288,106 +297,4 @@ class Pattern:
         )
 
     def _with_changed(self, parts: Iterable["Pattern"]) -> "Pattern":
-        changed = tuple(parts)
-        return self if changed == self.parts else self.with_parts(changed)
-
-
-def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
-    """Return `patterns`, one or more patterns, as a tuple.
-
-    Raises:
-        ConfigurationError: there is none, or one is no pattern.
-    """
-    listed = tuple(islice(patterns, MAX_PARTS + 1)) if isinstance(patterns, Iterable) else ()
-    if not 0 < len(listed) <= MAX_PARTS:
-        raise ConfigurationError(f"{kind}: patterns is {shown(patterns)}; give a list of 1 to {MAX_PARTS} patterns.")
-    for pattern in listed:
-        check_is_pattern(kind, pattern)
-    check_size(kind, listed)
-    return listed
-
-
-def check_pattern(kind: str, pattern: Any) -> None:
-    """Refuse what is no pattern, and one that is too large to be a part of another.
-
-    Raises:
-        ConfigurationError: names the kind of the pattern that should hold it.
-    """
-    check_is_pattern(kind, pattern)
-    check_size(kind, (pattern,))
-
-
-def check_size(kind: str, parts: tuple[Pattern, ...]) -> None:
-    """Refuse parts that nest so deep, or are so many in all, that nothing could be computed in time.
-
-    Raises:
-        ConfigurationError: names the kind of the pattern that should hold them.
-    """
-    depth, num_parts = 0, 0
-    level = parts
-    while level:
-        depth, num_parts = depth + 1, num_parts + len(level)
-        if depth > MAX_DEPTH or num_parts > MAX_PARTS:
-            raise ConfigurationError(
-                f"{kind} would hold more than {MAX_PARTS} patterns, or nest them more than {MAX_DEPTH} deep. List the "
-                "keys of every query in a KeyTable instead."
-            )
-        level = tuple(inner for part in level for inner in part.parts)
-
-
-def check_is_pattern(kind: str, pattern: Any) -> None:
-    """Refuse what is no pattern.
-
-    Raises:
-        ConfigurationError: names the kind of the pattern that should hold it.
-    """
-    if not isinstance(pattern, Pattern):
-        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is none.")
-    check_kind(pattern)
-
-
-def check_kind(pattern: Any) -> None:
-    """Refuse a pattern that no config could hold.
-
-    Raises:
-        ConfigurationError: names its class.
-    """
-    if not pattern.kind:
-        raise ConfigurationError(
-            f"{type(pattern).__name__} is a subclass of Pattern without a kind, which configs and operators need to "
-            "read it again. Write a pattern of your own as a KeyTable, KeyTable([[0], [0, 1], ...]), which lists the "
-            "keys of every query."
-        )
-
-
-def farthest(limits: Sequence[int | None]) -> int | None:
-    """Return the largest of the limits; None if one of them is not known."""
-    known = [limit for limit in limits if limit is not None]
-    return max(known) if len(known) == len(limits) else None
-
-
-def nearest(limits: Sequence[int | None]) -> int | None:
-    """Return the smallest of the limits that are known; None: none is."""
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def common_period(patterns: Iterable[Pattern]) -> int | None:
-    """Return the least common multiple of the periods; None if a pattern has none."""
-    periods = [pattern.period for pattern in patterns]
-    return None if None in periods else lcm(*(period for period in periods if period))
-
-
-def periodic_pairs(pattern: Pattern, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
-    """Return how many pairs a pattern of this period allows, by looking at one query of each class."""
-    stop = query_offset + num_queries
-    # far enough from both ends that none hides a key
-    room = period * -(-(stop + num_keys) // period)
-    total = num_spans = 0
-    check_counted(pattern, num_keys)
-    for query in range(query_offset, query_offset + period):
-        spans = pattern.key_spans(room + query, room + query, 4 * room)
-        num_spans += len(spans)
-        check_counted(pattern, num_spans)
-        alike = range(query, stop, period)
-        total += sum(band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in spans)
-    return total
+        return self if (changed := tuple(parts)) == self.parts else self.with_parts(changed)

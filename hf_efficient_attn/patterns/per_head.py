@@ -6,8 +6,10 @@ from math import lcm
 from typing import Any, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.bounds import DecodingReach, common_period, farthest, joined_reach
 from hf_efficient_attn.patterns.checks import check_head
-from hf_efficient_attn.patterns.pattern import Pattern, check_patterns, common_period, farthest
+from hf_efficient_attn.patterns.part_checks import check_patterns
+from hf_efficient_attn.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,18 @@ class PerHead(Pattern, kind="per_head"):
 
     @property
     def period(self) -> int | None:
-        return common_period(self.patterns)
+        return common_period(pattern.period for pattern in self.patterns)
 
     @property
     def max_tokens_ahead(self) -> int | None:
         return farthest([pattern.max_tokens_ahead for pattern in self.patterns])
+
+    @property
+    def unread_tokens_ahead(self) -> int | None:
+        return farthest([pattern.unread_tokens_ahead for pattern in self.patterns])
+
+    def decoding_reach(self) -> DecodingReach | None:
+        return joined_reach(pattern.decoding_reach() for pattern in self.patterns)
 
     def causal(self) -> Pattern:
         return PerHead(tuple(pattern.causal() for pattern in self.patterns))

@@ -7,8 +7,10 @@ from random import Random
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.bounds import DrawnBlocks
 from hf_efficient_attn.patterns.checks import check_bool, check_integer
-from hf_efficient_attn.patterns.pattern import Pattern, check_pattern
+from hf_efficient_attn.patterns.part_checks import check_pattern
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.spans import Spans, complement, size
 from hf_efficient_attn.patterns.tables import KeyTable
 
@@ -76,6 +78,9 @@ class RandomBlocks(Pattern, kind="random_blocks"):
     @property
     def max_tokens_ahead(self) -> int | None:
         return -1 if self.is_causal else None
+
+    def drawn_blocks(self) -> DrawnBlocks:
+        return DrawnBlocks(self.num_blocks, self.block_tokens)
 
     def causal(self) -> Pattern:
         """Return the causal form.

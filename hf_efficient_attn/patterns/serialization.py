@@ -11,6 +11,21 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.checks import MAX_DEPTH, MAX_PARTS
+
+
+def write_pattern(pattern: Any) -> dict[str, Any]:
+    """Return a pattern in JSON types; see `Pattern.to_dict`."""
+    check_kind(pattern)
+    return to_json(pattern)  # type: ignore[no-any-return]
+
+
+def read_pattern(data: Any, kinds: Mapping[str, type]) -> Any:
+    """Return the pattern that `write_pattern` wrote; see `Pattern.from_dict`. `kinds` says which class a kind is."""
+    if not isinstance(data, Mapping):
+        raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {shown(data)}.')
+    check_nesting(data)
+    return from_json(data, kinds)
 
 
 def to_json(value: Any) -> Any:
@@ -23,22 +38,36 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def check_nesting(data: Mapping[str, Any], max_depth: int, max_patterns: int) -> None:
+def check_kind(pattern: Any) -> None:
+    """Refuse a pattern that no config could hold.
+
+    Raises:
+        ConfigurationError: names its class.
+    """
+    if not pattern.kind:
+        raise ConfigurationError(
+            f"{type(pattern).__name__} is a subclass of Pattern without a kind, which configs and operators need to "
+            "read it again. Write a pattern of your own as a KeyTable, KeyTable([[0], [0, 1], ...]), which lists the "
+            "keys of every query."
+        )
+
+
+def check_nesting(data: Mapping[str, Any]) -> None:
     """Refuse dicts and lists that hold themselves, or more than patterns can hold; looked at level by level.
 
     Raises:
         ConfigurationError: the dict would never end, or take too long to read.
     """
     level, num_dicts = [data], 0
-    for _ in range(max_depth):
+    for _ in range(MAX_DEPTH):
         num_dicts += len(level)
-        if num_dicts > max_patterns:
+        if num_dicts > MAX_PARTS:
             break
         level = [part for each in level for value in each.values() for part in _parts(value)]
         if not level:
             return
     raise ConfigurationError(
-        f"A pattern holds at most {max_patterns} others, at most {max_depth} deep; {shown(data)} has more, or holds "
+        f"A pattern holds at most {MAX_PARTS} others, at most {MAX_DEPTH} deep; {shown(data)} has more, or holds "
         "itself. List the keys of every query in a key_table instead."
     )
 

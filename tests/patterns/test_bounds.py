@@ -27,8 +27,8 @@ from hf_efficient_attn.patterns import (
     Union,
     parse_pattern,
 )
-from hf_efficient_attn.patterns.checks import MAX_INTEGER
-from hf_efficient_attn.patterns.pattern import MAX_DEPTH, MAX_MEMBERS, MAX_PARTS
+from hf_efficient_attn.patterns.algebra import MAX_MEMBERS
+from hf_efficient_attn.patterns.checks import MAX_DEPTH, MAX_INTEGER, MAX_PARTS
 from hf_efficient_attn.patterns.random_blocks import MAX_DRAWN_BLOCKS
 
 

@@ -131,6 +131,25 @@ def test_complements_prove_that_they_are_causal(pattern: Pattern, limit: int | N
 
 
 @given(compositions)
+def test_decoding_reach(pattern: Pattern) -> None:
+    """The last of 14 tokens reads the same where those between the first ones and the last ones are dropped."""
+    reach = pattern.causal().decoding_reach()
+    if reach is not None and reach.left is not None and reach.num_first + reach.left < 13:
+        kept = [*range(reach.num_first), *range(13 - reach.left, 14)]
+        (read,) = rows_of(pattern.causal(), 13, 13, 14)
+        assert read <= set(kept)
+        assert [{kept.index(key) for key in read}] == rows_of(pattern.causal(), len(kept) - 1, len(kept) - 1, len(kept))
+
+
+def test_global_positions_and_drawn_blocks() -> None:
+    rest = Blocks(GlobalTokens([3]) | Blocks(GlobalTokens([-1]), 2), 4) | Band(1, 0)
+    assert rest.global_positions() == ((3, 4), (-1, 8))
+    assert RandomBlocks(2, 4, exclude=rest).global_positions() == ((3, 4), (-1, 8))
+    assert RandomBlocks(2, 4, exclude=rest).drawn_blocks() == (2, 4)
+    assert (RandomBlocks(2, 4) & Causal()).drawn_blocks() is None
+
+
+@given(compositions)
 def test_causal_form_and_subsample(pattern: Pattern) -> None:
     drawn = pattern.resolve(12)
     causal = drawn.causal()

@@ -23,8 +23,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "sinusoid_layout": ("interleaved", "halves"),
     "random_blocks_in_eval": ("fixed", "transformers"),
 }
-# kinds of patterns whose parts count blocks
-COUNT_BLOCKS = ("blocks", "block_local")
 
 
 def write_pattern(config: Any) -> None:
@@ -57,19 +55,16 @@ def check_pattern_positions(config: Any) -> None:
             _check_global_positions(pattern, num_positions, f"0 to {num_positions - 1} ({field}={num_positions})")
 
 
-def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str, block_tokens: int = 1) -> None:
-    """Raise ConfigurationError for a global token outside of `num_positions`, which are counted in blocks."""
-    num_blocks = -(-num_positions // block_tokens)
-    for position in getattr(pattern, "positions", ()) if pattern.kind == "global_tokens" else ():
+def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) -> None:
+    """Raise ConfigurationError for a global token outside of `num_positions`."""
+    for position, block_tokens in pattern.global_positions():
+        num_blocks = -(-num_positions // block_tokens)
         if not -num_blocks <= position < num_blocks:
             unit = f" in blocks of {block_tokens}" if block_tokens > 1 else ""
             raise ConfigurationError(
                 f"attention_pattern has the global position {position}{unit}, but inputs have positions {allowed}: no "
                 "token is there. Leave it out, or make the table longer."
             )
-    inner = block_tokens * getattr(pattern, "block_tokens", 1) if pattern.kind in COUNT_BLOCKS else block_tokens
-    for part in pattern.parts:
-        _check_global_positions(part, num_positions, allowed, inner)
 
 
 def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.inputs.document_tables import document_tables, last_positions
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -67,11 +68,21 @@ def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
     >>> from hf_efficient_attn.patterns.big_bird import bigbird
     >>> split_random(bigbird(block_tokens=16, num_random_blocks=2))[1:]
     (16, 2)
+
+    Raises:
+        ConfigurationError: random parts that are no blocks of one length joined to the rest.
     """
     members = pattern.members()
     rest = [member for member in members if not member.is_random]
     drawn = [member for member in members if member.is_random]
     if not rest or not drawn:
         return pattern, 1, 0
-    sizes = [member.to_dict() for member in drawn]
-    return reduce(or_, rest), sizes[0]["block_tokens"], sum(size["num_blocks"] for size in sizes)
+    blocks = [member.drawn_blocks() for member in drawn]
+    known = [found for found in blocks if found is not None]
+    lengths = {found.block_tokens for found in known}
+    if len(known) < len(blocks) or len(lengths) > 1:
+        raise ConfigurationError(
+            "random_blocks_in_eval='transformers' replaces random blocks of one length that are joined to the rest of "
+            f"a pattern by `|`, but attention_pattern is {shown(pattern.to_dict())}. Set it to 'fixed'."
+        )
+    return reduce(or_, rest), lengths.pop(), sum(found.num_blocks for found in known)

@@ -7,6 +7,7 @@ import torch
 from models_cases import randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, RandomBlocks
 
 Config = hea.SparseTransformerConfig
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -81,3 +82,10 @@ def test_causal_models_refuse_both(field: dict[str, Any]) -> None:
 def test_full_attention_up_to_counts_from_one(tokens: int) -> None:
     with pytest.raises(hea.EfficientAttentionError, match=f"full_attention_up_to={tokens} must be at least 1"):
         Config.bigbird_itc(full_attention_up_to=tokens)
+
+
+def test_random_blocks_that_cannot_be_replaced_are_refused() -> None:
+    narrowed = Band(1, 1) | RandomBlocks(1, 4) & Band(16, 16)
+    model = build(attention_pattern=narrowed)
+    with pytest.raises(hea.ConfigurationError, match="joined to the rest of a pattern.*Set it to 'fixed'"):
+        model(torch.randint(1, 50, (1, 91)))

@@ -1,0 +1,66 @@
+"""Bounds that patterns state of themselves, and how those of the parts of a pattern come together."""
+
+from collections.abc import Iterable, Sequence
+from math import lcm
+from typing import NamedTuple
+
+
+class DecodingReach(NamedTuple):
+    """What a token may read in causal decoding: nothing but the first `num_first` tokens and `left` before itself.
+
+    Such a pattern reads the same where tokens in between are dropped and the others move together. `left` None: all
+    tokens before itself.
+    """
+
+    num_first: int
+    left: int | None
+
+
+class GlobalPosition(NamedTuple):
+    """A position that a pattern names, counted in blocks of `block_tokens` tokens; a negative one from the end."""
+
+    position: int
+    block_tokens: int
+
+
+class DrawnBlocks(NamedTuple):
+    """How many blocks each row of blocks draws at random, and the length of a block in tokens."""
+
+    num_blocks: int
+    block_tokens: int
+
+
+# of a decoder that reads all tokens before the query
+ALL_BEFORE = DecodingReach(0, None)
+
+
+def joined_reach(reaches: Iterable[DecodingReach | None]) -> DecodingReach | None:
+    """Return what is read by a pattern that reads what any of these do; None: one of them is not known.
+
+    >>> joined_reach([DecodingReach(2, 0), DecodingReach(0, 8)])
+    DecodingReach(num_first=2, left=8)
+    """
+    listed = list(reaches)
+    if ALL_BEFORE in listed:
+        return ALL_BEFORE
+    known = [reach for reach in listed if reach is not None]
+    if len(known) < len(listed):
+        return None
+    return DecodingReach(max(reach.num_first for reach in known), farthest([reach.left for reach in known]))
+
+
+def farthest(limits: Sequence[int | None]) -> int | None:
+    """Return the largest of the limits; None if one of them is not known."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
+
+
+def nearest(limits: Sequence[int | None]) -> int | None:
+    """Return the smallest of the limits that are known; None: none is."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def common_period(periods: Iterable[int | None]) -> int | None:
+    """Return the least common multiple of the periods; None if one is not known."""
+    listed = list(periods)
+    return None if None in listed else lcm(*(period for period in listed if period))

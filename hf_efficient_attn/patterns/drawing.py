@@ -1,0 +1,29 @@
+"""A pattern printed as signs, one for every pair."""
+
+from typing import TYPE_CHECKING
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.patterns.checks import check_head, check_length
+
+if TYPE_CHECKING:
+    from hf_efficient_attn.patterns.pattern import Pattern
+
+MAX_DRAWN_PAIRS = 1 << 22
+
+
+def drawn(pattern: "Pattern", num_queries: int, num_keys: int | None, layer: int, head: int, query_offset: int) -> str:
+    """Return what `Pattern.draw` returns."""
+    check_head(head)
+    num_keys = query_offset + num_queries if num_keys is None else num_keys
+    check_length("num_queries", num_queries)
+    check_length("num_keys", num_keys)
+    if num_queries * num_keys > MAX_DRAWN_PAIRS:
+        raise InputError(
+            f"{num_queries} queries × {num_keys} keys are more than {MAX_DRAWN_PAIRS} signs to draw; take fewer."
+        )
+    num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
+    resolved = pattern.resolve(num_keys, layer, head, num_heads)
+    queries = range(query_offset, query_offset + num_queries)
+    return "\n".join(
+        "".join("■" if resolved.allowed(query, key) else "⬚" for key in range(num_keys)) for query in queries
+    )
