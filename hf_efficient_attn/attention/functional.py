@@ -1,26 +1,12 @@
 """Attention with a pattern, as a function of tensors."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
-import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.checks import (
-    check_heads,
-    check_kinds,
-    check_numbers,
-    check_shapes,
-    check_softcap,
-    check_tensors,
-    check_terms,
-    own_sinks,
-)
-from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
-from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.layout import Layout, drawn_layer
+from hf_efficient_attn.attention.call import build_call, checked_states, compute
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -96,49 +82,9 @@ def attention(
         ConfigurationError: a pattern that these heads or this length cannot have.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
-    check_tensors(q, k, v)
-    check_shapes(q, k, v)
-    is_compiling, is_cast = torch.compiler.is_compiling(), is_autocast(q.device.type)
-    if is_cast:
-        q, k, v = autocast_states(q, k, v)
-    check_kinds(q, k, v)
-    if not is_compiling:
-        check_numbers(pattern, scale, dropout, query_offset, layer)
-        check_heads(first_head, num_model_heads)
-    (batch_size, num_heads, num_queries, head_dim), num_keys = q.shape, k.shape[2]
+    q, k, v = checked_states(q, k, v)
+    followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads)
     tokens = TokenMask(key_mask, segment_ids, global_mask)
-    tokens.check(batch_size, num_keys, q.device)
-    check_terms(terms, q)
-    check_softcap(softcap)
-    sinks = own_sinks(sinks, q, first_head, num_model_heads)
-    if not is_compiling and 0 in (batch_size, num_queries):
-        return _nothing(q, k, v, return_lse)
-    query_start = query_offset if isinstance(query_offset, Tensor) and is_compiling else None
-    if query_offset is None or query_start is not None:
-        query_offset = num_keys - num_queries
-    layer = drawn_layer(pattern, layer)
-    if num_queries == num_keys and not is_compiling:
-        warn_of_keyless(pattern, num_model_heads or num_heads, num_keys, layer)
-    layout = Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, first_head, num_model_heads)
-    call = AttentionCall(
-        layout=layout,
-        inputs=inputs_of(q, k, v, *(term.values for term in terms), *(() if sinks is None else (sinks,))),
-        tokens=tokens,
-        terms=tuple(terms),
-        sinks=sinks,
-        softcap=softcap,
-        scale=head_dim**-0.5 if scale is None else scale,
-        dropout=dropout,
-        query_start=query_start,
-    )
-    chosen = select(call, preferred_backend() if backend == AUTO else backend)
-    with autocast_off(q.device.type) if is_cast else nullcontext():
-        out, lse = chosen.attend(q, k, v, call, need_lse=return_lse)
+    call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout)
+    out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
     return out if lse is None or not return_lse else (out, lse)
-
-
-def _nothing(q: Tensor, k: Tensor, v: Tensor, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the outputs of no queries, whose gradients are 0: not every kernel can be called with none."""
-    rows = q.shape[:3]
-    out = (q.sum(3, keepdim=True) + k.sum() + v.sum()).expand(*rows, v.shape[3])
-    return (out, torch.zeros(rows, device=q.device)) if return_lse else out

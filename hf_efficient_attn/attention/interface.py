@@ -7,24 +7,20 @@ sliding windows, padding and packing included. What a layer follows is decided i
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hf_efficient_attn.attention.call_documents import with_said_documents
-from hf_efficient_attn.attention.checks import own_sinks
 from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
 from hf_efficient_attn.attention.model_heads import place_of_heads
-from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.saved_implementation import write_implementations
 from hf_efficient_attn.attention.trial import TRIALS
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.layout import drawn_layer
 
 
 def register_attention() -> None:
@@ -73,7 +69,7 @@ def efficient_attention_forward(
     followed = layer_pattern(module, kwargs, attention_mask)
     first_head, num_model_heads = place_of_heads(module, followed.pattern, query.shape[1])
     followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads)
-    check_lengths(module, followed, query, key)
+    check_lengths(module, followed, query.shape[2], key.shape[2])
     if not getattr(module, "layer_idx", None):
         compare_processes(module)
     attention_mask = with_said_documents(module, attention_mask, kwargs, followed, query, key)
@@ -87,28 +83,20 @@ def efficient_attention_forward(
         scale,
         dropout,
         bias=kwargs.get("position_bias"),
-        sinks=own_sinks(kwargs.get("s_aux"), query, first_head, num_model_heads),
+        sinks=kwargs.get("s_aux"),
         softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
     )
 
 
-def check_lengths(module: nn.Module, followed: LayerPattern, query: Tensor, key: Tensor) -> None:
+def check_lengths(module: nn.Module, followed: LayerPattern, num_queries: int, num_keys: int) -> None:
     """Refuse a pattern of the config where the queries are not all of the keys and the pattern cannot have that.
 
     Raises:
         ConfigurationError: a pattern that is another one at every length, in cached decoding.
         UnsupportedBackendError: keys that belong to no query, without causal attention.
     """
-    if followed.is_own:
-        return
-    pattern, num_queries, num_keys = followed.pattern, query.shape[2], key.shape[2]
-    if num_queries == num_keys:
-        if not torch.compiler.is_compiling():
-            warn_of_keyless(
-                pattern, followed.num_model_heads or query.shape[1], num_keys, drawn_layer(pattern, followed.layer)
-            )
-    elif not followed.is_causal:
+    if not followed.is_own and num_queries != num_keys and not followed.is_causal:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "
             "attention_pattern is not defined for such calls (prefix tuning of an encoder, cross-attention of an "

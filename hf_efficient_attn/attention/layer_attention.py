@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.call import build_call, checked_states, compute, layout_of
+from hf_efficient_attn.attention.checks import own_sinks
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
-from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.select import AUTO
@@ -15,7 +16,6 @@ from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import TokenColumns, read_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
-from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -62,38 +62,24 @@ def attend_layer(
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         columns = TokenColumns(readable_keys(matrix, len(query)))
     tokens = TokenMask(columns.key_mask, columns.segment_ids, global_mask)
+    offset = columns.query_offset
     reads_all = followed.reads_all and columns.segment_ids is None
-    if reads_all or matrix is not None or bias is not None or need_weights:
-        if need_weights:
-            warn_of_weights()
-        added = added_scores(matrix, bias, query, key)
-        pairs = pairs_of(followed, columns.query_offset, tokens, matrix, query, key)
-        if terms:
-            learned: Any = term_bias(terms, layout_of(followed, columns.query_offset, query, key), tokens, key.device)
-            learned, pairs = close_pairs(learned, pairs)
-            added = learned if added is None else added + learned
-        out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
-        return out.transpose(1, 2).contiguous(), weights
-    attended: Any = attention(
-        query,
-        key,
-        value,
-        followed.pattern,
-        scale=scale,
-        key_mask=columns.key_mask,
-        segment_ids=columns.segment_ids,
-        global_mask=global_mask,
-        terms=terms,
-        sinks=sinks,
-        softcap=softcap,
-        dropout=dropout,
-        backend=backend,
-        query_offset=columns.query_offset,
-        layer=followed.layer,
-        first_head=followed.first_head,
-        num_model_heads=followed.num_model_heads,
-    )
-    return attended.transpose(1, 2).contiguous(), None
+    if not (reads_all or matrix is not None or bias is not None or need_weights):
+        query, key, value = checked_states(query, key, value)
+        call = build_call(query, key, value, followed, offset, tokens, terms, sinks, softcap, scale, dropout)
+        out, _ = compute(query, key, value, call, backend)
+        return out.transpose(1, 2).contiguous(), None
+    if need_weights:
+        warn_of_weights()
+    added = added_scores(matrix, bias, query, key)
+    pairs = pairs_of(followed, offset, tokens, matrix, query, key)
+    if terms:
+        learned: Any = term_bias(terms, layout_of(followed, offset, query, key), tokens, key.device)
+        learned, pairs = close_pairs(learned, pairs)
+        added = learned if added is None else added + learned
+    sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
+    out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
+    return out.transpose(1, 2).contiguous(), weights
 
 
 def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor) -> TokenColumns:
@@ -143,14 +129,6 @@ def pairs_of(
     if matrix is not None and matrix.dtype == torch.bool:
         allowed = matrix if allowed is None else allowed & matrix
     return allowed
-
-
-def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, query: Tensor, key: Tensor) -> Layout:
-    """Return the layer's pattern laid over these queries and keys; by default the queries are the last positions."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    offset = num_keys - num_queries if query_offset is None else int(query_offset)
-    heads = (followed.first_head, followed.num_model_heads)
-    return Layout(followed.pattern, query.shape[1], num_queries, num_keys, offset, followed.layer, *heads)
 
 
 def added_scores(matrix: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

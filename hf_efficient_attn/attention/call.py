@@ -1,0 +1,120 @@
+"""From the tensors of a layer to its `AttentionCall`, and from there to the backend that computes it."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.checks import (
+    check_heads,
+    check_kinds,
+    check_numbers,
+    check_shapes,
+    check_softcap,
+    check_tensors,
+    check_terms,
+    own_sinks,
+)
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.notices import warn_of_keyless
+from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.layout import Layout, drawn_layer
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+
+def checked_states(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values in the dtype that they are computed in.
+
+    Raises:
+        InputError, UnsupportedBackendError: they do not fit together, or no backend can compute them.
+    """
+    check_tensors(q, k, v)
+    check_shapes(q, k, v)
+    if is_autocast(q.device.type):
+        q, k, v = autocast_states(q, k, v)
+    check_kinds(q, k, v)
+    return q, k, v
+
+
+def build_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    followed: LayerPattern,
+    query_offset: int | Tensor | None,
+    tokens: TokenMask,
+    terms: Sequence[Term] = (),
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> AttentionCall:
+    """Return the call of checked states; for the arguments see `attention`.
+
+    Raises:
+        ConfigurationError: a pattern that these heads or this length cannot have.
+        InputError: an argument that does not fit the states.
+    """
+    if not torch.compiler.is_compiling():
+        check_numbers(followed.pattern, scale, dropout, query_offset, followed.layer)
+        check_heads(followed.first_head, followed.num_model_heads)
+    tokens.check(q.shape[0], k.shape[2], q.device)
+    check_terms(terms, q)
+    check_softcap(softcap)
+    sinks = own_sinks(sinks, q, followed.first_head, followed.num_model_heads)
+    return AttentionCall(
+        layout=layout_of(followed, query_offset, q, k),
+        inputs=inputs_of(q, k, v, *(term.values for term in terms), *(() if sinks is None else (sinks,))),
+        tokens=tokens,
+        terms=tuple(terms),
+        sinks=sinks,
+        softcap=softcap,
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        dropout=dropout,
+        query_start=query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None,
+    )
+
+
+def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
+    """Return a layer's pattern laid over q and k, after a warning of tokens that it leaves without keys.
+
+    query_offset: None, or a tensor of which a compiler does not know the value: the queries are the last positions.
+    """
+    pattern, num_heads, num_queries, num_keys = followed.pattern, q.shape[1], q.shape[2], k.shape[2]
+    is_compiling = torch.compiler.is_compiling()
+    if query_offset is None or (isinstance(query_offset, Tensor) and is_compiling):
+        query_offset = num_keys - num_queries
+    layer = drawn_layer(pattern, followed.layer)
+    if not is_compiling and 0 < num_queries == num_keys:
+        warn_of_keyless(pattern, followed.num_model_heads or num_heads, num_keys, layer)
+    heads = (followed.first_head, followed.num_model_heads)
+    return Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, *heads)
+
+
+def compute(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str = AUTO, need_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return output [B, H, Nq, Dv] and, where it is needed, the log-sum-exp [B, H, Nq] of a call.
+
+    Args:
+        backend: "auto", or the name of one.
+
+    Raises:
+        UnsupportedBackendError: the backend that was asked for cannot compute the call.
+    """
+    if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries):
+        return _nothing(q, k, v)
+    chosen = select(call, preferred_backend() if backend == AUTO else backend)
+    with autocast_off(q.device.type) if is_autocast(q.device.type) else nullcontext():
+        return chosen.attend(q, k, v, call, need_lse=need_lse)
+
+
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of no queries, whose gradients are 0: not every kernel can be called with none."""
+    rows = q.shape[:3]
+    out = (q.sum(3, keepdim=True) + k.sum() + v.sum()).expand(*rows, v.shape[3])
+    return out, torch.zeros(rows, device=q.device)
