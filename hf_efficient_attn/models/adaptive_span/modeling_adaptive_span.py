@@ -32,12 +32,12 @@ from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
-from hf_efficient_attn.models.global_tokens.projections import rotate
 from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.parts.blocks import MLP, drop_rate
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
 from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, bounds_of
@@ -48,7 +48,6 @@ from hf_efficient_attn.models.spans.freezing import fit_rows
 from hf_efficient_attn.models.spans.memory import SegmentMemory, remember
 from hf_efficient_attn.models.spans.module import DYNAMIC, Spans, clamp_spans, span_modules
 from hf_efficient_attn.models.spans.penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
-from hf_efficient_attn.models.sparse.block import build_norm, finite
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig

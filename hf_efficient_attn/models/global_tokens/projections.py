@@ -7,9 +7,9 @@ authors' code: they serve the rows of global tokens only; other tokens read a gl
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.models.llama.modeling_llama import rotate_half
 
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
+from hf_efficient_attn.models.parts.positions import rotate
 
 
 class CopiedLinear(nn.Linear):
@@ -132,8 +132,3 @@ def is_plain(module: nn.Module) -> bool:
         and not module._forward_hooks
         and not (hasattr(module, "_hf_hook"))
     )
-
-
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return [B, H, T, D] rotated by the angles of [B or 1, T, D]."""
-    return states * cos[:, None] + rotate_half(states) * sin[:, None]

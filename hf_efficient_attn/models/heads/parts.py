@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.models.sparse.block import build_norm
+from hf_efficient_attn.models.parts.blocks import build_norm
 
 
 class PredictionTransform(nn.Module):

@@ -25,6 +25,24 @@ class RMSNorm(nn.RMSNorm):
 NORMS: dict[str, type[nn.Module]] = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}
 
 
+def build_norm(config: Any, kind: str | None = None) -> nn.Module:
+    """Return a norm over `hidden_size`, of the config's `norm_type` or another kind.
+
+    Reads from the config: `hidden_size`, `norm_eps`, and for `layernorm` `norm_bias`, which a config may lack: True.
+    """
+    kind = kind or config.norm_type
+    bias = {} if kind == "rmsnorm" else {"bias": getattr(config, "norm_bias", True)}
+    return NORMS[kind](config.hidden_size, eps=config.norm_eps, **bias)
+
+
+def finite(hidden_states: torch.Tensor) -> torch.Tensor:
+    """Return float16 states with overflow cut to the largest number (less 1,000), as encoders of BART's kind do."""
+    if hidden_states.dtype != torch.float16:
+        return hidden_states
+    limit = torch.finfo(torch.float16).max - 1000
+    return hidden_states.clamp(-limit, limit)
+
+
 class InitializedLinear(nn.Linear):
     """A linear map whose weight starts as N(0, `std`²); None: as every other linear map of the model."""
 

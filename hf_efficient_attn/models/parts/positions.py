@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
@@ -144,6 +144,11 @@ def rotation(
     angles = position_ids.unsqueeze(-1).float() * theta ** (-pairs / head_dim)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(states.dtype), angles.sin().to(states.dtype)
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return [B, H, T, D] rotated by the angles whose cosines and sines are [B or 1, T, D]."""
+    return states * cos[:, None] + rotate_half(states) * sin[:, None]
 
 
 def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> torch.Tensor:

@@ -20,7 +20,6 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -40,9 +39,9 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.inputs.masks import token_table
-from hf_efficient_attn.models.parts.blocks import MLP, NORMS, InitializedLinear, drop_rate, eager_attention_forward
+from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.parts.positions import Positions, rotate
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
@@ -99,7 +98,7 @@ class SimplifiedTransformerAttention(nn.Module):
         values = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
         value = values.view(heads).transpose(1, 2)
         if position_embeddings is not None:
-            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+            query, key = (rotate(each, *position_embeddings) for each in (query, key))
 
         past_sum: torch.Tensor | float | None = 0.0
         if past_key_values is not None:
@@ -135,7 +134,7 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
         self.is_parallel, is_normalized = config.style.parallel, config.style.normalized
-        self.input_layernorm = build_norm(config, is_normalized or layer_idx == 0)
+        self.input_layernorm = build_norm(config) if is_normalized or layer_idx == 0 else nn.Identity()
         self.self_attn = SimplifiedTransformerAttention(config, layer_idx)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -146,7 +145,7 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         else:
             self.attention_skip_gain = Gain(config, "attention_skip_gain", layer_idx)
             self.mlp_skip_gain = Gain(config, "mlp_skip_gain", layer_idx)
-            self.post_attention_layernorm = build_norm(config, is_normalized)
+            self.post_attention_layernorm = build_norm(config) if is_normalized else nn.Identity()
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self.input_layernorm(hidden_states)
@@ -158,11 +157,6 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         hidden_states = self.attention_skip_gain(hidden_states, onto=attended)
         out = self.mlp_gain(self.dropout(self.mlp(self.post_attention_layernorm(hidden_states))))
         return self.mlp_skip_gain(hidden_states, onto=out), span
-
-
-def build_norm(config: SimplifiedTransformerConfig, is_there: bool = True, kind: str | None = None) -> nn.Module:
-    """Return a norm of the config's kind and epsilon, or the identity where the block has none."""
-    return NORMS[kind or config.norm_type](config.hidden_size, eps=config.norm_eps) if is_there else nn.Identity()
 
 
 class SimplifiedTransformerPreTrainedModel(PreTrainedModel):

@@ -13,11 +13,12 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.models.global_tokens.projections import GlobalAttention, rotate
+from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.models.parts.relative_positions import RelativePositions, head_groups
 from hf_efficient_attn.models.sparse.bigbird_evaluation import repeat_first_block, split_random
 from hf_efficient_attn.models.sparse.remembered import remembered

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hf_efficient_attn.models.parts.blocks import MLP, NORMS
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 
@@ -34,17 +33,3 @@ class SparseLayer(GradientCheckpointingLayer):
             return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states))))
         hidden_states = self.attention_norm(hidden_states)
         return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states))))
-
-
-def build_norm(config: Any) -> nn.Module:
-    """Return a norm of the config's kind over `hidden_size`."""
-    bias = {} if config.norm_type == "rmsnorm" else {"bias": config.norm_bias}
-    return NORMS[config.norm_type](config.hidden_size, eps=config.norm_eps, **bias)
-
-
-def finite(hidden_states: Tensor) -> Tensor:
-    """Return float16 states with overflow cut to the largest number (less 1,000), as encoders of BART's kind do."""
-    if hidden_states.dtype != torch.float16:
-        return hidden_states
-    limit = torch.finfo(torch.float16).max - 1000
-    return hidden_states.clamp(-limit, limit)

@@ -16,12 +16,11 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
-from hf_efficient_attn.models.parts.blocks import MLP, drop_rate
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
-from hf_efficient_attn.models.sparse.block import build_norm, finite
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .pretrained import SparseSeq2SeqStack, record_layers

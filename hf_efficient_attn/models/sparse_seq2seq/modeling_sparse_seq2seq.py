@@ -22,10 +22,11 @@ from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
-from hf_efficient_attn.models.sparse.block import SparseLayer, build_norm
+from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig

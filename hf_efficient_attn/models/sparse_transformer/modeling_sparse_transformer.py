@@ -30,11 +30,12 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.bigbird_evaluation import check_packing
-from hf_efficient_attn.models.sparse.block import SparseLayer, build_norm
+from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs, global_arguments, looked_at
 
 from .configuration_sparse_transformer import SparseTransformerConfig
