@@ -68,7 +68,7 @@ class SpanCallback(TrainerCallback, ExportableState):
             raise InputError(
                 f"label_smoothing_factor={args.label_smoothing_factor}: Trainer then computes the loss itself, without "
                 f"the penalty of the spans (span_penalty={config.span_penalty}). Set label_smoothing_factor=0, or "
-                "span_penalty=0.0. A compute_loss_func must add outputs.span_penalty."
+                "span_penalty=0.0. A compute_loss_func must add outputs.auxiliary_loss."
             )
         memory = _memory(model)
         if memory is not None:

@@ -8,7 +8,7 @@ import transformers
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.heads.task_heads import pool, real_tokens
+from hf_efficient_attn.models.heads.parts import pool, real_tokens
 
 HIDDEN = torch.arange(10.0).view(1, 5, 2)
 

@@ -32,6 +32,7 @@ from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
@@ -47,7 +48,7 @@ from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.freezing import fit_rows
 from hf_efficient_attn.models.spans.memory import SegmentMemory, remember
 from hf_efficient_attn.models.spans.module import DYNAMIC, Spans, clamp_spans, span_modules
-from hf_efficient_attn.models.spans.penalty import SpanModelOutput, mean_span, real_tokens, span_penalty
+from hf_efficient_attn.models.spans.penalty import mean_span, real_tokens, span_penalty
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
@@ -218,8 +219,8 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         use_cache: bool | None = None,
         segment_index: Tensor | None = None,
         **kwargs: Any,
-    ) -> SpanModelOutput:
-        """Return the last hidden state, in training the penalty of the spans, and with `use_cache` the cache.
+    ) -> BackboneOutput:
+        """Return the last hidden state, with `use_cache` the cache, and of learned spans in training `auxiliary_loss`.
 
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
@@ -259,10 +260,10 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs, segment is not None)
         if segment is not None:
             self.memory.write(segment, self.training, self._kept_inputs(memories, inputs, bounds))
-        return SpanModelOutput(
+        return BackboneOutput(
             last_hidden_state=self.norm(hidden_states),
             past_key_values=call.cache,
-            span_penalty=span_penalty(self, spans),
+            auxiliary_loss=span_penalty(self, spans),
         )
 
     def _run_layers(

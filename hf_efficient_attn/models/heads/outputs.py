@@ -1,13 +1,15 @@
-"""What heads return: transformers' outputs, and the penalty of the backbone's spans for a loss computed elsewhere.
+"""What backbones and heads return: transformers' outputs, and the losses besides the task's in one field.
 
-`span_penalty` is a number in training, where the backbone has spans that are trained, and None otherwise. A `loss` that
-comes with it contains it.
+`auxiliary_loss` is what the layers of a backbone ask for in training beside the loss of the task, a number with its
+weight in it: the penalty of learned spans. It is None in evaluation, and where a model asks for nothing. A head adds it
+to its `loss`, once; whoever computes a loss from the outputs adds it, too.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
@@ -18,30 +20,35 @@ from transformers.modeling_outputs import (
 
 
 @dataclass
+class BackboneOutput(BaseModelOutputWithPast):
+    auxiliary_loss: Tensor | None = None
+
+
+@dataclass
 class CausalLMHeadOutput(CausalLMOutputWithPast):
-    span_penalty: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
 
 @dataclass
 class MaskedLMHeadOutput(MaskedLMOutput):
-    span_penalty: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
 
 @dataclass
 class SequenceClassificationHeadOutput(SequenceClassifierOutput):
-    span_penalty: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
 
 @dataclass
 class TokenClassificationHeadOutput(TokenClassifierOutput):
-    span_penalty: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
 
 @dataclass
 class QuestionAnsweringHeadOutput(QuestionAnsweringModelOutput):
-    span_penalty: Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
 
 @dataclass
 class MultipleChoiceHeadOutput(MultipleChoiceModelOutput):
-    span_penalty: Tensor | None = None
+    auxiliary_loss: Tensor | None = None

@@ -113,21 +113,22 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
 
 
-def add_penalty(
+def add_auxiliary_loss(
     loss: torch.Tensor | None, outputs: Any, labels: torch.Tensor | None = None, num_items: Any = None
 ) -> torch.Tensor | None:
-    """Return the loss with the penalty of the backbone's spans, if it has one: λ is beside the mean loss of a token.
+    """Return the loss with the backbone's auxiliary loss, if it has one, which is beside the mean loss of a token.
 
     Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, over all
-    processes. A batch then carries the share of the penalty that its tokens have in the step: shares add up to 1.
+    processes. A batch then carries the share of the auxiliary loss that its tokens have in the step: shares add up to
+    1.
 
     Args:
         labels: those that are counted, -100 = not.
     """
-    penalty = getattr(outputs, "span_penalty", None)
-    if loss is None or penalty is None:
+    auxiliary_loss = getattr(outputs, "auxiliary_loss", None)
+    if loss is None or auxiliary_loss is None:
         return loss
     if num_items is None or labels is None:
-        return loss + penalty.to(loss.device)
+        return loss + auxiliary_loss.to(loss.device)
     share = labels.ne(-100).sum() / num_items
-    return loss + (share.to(penalty.device) * penalty).to(loss.device)
+    return loss + (share.to(auxiliary_loss.device) * auxiliary_loss).to(loss.device)

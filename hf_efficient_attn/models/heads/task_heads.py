@@ -1,8 +1,7 @@
 """Task heads, written once: mixins over a family's `PreTrainedModel` that put a head on its `backbone_class`.
 
 A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)` that sets `backbone_class`;
-its config says `is_causal`. The backbone is `self.model`. Inputs that only this family has are named in `extra_inputs`
-of its `XPreTrainedModel`, and handed on to the backbone.
+its config says `is_causal`.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from transformers.utils import can_return_tuple
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.heads.head import Head, LabelHead
 from hf_efficient_attn.models.heads.outputs import (
     CausalLMHeadOutput,
     MaskedLMHeadOutput,
@@ -24,45 +23,11 @@ from hf_efficient_attn.models.heads.parts import (
     DenseActivation,
     PredictionTransform,
     ResidualMLP,
-    add_penalty,
     exclude_question,
-    name_inputs,
     pool,
     real_tokens,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
-
-
-class Head:
-    """Builds the backbone and then, in `build_head`, what stands on it. Masked models need `is_causal=False`."""
-
-    requires_causal: bool | None = None
-    task: str
-    # whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it accumulates gradients
-    accepts_loss_kwargs = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if getattr(cls, "extra_inputs", ()):
-            cls.forward = name_inputs(cls.forward, cls.extra_inputs)
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        if self.requires_causal is not None and config.is_causal is not self.requires_causal:
-            raise ConfigurationError(
-                f"{type(self).__name__} needs is_causal={self.requires_causal}, but the config says "
-                f"is_causal={config.is_causal}. Pass is_causal={self.requires_causal} when you build or load it."
-            )
-        super().__init__(config, *args, **kwargs)
-        self.num_labels = config.num_labels
-        self.model = self.backbone_class(config)
-        self.model.task = self.task
-        self.build_head(config)
-        self.post_init()
-
-    def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
-        """Return `output_class` with `fields` and what the backbone recorded."""
-        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return output_class(**fields, **recorded, span_penalty=getattr(outputs, "span_penalty", None))
 
 
 class LanguageModelHead(Head):
@@ -94,7 +59,7 @@ class LanguageModelHead(Head):
 class CausalLMHead(LanguageModelHead):
     """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
 
-    requires_causal = True
+    requires_causal, output_class = True, CausalLMHeadOutput
 
     @can_return_tuple
     def forward(
@@ -120,41 +85,28 @@ class CausalLMHead(LanguageModelHead):
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.transform(outputs.last_hidden_state[:, kept]))
-        loss = None
+        loss, counted = None, None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             shifted = kwargs.get("shift_labels")
             counted = labels[..., 1:] if shifted is None else shifted
-            loss = add_penalty(loss, outputs, counted, kwargs.get("num_items_in_batch"))
-        fields = {"loss": loss, "logits": logits, "past_key_values": outputs.past_key_values}
-        return self.output(CausalLMHeadOutput, outputs, **fields)
+        num_items = kwargs.get("num_items_in_batch")
+        return self.output(outputs, loss, counted, num_items, logits=logits, past_key_values=outputs.past_key_values)
 
 
-class MaskedLMHead(LanguageModelHead):
+class MaskedLMHead(LanguageModelHead, LabelHead):
     """Prediction of masked tokens (labels −100 elsewhere). Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
 
-    requires_causal = False
+    requires_causal, output_class = False, MaskedLMHeadOutput
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMHeadOutput:
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.lm_head(self.transform(outputs.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-            loss = add_penalty(loss, outputs, labels, kwargs.get("num_items_in_batch"))
-        return self.output(MaskedLMHeadOutput, outputs, loss=loss, logits=logits)
+    def compute_logits(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
+        return self.lm_head(self.transform(hidden))
+
+    def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
 
 
-class ClassificationHead(Head):
+class ClassificationHead(LabelHead):
     """Dropout and a linear map, for what is classified by tokens, sequences or choices.
 
     A config may ask for `classifier_head="transform"`: a dense map, activation and norm first, as ModernBERT; or, where
@@ -173,7 +125,7 @@ class ClassificationHead(Head):
     def num_outputs(self, config: Any) -> int:
         return config.num_labels
 
-    def classify_pooled(
+    def compute_logits(
         self, hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the logits of whole sequences. Shapes: hidden [B, T, hidden_size] → [B, num_outputs]."""
@@ -185,45 +137,22 @@ class ClassificationHead(Head):
 class SequenceClassificationHead(ClassificationHead):
     """One label, several, or numbers per sequence. Shapes: input_ids [B, T] → logits [B, num_labels]."""
 
-    task = "sequence_classification"
+    task, output_class = "sequence_classification", SequenceClassificationHeadOutput
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassificationHeadOutput:
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return self.output(SequenceClassificationHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+    def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
 
 
 class TokenClassificationHead(ClassificationHead):
     """One label per token. Shapes: input_ids [B, T] → logits [B, T, num_labels]."""
 
-    task, pools = "token_classification", False
+    task, pools, output_class = "token_classification", False, TokenClassificationHeadOutput
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassificationHeadOutput:
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
-        loss = None if labels is None else self.loss_function(logits, labels, self.config)
-        return self.output(TokenClassificationHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+    def compute_logits(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
+        return self.classifier(self.dropout(self.transform(hidden)))
+
+    def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return self.loss_function(logits, labels, self.config)
 
 
 class QuestionAnsweringHead(Head):
@@ -234,7 +163,7 @@ class QuestionAnsweringHead(Head):
     `sep_token_id`, but for the first token of all.
     """
 
-    task = "question_answering"
+    task, output_class = "question_answering", QuestionAnsweringHeadOutput
 
     def build_head(self, config: Any) -> None:
         kind = getattr(config, "question_answering_head", "linear")
@@ -258,19 +187,17 @@ class QuestionAnsweringHead(Head):
         if getattr(self.config, "question_answering_excludes_question", False) and input_ids is not None:
             real = real_tokens(logits, input_ids, attention_mask, None)
             logits = exclude_question(logits, input_ids, real, self.config.sep_token_id)
-        start_logits, end_logits = logits.unbind(-1)
-        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
+        start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
-        fields = {"loss": add_penalty(loss, outputs), "start_logits": start_logits, "end_logits": end_logits}
-        return self.output(QuestionAnsweringHeadOutput, outputs, **fields)
+        return self.output(outputs, loss, start_logits=start_logits, end_logits=end_logits)
 
 
 class MultipleChoiceHead(ClassificationHead):
     """One of C candidate sequences. Shapes: input_ids [B, C, T] → logits [B, C]."""
 
-    task = "multiple_choice"
+    task, output_class = "multiple_choice", MultipleChoiceHeadOutput
 
     def num_outputs(self, config: Any) -> int:
         return 1
@@ -293,6 +220,6 @@ class MultipleChoiceHead(ClassificationHead):
         for name in getattr(self, "extra_inputs", ()):
             kwargs[name] = None if kwargs.get(name) is None else kwargs[name].flatten(0, 1)
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.classify_pooled(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
+        logits = self.compute_logits(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
-        return self.output(MultipleChoiceHeadOutput, outputs, loss=add_penalty(loss, outputs), logits=logits)
+        return self.output(outputs, loss, logits=logits)

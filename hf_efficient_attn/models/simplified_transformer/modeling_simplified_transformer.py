@@ -29,6 +29,7 @@ from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.config.library import count_key_heads
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
     MaskedLMHead,
@@ -47,7 +48,7 @@ from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
 from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
 from hf_efficient_attn.models.spans.module import clamp_spans
-from hf_efficient_attn.models.spans.penalty import SpanModelOutput, real_tokens, span_penalty
+from hf_efficient_attn.models.spans.penalty import real_tokens, span_penalty
 
 from .centering import Centering, build_centering
 from .checks import check_checkpoint, check_implementation
@@ -228,8 +229,8 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> SpanModelOutput:
-        """Return the last hidden state and, with `use_cache`, the cache.
+    ) -> BackboneOutput:
+        """Return the last hidden state, with `use_cache` the cache, and of learned spans in training `auxiliary_loss`.
 
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
@@ -263,10 +264,10 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         for layer in self.layers:
             hidden_states, span = layer(hidden_states, **kwargs)
             spans.append(span)
-        return SpanModelOutput(
+        return BackboneOutput(
             last_hidden_state=self.norm(hidden_states),
             past_key_values=call.cache,
-            span_penalty=span_penalty(self, spans),
+            auxiliary_loss=span_penalty(self, spans),
         )
 
     def _masks(self, call: PreparedCall) -> tuple[Any, Centering | None]:

@@ -3,24 +3,10 @@
 Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2; the mean is over the heads of a layer, the sum over layers.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
-
-
-@dataclass
-class SpanModelOutput(BaseModelOutputWithPast):
-    """What a backbone with spans returns.
-
-    Attributes:
-        span_penalty: λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that are not
-            trained.
-    """
-
-    span_penalty: Tensor | None = None
 
 
 def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
@@ -41,7 +27,11 @@ def real_tokens(attention_mask: Any, num_tokens: int) -> Tensor | None:
 
 
 def span_penalty(model: nn.Module, spans: list[Tensor | None]) -> Tensor | None:
-    """Return the penalty from the mean span of every layer."""
+    """Return λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that do not train.
+
+    Args:
+        spans: the mean span of every layer; None: it is no number.
+    """
     config: Any = model.config
     trained = [span for span in spans if span is not None]
     if not model.training or not trained or config.frozen_spans is not None:

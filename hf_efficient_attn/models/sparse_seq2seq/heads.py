@@ -13,35 +13,38 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.heads.task_heads import ClassificationHead, Head, LanguageModelHead, QuestionAnsweringHead
+from hf_efficient_attn.models.heads.head import Head
+from hf_efficient_attn.models.heads.task_heads import (
+    LanguageModelHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+)
 
 from .seq2seq_inputs import shift_right
-
-RECORDED = (
-    "past_key_values",
-    "decoder_hidden_states",
-    "decoder_attentions",
-    "cross_attentions",
-    "encoder_last_hidden_state",
-    "encoder_hidden_states",
-    "encoder_attentions",
-)
 
 
 class Seq2SeqHead(Head):
     """Builds the backbone, whose encoder learns what the model is used for, and what stands on the decoder."""
 
+    recorded = (
+        "past_key_values",
+        "decoder_hidden_states",
+        "decoder_attentions",
+        "cross_attentions",
+        "encoder_last_hidden_state",
+        "encoder_hidden_states",
+        "encoder_attentions",
+    )
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self.model.encoder.task = self.task
 
-    def output(self, output_class: type, outputs: Any, **fields: Any) -> Any:
-        """Return `output_class` with `fields` and what both stacks recorded."""
-        return output_class(**fields, **{name: getattr(outputs, name) for name in RECORDED})
-
 
 class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
     """Prediction of the target. Shapes: input_ids [B, S], decoder_input_ids [B, T] → logits [B, T, vocab_size]."""
+
+    output_class = Seq2SeqLMOutput
 
     @can_return_tuple
     def forward(
@@ -93,20 +96,20 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = smoothed_loss(logits, labels, smoothing, num_items_in_batch)
-        return self.output(Seq2SeqLMOutput, outputs, loss=loss, logits=logits)
+        return self.output(outputs, loss, logits=logits)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return the labels behind the start token, as `DataCollatorForSeq2Seq` asks."""
         return shift_right(self.config, labels)
 
 
-class Seq2SeqSequenceClassificationHead(Seq2SeqHead, ClassificationHead):
+class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead):
     """One label, several, or numbers per source, read by the decoder at its last end token, as BART does.
 
     Shapes: input_ids [B, S] → logits [B, num_labels]. By default the decoder reads the source, shifted.
     """
 
-    task = "sequence_classification"
+    output_class = Seq2SeqSequenceClassifierOutput
 
     @can_return_tuple
     def forward(
@@ -140,10 +143,8 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, ClassificationHead):
         last = last_end(self.config.eos_token_id, input_ids, attention_mask, hidden)
         pooled = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
         logits = self.classifier(self.dense(self.dropout(pooled)))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
-        return self.output(Seq2SeqSequenceClassifierOutput, outputs, loss=loss, logits=logits)
+        loss = None if labels is None else self.compute_loss(logits, labels)
+        return self.output(outputs, loss, logits=logits)
 
 
 class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
@@ -151,6 +152,8 @@ class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
 
     Shapes: input_ids [B, S] → start_logits, end_logits [B, S].
     """
+
+    output_class = Seq2SeqQuestionAnsweringModelOutput
 
     @can_return_tuple
     def forward(
@@ -182,11 +185,10 @@ class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
             return_dict=True,
             **kwargs,
         )
-        start_logits, end_logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state)).unbind(-1)
-        start_logits, end_logits = start_logits.contiguous(), end_logits.contiguous()
+        logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state))
+        start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions) if has_labels else None
-        fields = {"loss": loss, "start_logits": start_logits, "end_logits": end_logits}
-        return self.output(Seq2SeqQuestionAnsweringModelOutput, outputs, **fields)
+        return self.output(outputs, loss, start_logits=start_logits, end_logits=end_logits)
 
 
 def smoothed_loss(

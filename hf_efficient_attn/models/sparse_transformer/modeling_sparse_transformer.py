@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.global_tokens.generation import extend_global_mask
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
     MaskedLMHead,
@@ -78,7 +78,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         token_type_ids: torch.LongTensor | None = None,
         global_attention_mask: Tensor | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> BackboneOutput:
         """Return the last hidden state and, with `use_cache` in a causal model, the cache.
 
         Args:
@@ -105,7 +105,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         kwargs = {**kwargs, **where, **chosen, "attention_mask": table, "past_key_values": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=call.cache)
+        return BackboneOutput(last_hidden_state=self.norm(hidden_states), past_key_values=call.cache)
 
 
 class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):

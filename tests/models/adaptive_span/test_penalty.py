@@ -30,7 +30,7 @@ def test_equal_spans(ratio: float, rows: int) -> None:
     """The spec's test 4: all ratios c give λ·S·c·L, for batches of any size; the mean over heads, the sum of layers."""
     model = set_spans(penalised(), [[ratio * LIMIT] * HEADS] * LAYERS)
     ids = random_ids(rows, 9)
-    penalty = model.model(ids).span_penalty
+    penalty = model.model(ids).auxiliary_loss
     assert penalty.ndim == 0
     assert penalty.item() == pytest.approx(RATE * LIMIT * ratio * LAYERS)
     torch.testing.assert_close(loss_of(model, ids) - penalty, loss_of(model.eval(), ids), atol=1e-6, rtol=1e-6)
@@ -39,7 +39,7 @@ def test_equal_spans(ratio: float, rows: int) -> None:
 def test_gradient_of_every_ratio() -> None:
     """The spec's test 4: λ·S / H."""
     model = penalised()
-    model.model(random_ids(2, 9)).span_penalty.backward()
+    model.model(random_ids(2, 9)).auxiliary_loss.backward()
     for module in span_modules(model):
         torch.testing.assert_close(module.ratio.grad, torch.full((HEADS,), RATE * LIMIT / HEADS))
 
@@ -48,7 +48,7 @@ def test_authors_weight_of_the_penalty() -> None:
     """The spec, section 4: λ = 5e-7, S = 8,192 and 8 heads pull every ratio by 5.12e-4."""
     model = penalised(span_limit=8192, num_attention_heads=8, spans=[[0.0] * 8] * LAYERS)
     model.config.span_penalty = 5e-7
-    model.model(random_ids(1, 5)).span_penalty.backward()
+    model.model(random_ids(1, 5)).auxiliary_loss.backward()
     assert span_modules(model)[0].ratio.grad.tolist() == pytest.approx([5.12e-4] * 8)
 
 
@@ -58,16 +58,16 @@ def test_evaluation_and_weight_zero_have_none(head: str) -> None:
     model, ids = tiny(head, span_penalty=RATE), random_ids(2, 9)
     labels = ids if head == "ForCausalLM" else torch.zeros(2, dtype=torch.long)
     plain = model(ids, labels=labels).loss
-    assert model.model(ids).span_penalty is None
+    assert model.model(ids).auxiliary_loss is None
     trained = model.train()(ids, labels=labels).loss
-    torch.testing.assert_close(trained, plain + model.model(ids).span_penalty)
+    torch.testing.assert_close(trained, plain + model.model(ids).auxiliary_loss)
     model.config.span_penalty = 0.0
     torch.testing.assert_close(model(ids, labels=labels).loss, plain)
 
 
 @pytest.mark.parametrize("fields", [{"span": "fixed"}, {"frozen_spans": [[0.0] * 4] * 2, "span_penalty": 0.0}])
 def test_what_is_not_trained_is_not_penalised(fields: dict[str, Any]) -> None:
-    assert tiny(**fields).train().model(random_ids(2, 9)).span_penalty is None
+    assert tiny(**fields).train().model(random_ids(2, 9)).auxiliary_loss is None
 
 
 @pytest.mark.parametrize("span", ["adaptive", "dynamic"])
@@ -79,7 +79,7 @@ def test_shares_of_accumulated_batches_add_up_to_one(lengths: tuple[int, ...], s
     shares = [loss_of(model, ids, num_items_in_batch=num_items) for ids in batches]
     plain = [loss_of(model.eval(), ids, num_items_in_batch=num_items) for ids in batches]
     model.train()
-    penalties = [model.model(ids).span_penalty for ids in batches]
+    penalties = [model.model(ids).auxiliary_loss for ids in batches]
     expected = sum(p * (tokens - 1) for p, tokens in zip(penalties, lengths, strict=True)) / num_items
     torch.testing.assert_close(sum(shares) - sum(plain), expected, atol=1e-6, rtol=1e-5)
     if span == "adaptive":
@@ -112,12 +112,12 @@ def test_four_batches_of_one_row_step_as_one_batch_of_four() -> None:
 
 def test_dynamic_spans_are_averaged_over_real_tokens() -> None:
     model, ids = penalised(span="dynamic"), random_ids(2, 12)
-    alone = model.model(ids[:, :8]).span_penalty
+    alone = model.model(ids[:, :8]).auxiliary_loss
     mask = torch.ones_like(ids)
     mask[:, 8:] = 0
-    torch.testing.assert_close(model.model(ids, attention_mask=mask).span_penalty, alone)
-    assert not torch.isclose(model.model(ids).span_penalty, alone)
-    penalty = model.model(ids).span_penalty
+    torch.testing.assert_close(model.model(ids, attention_mask=mask).auxiliary_loss, alone)
+    assert not torch.isclose(model.model(ids).auxiliary_loss, alone)
+    penalty = model.model(ids).auxiliary_loss
     spans = torch.stack([module.head_spans().mean() for module in span_modules(model)])
     torch.testing.assert_close(penalty, RATE * spans.sum())
 
@@ -136,5 +136,5 @@ def test_checkpointing_of_layers_counts_the_penalty_once() -> None:
 
 def test_a_loss_of_ones_own_finds_the_penalty() -> None:
     model, ids = penalised(), random_ids(2, 9)
-    torch.testing.assert_close(model(ids).span_penalty, model.model(ids).span_penalty)
-    assert "span_penalty" not in model.eval()(ids)
+    torch.testing.assert_close(model(ids).auxiliary_loss, model.model(ids).auxiliary_loss)
+    assert "auxiliary_loss" not in model.eval()(ids)

@@ -197,8 +197,8 @@ def test_penalty_of_dynamic_spans_is_over_real_tokens() -> None:
     model, ids = build(span="dynamic", span_penalty=0.01).train(), random_ids(2, 20)
     mask = torch.ones_like(ids)
     mask[:, 12:] = 0
-    alone = model.model(ids[:, :12]).span_penalty
-    torch.testing.assert_close(model.model(ids, attention_mask=mask).span_penalty, alone)
+    alone = model.model(ids[:, :12]).auxiliary_loss
+    torch.testing.assert_close(model.model(ids, attention_mask=mask).auxiliary_loss, alone)
 
 
 def test_spans_outside_of_their_bounds_compute_what_the_bounds_do() -> None:

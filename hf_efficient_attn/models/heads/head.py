@@ -1,0 +1,93 @@
+"""What every task head is: a mixin over a family's `PreTrainedModel` that puts something on its `backbone_class`."""
+
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import ModelOutput
+from transformers.utils import can_return_tuple
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.heads.parts import add_auxiliary_loss, name_inputs
+
+
+class Head:
+    """Builds the backbone and then, in `build_head`, what stands on it; puts its loss and outputs together.
+
+    Inputs that only a family has are named in `extra_inputs` of its `PreTrainedModel`, and handed on to the backbone.
+
+    Attributes:
+        backbone_class: of the model that stands in `self.model`.
+        requires_causal: what the config must say of `is_causal`; None: either.
+        task: what a backbone is told that its outputs are for.
+        accepts_loss_kwargs: whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it
+            accumulates gradients.
+        output_class: of what `forward` returns.
+        recorded: what of the backbone's outputs is handed on.
+    """
+
+    backbone_class: type
+    requires_causal: bool | None = None
+    task: str
+    accepts_loss_kwargs = False
+    output_class: type
+    recorded: tuple[str, ...] = ("hidden_states", "attentions", "auxiliary_loss")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if getattr(cls, "extra_inputs", ()):
+            cls.forward = name_inputs(cls.forward, cls.extra_inputs)
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        if self.requires_causal is not None and config.is_causal is not self.requires_causal:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs is_causal={self.requires_causal}, but the config says "
+                f"is_causal={config.is_causal}. Pass is_causal={self.requires_causal} when you build or load it."
+            )
+        super().__init__(config, *args, **kwargs)
+        self.num_labels = config.num_labels
+        self.model = self.backbone_class(config)
+        self.model.task = self.task
+        self.build_head(config)
+        self.post_init()
+
+    def output(
+        self,
+        outputs: Any,
+        loss: torch.Tensor | None,
+        labels: torch.Tensor | None = None,
+        num_items: Any = None,
+        **fields: Any,
+    ) -> Any:
+        """Return `output_class`: the loss with the backbone's auxiliary loss, `fields`, and what the backbone recorded.
+
+        labels, num_items: what the loss is divided by, see `add_auxiliary_loss`.
+        """
+        loss = add_auxiliary_loss(loss, outputs, labels, num_items)
+        return self.output_class(loss=loss, **fields, **{name: getattr(outputs, name) for name in self.recorded})
+
+
+class LabelHead(Head):
+    """A head whose loss compares its logits with `labels`; what these are, `compute_logits` and `compute_loss` say."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> ModelOutput:
+        """Return the head's outputs, with a loss where there are `labels`.
+
+        Args:
+            input_ids: [B, T]; or inputs_embeds, [B, T, hidden_size].
+            attention_mask, position_ids: as of the backbone.
+            labels: as the head's docstring says.
+        """
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.compute_logits(outputs.last_hidden_state, input_ids, attention_mask)
+        loss = None if labels is None else self.compute_loss(logits, labels, **kwargs)
+        num_items = kwargs.get("num_items_in_batch") if self.accepts_loss_kwargs else None
+        return self.output(outputs, loss, labels, num_items, logits=logits)
