@@ -9,7 +9,7 @@ from fuzz_drawn import draw_pattern, draw_tree
 from fuzz_formula import Masks
 from torch import Tensor
 
-from hf_efficient_attn.backends import flex
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
-from hf_efficient_attn.backends import flex, reference, sdpa
+from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE

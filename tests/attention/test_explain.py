@@ -10,7 +10,7 @@ import torch
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import BACKENDS
-from hf_efficient_attn.backends import flex
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import Layout

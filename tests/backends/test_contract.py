@@ -21,8 +21,9 @@ from backends_contract import (
     tensors_of,
 )
 
-from hf_efficient_attn.backends import flex, reference, sdpa
+from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_efficient_attn.backends import flex
+from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.flex.kernel import _compiled
+from hf_efficient_attn.backends.flex.mods import structure_of
 from hf_efficient_attn.layout.call import AttentionCall, Inputs, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
@@ -52,7 +54,7 @@ def test_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kind_of(pattern: Pattern) -> object:
-    return flex._structure_of(Layout(pattern, 2, 64, 64))
+    return structure_of(Layout(pattern, 2, 64, 64))
 
 
 def test_kinds() -> None:
@@ -70,11 +72,11 @@ def test_kinds() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiles_twice_for_all_lengths() -> None:
     """Once for the first length, once for all others; other draws, batches and documents find the kernel again."""
-    flex._compiled.cache_clear()
+    _compiled.cache_clear()
     torch._dynamo.utils.counters.clear()
     for num_tokens, batch_size in ((300, 2), (400, 2), (500, 2), (330, 3)):
         q = torch.randn(batch_size, 2, num_tokens, 16)
         call = AttentionCall(Layout(Band(5, 5), 2, num_tokens, num_tokens), inputs_of(q, q, q), scale=0.3)
         flex.attend(q, q, q, call, need_lse=False)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
-    assert flex._compiled.cache_info().currsize == 1
+    assert _compiled.cache_info().currsize == 1

@@ -9,9 +9,9 @@ from torch._dynamo.exc import TorchDynamoException
 
 from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import select
-from hf_efficient_attn.backends import flex
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked.execute import FORWARD_BLOCK_TOKENS
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.bench.attention.cases import (
     DENSE,
     Call,

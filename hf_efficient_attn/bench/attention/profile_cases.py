@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_efficient_attn.backends import flex
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.bench.attention.cases import Call
 from hf_efficient_attn.bench.harness.timing import Case
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_efficient_attn.backends import flex
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked import execute
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.bench.attention.cases import Shape, own_call, pattern_of
 from hf_efficient_attn.bench.attention.measure import Row, call_of
 from hf_efficient_attn.bench.attention.profile_cases import ProfileCase, as_case

@@ -1,0 +1,141 @@
+"""Attention by torch's flex_attention: one fused kernel, compiled at the first call of a new kind (seconds).
+
+The compiled function of a kind is kept, so that another length, batch or random draw finds it again. On CPU flex has no
+backward pass and no lse: gradients are refused by `why_not`, lse is computed apart.
+
+Not within a `torch.compile` of the caller's: the tables of blocks are made of Python numbers, which depend on the
+lengths and on the documents of the batch. Of lengths that are symbols, and of masks, a compiler knows no numbers, so
+that only calls of one fixed length without any mask could be traced, with tables that are constants of the program. A
+custom operator around the compiled kernel, as `blocked` is one, would be opaque, but torch differentiates flex only
+within its own compiled function: the backward pass would compute the forward pass once more.
+"""
+
+import shutil
+from functools import lru_cache
+from importlib.util import find_spec
+from math import inf
+from os import environ
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
+from hf_efficient_attn.backends.flex.kernel import memory_order, run
+from hf_efficient_attn.backends.flex.mods import mods_of
+from hf_efficient_attn.layout.blocks.table import block_table
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.dense import is_idle, row_lse
+from hf_efficient_attn.layout.sinks import join_sinks
+
+NAME = "flex"
+CUDA_MIN_HEAD_DIM = 16
+# in scores of dense attention; not measured on a GPU
+SCORES_PER_SCORE = 1.2
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_not(call: AttentionCall) -> str | None:
+    """Return one sentence that says why this backend cannot compute the call; None: it can."""
+    inputs, pattern = call.inputs, call.layout.pattern
+    device, dim = inputs.device, min(inputs.head_dim, inputs.value_dim)
+    reasons = {
+        f"flex runs on cpu and cuda, not on {device}: use blocked or sdpa.": device not in ("cpu", "cuda"),
+        f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa.": (
+            inputs.dtype not in DTYPES
+        ),
+        f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa.": call.dropout > 0,
+        "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad().": (
+            device == "cpu" and inputs.needs_grad
+        ),
+        f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use blocked or sdpa.": (
+            device == "cuda" and dim < CUDA_MIN_HEAD_DIM
+        ),
+        "flex compiles its own kernel, which a torch.compile around it cannot trace: use blocked or sdpa there.": (
+            inputs.is_compiling
+        ),
+        f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
+        "blocked or sdpa.": not call.tokens.is_empty and pattern.depends_on_length,
+        f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
+            not all(drawn.is_traceable for _, _, drawn in call.layout.head_groups())
+        ),
+        "flex gives no log-sum-exp on cpu, which sinks need: use blocked.": device == "cpu" and call.sinks is not None,
+        _not_installed(device): not _compiler(device)[1],
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def missing(call: AttentionCall) -> str | None:
+    """Return what must be installed for this backend to compute the call, if nothing else is in its way; else None."""
+    name, is_there = _compiler(call.inputs.device)
+    return None if is_there or why_not(call) != _not_installed(call.inputs.device) else name
+
+
+def _not_installed(device: str) -> str:
+    return f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa."
+
+
+def cost(call: AttentionCall) -> float:
+    """Return the scores of all blocks that hold an allowed pair; infinity where a kernel is worth no compilation.
+
+    A single query, a step of cached decoding, has a length of its own, for which the blocks would be listed anew.
+    """
+    if call.inputs.device == "cpu" or call.layout.num_queries == 1:
+        return inf
+    return SCORES_PER_SCORE * computed_pairs(call)
+
+
+def remark(call: AttentionCall) -> str:
+    """Return why it may not be taken."""
+    if call.inputs.device == "cpu":
+        return "flex compiles a kernel for seconds at its first call; on cpu it is taken only when asked for."
+    if call.layout.num_queries == 1:
+        return "flex would list the blocks of every step of cached decoding anew."
+    return "flex computes whole blocks, allowed or not."
+
+
+def computed_pairs(call: AttentionCall) -> int:
+    """Return the scores of all blocks that hold an allowed pair, in all heads."""
+    layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
+    table = block_table(layout, None, block_size, torch.device("cpu"))
+    num_blocks = int(table.num_partial.sum() + table.num_full.sum())
+    # one table may stand for all heads
+    heads = layout.num_heads // table.num_full.shape[1]
+    return min(num_blocks * heads * block_size[0] * block_size[1], layout.num_pairs)
+
+
+def working_bytes(call: AttentionCall) -> int:
+    """Return 0: what a kernel keeps beside its tensors is small."""
+    return 0
+
+
+@lru_cache
+def _compiler(device: str) -> tuple[str, bool]:
+    """Return what the kernels of a device are compiled with, and whether it is there."""
+    if device == "cuda":
+        return "triton", find_spec("triton") is not None
+    compilers = [environ.get("CXX", "g++"), "clang++", "cl"]
+    return "a C++ compiler", any(shutil.which(compiler.split()[0]) for compiler in compilers if compiler)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse; see `Backend`. Ask `why_not` first."""
+    layout, tokens = call.layout, call.tokens
+    if q.device.type == "cpu":
+        # flex refuses tensors that could have gradients even where none are recorded
+        q, k, v = (
+            tensor.detach() if any(memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
+        )
+    documents = None if is_idle(tokens) else tuple(tokens.documents(q.shape[0], layout.num_keys))
+    mods = mods_of(call, q.device)
+    mask = block_mask(layout, documents, q.device, mods.mask_mod)
+    need_lse = need_lse or call.sinks is not None
+    out, aux = run(q, k, v, mods, mask, call.scale, need_lse)
+    if not need_lse:
+        return out, None
+    if call.sinks is not None:
+        # why_not asks for a device whose kernels give it
+        out, lse = join_sinks(out, cast(Tensor, aux.lse), call.sinks)
+        masked = call.masked_queries
+        return out, lse.detach() if masked is None else lse.detach().masked_fill(masked[..., 0], -torch.inf)
+    return out, row_lse(q, k, call) if aux.lse is None else aux.lse.detach()

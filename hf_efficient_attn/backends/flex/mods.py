@@ -1,0 +1,161 @@
+"""What a kernel of flex calls for every pair of a query and a key: whether it is allowed, and its score."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.flex.captured import captured, captured_tables, kind_of
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.dense import is_idle
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.sinks import cap
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_tables import TokenTables, token_tables
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score: tensors of indices
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Mods:
+    """The functions of one call.
+
+    Attributes:
+        mask_mod: which pairs are allowed.
+        score_mod: soft cap and terms; None: there are none.
+        kind: hashable, all of them that a compiled kernel depends on.
+    """
+
+    mask_mod: MaskMod
+    score_mod: ScoreMod | None
+    kind: object
+
+
+def mods_of(call: AttentionCall, device: torch.device) -> Mods:
+    """Return the functions of a call for tensors on a device."""
+    layout, tables = call.layout, None
+    if not is_idle(call.tokens):
+        tables = captured_tables(token_tables(call.tokens, layout.num_keys, device))
+    terms = [dataclasses.replace(term, values=captured(term.values, (0, 2))) for term in call.terms]
+    lookup = PositionLookup(_offset(layout.query_offset, device), tables)
+    return Mods(
+        _mask_mod(layout, lookup, device),
+        _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None,
+        (
+            (structure_of(layout), lookup.kind, call.softcap),
+            tuple((term.label, kind_of(term.values)) for term in terms),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class PositionLookup:
+    """Turns the indices of a kernel into positions.
+
+    Attributes:
+        offset: position of the first query, an int tensor of no dimension; None: 0.
+        tables: of the tokens, where examples differ.
+    """
+
+    offset: Tensor | None
+    tables: TokenTables | None
+
+    @property
+    def kind(self) -> object:
+        """What a compiled program depends on."""
+        if self.tables is None:
+            return self.offset is None
+        return self.offset is None, self.tables.is_global is None, kind_of(self.tables.positions)
+
+    def query(self, index: Tensor) -> Tensor:
+        """Return the position of a query on the axis of the keys."""
+        return index if self.offset is None else index + self.offset
+
+    def positions(self, example: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of a query and a key within their documents."""
+        if self.tables is None:
+            return self.query(query), key
+        return self.tables.positions[example, self.query(query)], self.tables.positions[example, key]
+
+
+@cached()
+def _offset(query_offset: int, device: torch.device) -> Tensor | None:
+    return torch.tensor(query_offset, device=device) if query_offset else None
+
+
+def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> MaskMod:
+    groups = _groups(layout, device)
+
+    def of_pattern(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        positions = lookup.positions(example, query, key)
+        allowed = groups[0][1].allowed(*positions)
+        for first, pattern in groups[1:]:
+            allowed = torch.where(head >= first, pattern.allowed(*positions), allowed)
+        return allowed
+
+    tables = lookup.tables
+    if tables is None:
+        return of_pattern
+    is_causal = layout.pattern.is_causal
+
+    def of_tokens(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        allowed = of_pattern(example, head, query, key)
+        row = lookup.query(query)
+        if tables.is_global is not None:
+            chosen = tables.is_global[example, row] | tables.is_global[example, key]
+            allowed = allowed | (chosen & (key <= row) if is_causal else chosen)
+        document = tables.documents[example, key]
+        return allowed & (tables.documents[example, row] == document) & (document >= 0)
+
+    return of_tokens
+
+
+def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | None) -> ScoreMod:
+    def with_terms(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        score = cap(score, softcap)
+        positions = lookup.positions(example, query, key)
+        for term in terms:
+            label = term.label.of(*positions)
+            indices = (example, head, query, label.clamp(0, term.label.num_values - 1))
+            # a dimension of size 1 is read at 0; flex wants tensors as indices
+            sizes = zip(indices, term.values.shape, strict=True)
+            value = term.values[tuple(index if size > 1 else index * 0 for index, size in sizes)]
+            score = score + term.label.score(value, label)
+        return score
+
+    return with_terms
+
+
+@cached()
+def _groups(layout: Layout, device: torch.device) -> tuple[tuple[int, Pattern], ...]:
+    """Return (first head, pattern with tensors as lookup tables) of each run of heads with equal patterns."""
+    groups = layout.head_groups()
+    for _, _, pattern in groups:
+        # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
+        pattern.allowed(0, 0)
+    convert = partial(torch.tensor, device=device)
+    return tuple((first, pattern.with_tables(convert)) for first, _, pattern in groups)
+
+
+@cached()
+def structure_of(layout: Layout) -> object:
+    """Return all of a layout that the functions of a kernel depend on, but for the entries of lookup tables.
+
+    The lengths of tables belong to it, since torch 2.13 writes wrong code for CPUs where they vary.
+    """
+    return layout.pattern.is_causal, tuple((first, _structure(pattern)) for first, _, pattern in layout.head_groups())
+
+
+def _structure(pattern: Pattern) -> object:
+    if pattern.parts:
+        fields = (getattr(pattern, field.name) for field in dataclasses.fields(pattern))  # type: ignore[arg-type]
+        numbers = tuple(value for value in fields if isinstance(value, int | str | None))
+        return pattern.kind, numbers, tuple(_structure(part) for part in pattern.parts)
+    return (pattern.kind, *pattern.table_sizes) if pattern.table_sizes else pattern
