@@ -16,7 +16,7 @@ from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import Pattern
 
-BACKENDS = ("auto", "blocked", "sdpa", "reference")
+DRAWN_BACKENDS = ("auto", "blocked", "sdpa", "reference")
 # what flex compiles takes seconds
 FLEX_SHARE = 1 / 1000
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -67,7 +67,7 @@ class Case:
 def draw_case(rng: random.Random) -> Case:
     """Draw a call."""
     torch.manual_seed(rng.randrange(2**31))
-    backend = "flex" if rng.random() < FLEX_SHARE else rng.choice(BACKENDS)
+    backend = "flex" if rng.random() < FLEX_SHARE else rng.choice(DRAWN_BACKENDS)
     batch, heads = rng.randint(1, 3), rng.choice((1, 2, 2, 4, 4, 6))
     key_heads = rng.choice([number for number in range(1, heads + 1) if heads % number == 0])
     keys = rng.choice((rng.randint(1, 24), rng.randint(1, 24), rng.randint(20, 80), rng.randint(60, 230)))

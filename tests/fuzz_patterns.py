@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.layout.plan import read_plan, write_plan
+from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.patterns import Pattern, parse_pattern
 
 MAX_SECONDS = 1.0
@@ -54,7 +54,7 @@ HIGH_WATER = Path("/proc/self/clear_refs")
 def use(pattern: Pattern, num_tokens: int, draw: random.Random) -> None:
     """Ask a pattern for everything that a call of attention asks, and write it in every form."""
     assert Pattern.from_dict(json.loads(json.dumps(pattern.to_dict()))) == pattern
-    assert read_plan(write_plan(pattern, 0, ()))[0] == pattern
+    assert read_call_text(write_call_text(pattern, 0, ()))[0] == pattern
     pattern.causal()
     heads = pattern.num_head_patterns
     next_second()
@@ -62,9 +62,11 @@ def use(pattern: Pattern, num_tokens: int, draw: random.Random) -> None:
     drawn.causal()
     query = draw.randrange(num_tokens)
     for each in (drawn, drawn.causal()):
-        spans = each.key_spans(query, query, num_tokens)
+        intervals = each.key_intervals(query, query, num_tokens)
         row = each.allowed(torch.tensor([[query]]), torch.arange(num_tokens)[None])[0].nonzero().flatten().tolist()
-        assert row == [key for start, stop in spans for key in range(start, stop)], "allowed and key_spans differ"
+        assert row == [key for start, stop in intervals for key in range(start, stop)], (
+            "allowed and key_intervals differ"
+        )
         next_second()
         if num_tokens <= MAX_COUNTED_TOKENS:
             each.num_pairs(num_tokens, num_tokens)

@@ -164,8 +164,8 @@ def allowed_pairs(layout: Layout) -> int:
     try:
         return compile_layout(layout, COUNT_BLOCK_TOKENS, CPU).num_allowed
     except MaskLimitError:
-        place = (layout.num_queries, layout.num_keys, layout.query_offset)
-        return sum(count * pattern.num_pairs(*place) for _, count, pattern in layout.head_groups())
+        extent = (layout.num_queries, layout.num_keys, layout.query_offset)
+        return sum(count * pattern.num_pairs(*extent) for _, count, pattern in layout.head_groups())
 
 
 def _reason(call: AttentionCall, name: str, wanted: str) -> str:

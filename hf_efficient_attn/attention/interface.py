@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
-from hf_efficient_attn.attention.model_heads import place_of_heads
+from hf_efficient_attn.attention.model_heads import head_range
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.saved_implementation import write_implementations
@@ -67,7 +67,7 @@ def efficient_attention_forward(
     """
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
-    first_head, num_model_heads = place_of_heads(module, followed.pattern, query.shape[1])
+    first_head, num_model_heads = head_range(module, followed.pattern, query.shape[1])
     followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads)
     check_lengths(module, followed, query.shape[2], key.shape[2])
     if not getattr(module, "layer_idx", None):

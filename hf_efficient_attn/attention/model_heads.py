@@ -22,10 +22,10 @@ HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 DECODER_COUNT = "decoder_attention_heads"
 
 # (number of the first head, heads of the model or None: there are no others)
-Place = tuple[int, int | None]
+HeadRange = tuple[int, int | None]
 
 
-def place_of_heads(module: nn.Module, pattern: Pattern, num_heads: int) -> Place:
+def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange:
     """Return which heads of the model the `num_heads` query heads of a call are, as far as the pattern depends on it.
 
     Raises:

@@ -14,7 +14,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 # of a pattern that repeats itself so soon, one query of each class is looked at, and the tokens near it at first
 MAX_CLASSES = 64
 NEAR_TOKENS = 1024
-# spans of keys that are looked at for a warning; so many take a part of a second
+# intervals of keys that are looked at for a warning; so many take a part of a second
 MAX_LOOKS = 1 << 17
 # configs of models that were warned of, by identity; configs have no hash
 _mixing: dict[int, "weakref.ref[Any]"] = {}
@@ -105,9 +105,9 @@ def _nearest_keys(pattern: Pattern, period: int, query: int, num_tokens: int) ->
     for reach in (min(NEAR_TOKENS, num_tokens), num_tokens):
         room = period * -(-reach // period)
         place = room + query
-        spans = pattern.key_spans(place, place, 3 * room)
-        before = min((max(0, place + 1 - stop) for first, stop in spans if first <= place), default=num_tokens)
-        after = min((max(0, first - place) for first, stop in spans if stop > place), default=num_tokens)
+        intervals = pattern.key_intervals(place, place, 3 * room)
+        before = min((max(0, place + 1 - stop) for first, stop in intervals if first <= place), default=num_tokens)
+        after = min((max(0, first - place) for first, stop in intervals if stop > place), default=num_tokens)
         if before < num_tokens and (is_causal or after < num_tokens):
             break
     return before, after
@@ -125,12 +125,12 @@ def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int
     ranges, looks = [(first, last)], 0
     atoms = pattern.atoms()
     middle = (first + last) // 2
-    spans_of_query = sum(len(atom.key_spans(middle, middle, num_keys)) for atom in atoms)
+    intervals_of_query = sum(len(atom.key_intervals(middle, middle, num_keys)) for atom in atoms)
     while ranges and looks < MAX_LOOKS:
         first, last = ranges.pop()
-        spans = pattern.full_key_spans(first, last, num_keys)
-        looks += len(atoms) + (spans_of_query if first == last else len(spans))
-        if spans:
+        intervals = pattern.full_key_intervals(first, last, num_keys)
+        looks += len(atoms) + (intervals_of_query if first == last else len(intervals))
+        if intervals:
             continue
         if first == last:
             return first

@@ -165,8 +165,8 @@ def maskless(layout: Layout) -> tuple[int, int, bool] | None:
     Either every query of every head reads all of these keys, or query i reads them up to the i-th.
     """
     if not torch.compiler.is_compiling():
-        return _of_spans(layout)
-    # a compiler cannot trace the spans of patterns
+        return _of_intervals(layout)
+    # a compiler cannot trace the intervals of patterns
     return _of_limits(layout)
 
 
@@ -179,15 +179,15 @@ def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 @cached()
-def _of_spans(layout: Layout) -> tuple[int, int, bool] | None:
+def _of_intervals(layout: Layout) -> tuple[int, int, bool] | None:
     groups = layout.head_groups()
     if len(groups) > 1:
         return None
     pattern, num_keys = groups[0][2], layout.num_keys
     first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
-    read_by_any = pattern.key_spans(first, last, num_keys)
-    if len(read_by_any) == 1 and read_by_any == pattern.full_key_spans(first, last, num_keys):
+    read_by_any = pattern.key_intervals(first, last, num_keys)
+    if len(read_by_any) == 1 and read_by_any == pattern.full_key_intervals(first, last, num_keys):
         return *read_by_any[0], False
-    if first == 0 and all(pattern.key_spans(row, row, num_keys) == ((0, row + 1),) for row in range(last + 1)):
+    if first == 0 and all(pattern.key_intervals(row, row, num_keys) == ((0, row + 1),) for row in range(last + 1)):
         return 0, layout.num_queries, True
     return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.convert.configs import DEFAULT_WINDOW, Request
+from hf_efficient_attn.convert.configs import DEFAULT_WINDOW, ConversionRequest
 from hf_efficient_attn.convert.parity import EXCEPTIONS, SHORTER, TOKEN_TYPES
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 from hf_efficient_attn.convert.rename import to_ours
@@ -41,7 +41,7 @@ class Difference:
     tokens: int
 
 
-def check_parity(source: Source, model: PreTrainedModel, request: Request) -> str:
+def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequest) -> str:
     """Return a sentence on the comparison of a source with what it became.
 
     Raises:
@@ -65,7 +65,7 @@ def check_parity(source: Source, model: PreTrainedModel, request: Request) -> st
     )
 
 
-def compare(source: Source, model: PreTrainedModel, request: Request) -> Difference | None:
+def compare(source: Source, model: PreTrainedModel, request: ConversionRequest) -> Difference | None:
     """Return the largest difference in eval mode and float32; None: the source's outputs are not finite.
 
     Neither model is changed, nor any random state.
@@ -96,7 +96,7 @@ def compare(source: Source, model: PreTrainedModel, request: Request) -> Differe
     return Difference(worst, shares[worst], tokens)
 
 
-def _why_not_compared(source: Source, request: Request) -> str | None:
+def _why_not_compared(source: Source, request: ConversionRequest) -> str | None:
     counterpart = source.counterpart
     if request.pattern is not None:
         return "another pattern was asked for"
@@ -108,7 +108,7 @@ def _why_not_compared(source: Source, request: Request) -> str | None:
     return None
 
 
-def _tokens(source: Source, model: PreTrainedModel, request: Request) -> int:
+def _tokens(source: Source, model: PreTrainedModel, request: ConversionRequest) -> int:
     """Return the longest input that both read alike."""
     sizes = [MOST_TOKENS]
     for config in (source.model.config, model.config):

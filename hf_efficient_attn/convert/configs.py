@@ -32,7 +32,7 @@ HEAD_FIELDS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class ConversionRequest:
     """What a caller of `convert` asks for; see there."""
 
     max_position_embeddings: int | None = None
@@ -110,7 +110,7 @@ def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     return [f"Fields of the {counterpart.model_type} config without counterpart, left out: {listed}."]
 
 
-def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
+def apply_request(config: Any, request: ConversionRequest, is_dense: bool) -> Any:
     """Return a config of ours with the length, pattern and global tokens asked for, or that dense sources get.
 
     Raises:
@@ -122,7 +122,7 @@ def apply_request(config: Any, request: Request, is_dense: bool) -> Any:
     return with_fields(config, **fields)
 
 
-def _pattern_fields(config: Any, request: Request, is_dense: bool) -> dict[str, Any]:
+def _pattern_fields(config: Any, request: ConversionRequest, is_dense: bool) -> dict[str, Any]:
     window, pattern = request.attention_window, request.pattern
     if pattern is not None and window is not None:
         raise ConfigurationError(
@@ -140,7 +140,7 @@ def _pattern_fields(config: Any, request: Request, is_dense: bool) -> dict[str, 
     return {"attention_pattern": _joined(config, band | GlobalTokens([0]), is_dense)}
 
 
-def _length_fields(config: Any, request: Request, is_dense: bool) -> dict[str, int]:
+def _length_fields(config: Any, request: ConversionRequest, is_dense: bool) -> dict[str, int]:
     positions, targets = request.max_position_embeddings, request.max_target_position_embeddings
     for name, value in (("max_position_embeddings", positions), ("max_target_position_embeddings", targets)):
         if value is not None and (not is_integer(value) or value < 1):

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.compare import check_parity
-from hf_efficient_attn.convert.configs import Request, longest_input
+from hf_efficient_attn.convert.configs import ConversionRequest, longest_input
 from hf_efficient_attn.convert.destination import check_destination, check_path, note_kept, note_leftovers
 from hf_efficient_attn.convert.dtypes import note_mixed
 from hf_efficient_attn.convert.into_ours import build_ours
@@ -107,7 +107,7 @@ def convert(
     target = resolve_target(config.model_type, to)
     if global_projections is None and target in ("longformer", "led"):
         global_projections = True
-    request = Request(
+    request = ConversionRequest(
         max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
     )
     check_request(config, head, target, request)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.convert.configs import Request, apply_request, lost_fields, our_config
+from hf_efficient_attn.convert.configs import ConversionRequest, apply_request, lost_fields, our_config
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.load_weights import build_model, check_missing
 from hf_efficient_attn.convert.notes import summarize
@@ -18,7 +18,7 @@ from hf_efficient_attn.messages import shown
 GLOBAL_ATTENTION = ".global_attention."
 
 
-def build_ours(source: Source, request: Request) -> PreTrainedModel:
+def build_ours(source: Source, request: ConversionRequest) -> PreTrainedModel:
     """Return our model for a request that `check_request` passed. Global projections it lacks are copies of local ones.
 
     Raises:
@@ -42,7 +42,7 @@ def build_ours(source: Source, request: Request) -> PreTrainedModel:
     return model
 
 
-def _translate(source: Source, request: Request) -> tuple[Any, dict[str, Tensor]]:
+def _translate(source: Source, request: ConversionRequest) -> tuple[Any, dict[str, Tensor]]:
     """Return config and weights under our names, otherwise as they are."""
     counterpart, config = source.counterpart, source.model.config
     weights = {name: tensor for name, tensor in source.model.state_dict().items() if name not in source.new_names}

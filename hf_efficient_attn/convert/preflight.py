@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from hf_efficient_attn.convert.configs import Request, apply_request, our_config, their_config
+from hf_efficient_attn.convert.configs import ConversionRequest, apply_request, our_config, their_config
 from hf_efficient_attn.convert.positions import check_lengths
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 from hf_efficient_attn.errors import ConfigurationError
 
 
-def check_request(config: Any, head: str, target: str, request: Request) -> None:
+def check_request(config: Any, head: str, target: str, request: ConversionRequest) -> None:
     """Make the configs of the conversion, all but the weights.
 
     Args:

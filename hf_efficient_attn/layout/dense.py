@@ -11,13 +11,13 @@ from torch import Tensor
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
-from hf_efficient_attn.layout.plan import read_plan, write_plan
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term, look_up
+from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables, token_tables
 from hf_efficient_attn.patterns.pattern import Pattern
 
 CACHE_BYTES = 512 * MEBIBYTE
@@ -47,7 +47,7 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     check_size(layout, batch_size)
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
-    return _of_tables(layout, token_tables(tokens, layout.num_keys, device))
+    return _of_locations(layout, token_locations(tokens, layout.num_keys, device))
 
 
 def check_size(layout: Layout, batch_size: int) -> None:
@@ -74,7 +74,7 @@ def num_mask_heads(layout: Layout) -> int:
 def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
     return pairs_operator(
         *(tokens.key_mask, tokens.segment_ids, tokens.global_mask),
-        write_plan(layout.pattern, layout.layer, (), layout.first_head, layout.num_model_heads),
+        write_call_text(layout.pattern, layout.layer, (), layout.first_head, layout.num_model_heads),
         [1 if tokens.is_empty else batch_size, layout.num_heads, layout.num_queries, layout.num_keys],
         layout.query_offset,
         device,
@@ -87,13 +87,13 @@ def pairs_operator(
     key_mask: Tensor | None,
     segment_ids: Tensor | None,
     global_mask: Tensor | None,
-    plan: str,
+    call_text: str,
     shape: Sequence[int],
     query_offset: int,
     device: torch.device,
 ) -> Tensor:
     """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace what patterns do."""
-    pattern, layer, _, first_head, num_model_heads = read_plan(plan)
+    pattern, layer, _, first_head, num_model_heads = read_call_text(call_text)
     batch_size, num_heads, num_queries, num_keys = shape
     layout = Layout(pattern, num_heads, num_queries, num_keys, query_offset, layer, first_head, num_model_heads)
     allowed = allowed_pairs(layout, TokenMask(key_mask, segment_ids, global_mask), batch_size, device)
@@ -107,12 +107,12 @@ def _(
     key_mask: Tensor | None,
     segment_ids: Tensor | None,
     global_mask: Tensor | None,
-    plan: str,
+    call_text: str,
     shape: Sequence[int],
     query_offset: int,
     device: torch.device,
 ) -> Tensor:
-    refuse_onnx(plan)
+    refuse_onnx(call_text)
     return torch.empty(*shape, dtype=torch.bool, device=device)
 
 
@@ -168,7 +168,7 @@ def reads_everything(layout: Layout) -> bool:
     first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
     everything = ((0, layout.num_keys),)
     return all(
-        pattern.full_key_spans(first, last, layout.num_keys) == everything for _, _, pattern in layout.head_groups()
+        pattern.full_key_intervals(first, last, layout.num_keys) == everything for _, _, pattern in layout.head_groups()
     )
 
 
@@ -213,27 +213,27 @@ def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
     return torch.cat([part.expand(-1, count, -1, -1) for part, (_, count, _) in zip(parts, groups, strict=True)], 1)
 
 
-def _of_tables(layout: Layout, tables: TokenTables) -> Tensor:
+def _of_locations(layout: Layout, locations: TokenLocations) -> Tensor:
     """Documents are laid under the pattern all at once; right for patterns that are the same at every length."""
-    batch_size, device = len(tables.positions), tables.positions.device
+    batch_size, device = len(locations.positions), locations.positions.device
     groups, offset = _groups_on(layout, device), layout.query_offset
 
     def of_rows(some: slice) -> Tensor:
         rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))
-        queries, keys = tables.positions[:, rows], tables.positions
+        queries, keys = locations.positions[:, rows], locations.positions
         allowed = _of_heads(groups, queries, keys)
-        if tables.is_global is not None:
-            chosen = tables.is_global[:, rows, None] | tables.is_global[:, None, :]
+        if locations.is_global is not None:
+            chosen = locations.is_global[:, rows, None] | locations.is_global[:, None, :]
             if layout.pattern.is_causal:
                 chosen = chosen & (keys[:, None, :] <= queries[:, :, None])
             allowed = allowed | chosen[:, None]
-        return allowed & _same_document(tables, rows)
+        return allowed & _same_document(locations, rows)
 
     return _by_queries(layout, batch_size, device, of_rows)
 
 
-def _same_document(tables: TokenTables, rows: slice) -> Tensor:
-    queries, keys = tables.documents[:, None, rows, None], tables.documents[:, None, None, :]
+def _same_document(locations: TokenLocations, rows: slice) -> Tensor:
+    queries, keys = locations.documents[:, None, rows, None], locations.documents[:, None, None, :]
     return (queries == keys) & (keys != NO_DOCUMENT)
 
 
@@ -251,14 +251,14 @@ def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: to
                     own, device
                 )[0]
     rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
-    return allowed & _same_document(token_tables(tokens, layout.num_keys, device), rows)
+    return allowed & _same_document(token_locations(tokens, layout.num_keys, device), rows)
 
 
 def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor | None:
     """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
     if not terms:
         return None
-    positions = token_tables(tokens, layout.num_keys, device).positions
+    positions = token_locations(tokens, layout.num_keys, device).positions
     rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
     queries, keys = positions[:, rows, None], positions[:, None, :]
     return reduce(add, (_scores(term, queries, keys) for term in terms))

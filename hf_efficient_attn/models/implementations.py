@@ -6,7 +6,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
 # the function computed is always the model's own
-BACKENDS = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
+BACKEND_OF_IMPLEMENTATION = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
 
 
 def backend_of(config: Any) -> str:
@@ -16,9 +16,9 @@ def backend_of(config: Any) -> str:
         UnsupportedBackendError: an implementation that knows nothing of the model's attention.
     """
     implementation = config._attn_implementation or "efficient"
-    if implementation not in BACKENDS:
+    if implementation not in BACKEND_OF_IMPLEMENTATION:
         raise UnsupportedBackendError(
             f"attn_implementation={shown(implementation)} would drop the attention pattern of this "
-            f"{type(config).__name__}. Use one of: {', '.join(BACKENDS)}; all compute the same."
+            f"{type(config).__name__}. Use one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}; all compute the same."
         )
-    return BACKENDS[implementation]
+    return BACKEND_OF_IMPLEMENTATION[implementation]

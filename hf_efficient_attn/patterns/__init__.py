@@ -9,10 +9,10 @@ from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.piece import Piece
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree, SpanTree, span_tree_nodes
 from hf_efficient_attn.patterns.tables import KeyTable
+from hf_efficient_attn.patterns.token_order import TokenOrder
 
 __all__ = [
     "Band",
@@ -28,11 +28,11 @@ __all__ = [
     "KeyTable",
     "Pattern",
     "PerHead",
-    "Piece",
     "RandomBlocks",
     "SizedSpanTree",
     "SpanTree",
     "Strided",
+    "TokenOrder",
     "Union",
     "bigbird",
     "layers_to_dict",

@@ -15,11 +15,11 @@ from hf_efficient_attn.patterns.bounds import (
     joined_reach,
     nearest,
 )
-from hf_efficient_attn.patterns.counting import MovingSpans
+from hf_efficient_attn.patterns.counting import MovingIntervals
+from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, union
 from hf_efficient_attn.patterns.part_checks import check_pattern, check_patterns
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.piece import Piece
-from hf_efficient_attn.patterns.spans import Spans, complement, intersect, union
+from hf_efficient_attn.patterns.token_order import TokenOrder
 
 # each is computed apart; with more of them that takes longer than all of them together
 MAX_MEMBERS = 16
@@ -64,14 +64,14 @@ class Union(Algebra, kind="union"):
     def allowed(self, query: Any, key: Any) -> Any:
         return reduce(or_, (part.allowed(query, key) for part in self.patterns))
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return union(*(part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return union(*(part.key_intervals(first_query, last_query, num_keys) for part in self.patterns))
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return union(*(part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return union(*(part.full_key_intervals(first_query, last_query, num_keys) for part in self.patterns))
 
-    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
-        return union(*(part.moving_spans(first_query, last_query, num_keys) for part in self.patterns))
+    def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
+        return union(*(part.moving_intervals(first_query, last_query, num_keys) for part in self.patterns))
 
     @property
     def max_tokens_ahead(self) -> int | None:
@@ -103,14 +103,14 @@ class Intersection(Algebra, kind="intersection"):
     def allowed(self, query: Any, key: Any) -> Any:
         return reduce(and_, (part.allowed(query, key) for part in self.patterns))
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return reduce(intersect, (part.key_spans(first_query, last_query, num_keys) for part in self.patterns))
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return reduce(intersect, (part.key_intervals(first_query, last_query, num_keys) for part in self.patterns))
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return reduce(intersect, (part.full_key_spans(first_query, last_query, num_keys) for part in self.patterns))
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return reduce(intersect, (part.full_key_intervals(first_query, last_query, num_keys) for part in self.patterns))
 
-    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
-        return reduce(intersect, (part.moving_spans(first_query, last_query, num_keys) for part in self.patterns))
+    def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
+        return reduce(intersect, (part.moving_intervals(first_query, last_query, num_keys) for part in self.patterns))
 
     @property
     def max_tokens_ahead(self) -> int | None:
@@ -135,23 +135,23 @@ class Intersection(Algebra, kind="intersection"):
     def num_members(self) -> int:
         return prod(part.num_members for part in self.patterns)
 
-    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
-        """Return the pieces of the first part that has an order of its own, narrowed by the others where they can."""
-        place = (num_queries, num_keys, query_offset)
+    def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
+        """Return the orders of the first part that has some of its own, narrowed by the others where they can."""
+        extent = (num_queries, num_keys, query_offset)
         for part in self.patterns:
-            pieces = part.pieces(*place)
-            if pieces != Pattern.pieces(part, *place):
+            orders = part.token_orders(*extent)
+            if orders != Pattern.token_orders(part, *extent):
                 others = tuple(other for other in self.patterns if other is not part)
-                return tuple(_narrow(piece, others) for piece in pieces)
-        return super().pieces(*place)
+                return tuple(_narrow(order, others) for order in orders)
+        return super().token_orders(*extent)
 
 
-def _narrow(piece: Piece, others: tuple[Pattern, ...]) -> Piece:
-    limits = [other.subsample(piece.step) for other in others] if piece.step > 1 else [None]
-    if piece.local is None or None in limits:
-        return piece
-    local = reduce(and_, (limit for limit in limits if limit), piece.local)
-    return Piece(piece.queries, piece.keys, local, piece.local_query_offset)
+def _narrow(order: TokenOrder, others: tuple[Pattern, ...]) -> TokenOrder:
+    limits = [other.subsample(order.step) for other in others] if order.step > 1 else [None]
+    if order.local is None or None in limits:
+        return order
+    local = reduce(and_, (limit for limit in limits if limit), order.local)
+    return TokenOrder(order.queries, order.keys, local, order.local_query_offset)
 
 
 @dataclass(frozen=True)
@@ -177,17 +177,17 @@ class Complement(Pattern, kind="complement"):
         # `~` would turn the bool True into -2
         return self.pattern.allowed(query, key) ^ True
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return complement(self.pattern.full_key_spans(first_query, last_query, num_keys), num_keys)
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return complement(self.pattern.full_key_intervals(first_query, last_query, num_keys), num_keys)
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return complement(self.pattern.key_spans(first_query, last_query, num_keys), num_keys)
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return complement(self.pattern.key_intervals(first_query, last_query, num_keys), num_keys)
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
         return num_queries * num_keys - self.pattern.num_pairs(num_queries, num_keys, query_offset)
 
-    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
-        return complement(self.pattern.moving_spans(first_query, last_query, num_keys), num_keys)
+    def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
+        return complement(self.pattern.moving_intervals(first_query, last_query, num_keys), num_keys)
 
     @property
     def max_tokens_ahead(self) -> int | None:

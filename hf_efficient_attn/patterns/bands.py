@@ -11,10 +11,10 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bounds import ALL_BEFORE, DecodingReach
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_integer, is_integer
-from hf_efficient_attn.patterns.counting import MOVING_SPAN, CrossingError, Moving, MovingSpans, band_pairs
+from hf_efficient_attn.patterns.counting import MOVING_INTERVAL, CrossingError, Moving, MovingIntervals, band_pairs
+from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.piece import Piece
-from hf_efficient_attn.patterns.spans import Spans, clip, normalize
+from hf_efficient_attn.patterns.token_order import TokenOrder
 
 
 class Distances(Pattern):
@@ -45,31 +45,31 @@ class Distances(Pattern):
             inside = inside & (distance <= self.right)
         return inside
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if last_query - first_query + 1 < self.step:
             distances = self._distances(first_query, last_query, num_keys)
             return normalize(
                 clip(((first_query + distance, last_query + distance + 1) for distance in distances), num_keys)
             )
-        # neighbouring classes touch: one span, from the first query's first key to the last query's last one
+        # neighbouring classes touch: one interval, from the first query's first key to the last query's last one
         distances = self._distances(first_query, last_query, num_keys)
         return clip([(first_query + distances.start, last_query + distances.stop)], num_keys) if distances else ()
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if self.step > 1 or first_query == last_query:
-            return super().full_key_spans(first_query, last_query, num_keys)
+            return super().full_key_intervals(first_query, last_query, num_keys)
         distances = self._distances(first_query, last_query, num_keys)
         return clip([(last_query + distances.start, first_query + distances.stop)], num_keys)
 
-    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+    def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
         if first_query == last_query:
-            return self.key_spans(first_query, last_query, num_keys)
+            return self.key_intervals(first_query, last_query, num_keys)
 
         def moving(distance: int) -> Any:
             return Moving(first_query + distance, last_query + distance)
 
         if self.step > 1:
-            if last_query - first_query < MOVING_SPAN:
+            if last_query - first_query < MOVING_INTERVAL:
                 # single rows take less
                 raise CrossingError
             distances = self._distances(first_query, last_query, num_keys)
@@ -87,8 +87,8 @@ class Distances(Pattern):
             return sum(band_pairs(queries, distance, distance + 1, num_keys) for distance in distances)
         # one band for each residue class; of the two sums this has fewer terms
         return sum(
-            self.subsample(self.step).num_pairs(len(piece.queries), len(piece.keys), piece.local_query_offset)
-            for piece in self.pieces(num_queries, num_keys, query_offset)
+            self.subsample(self.step).num_pairs(len(order.queries), len(order.keys), order.local_query_offset)
+            for order in self.token_orders(num_queries, num_keys, query_offset)
         )
 
     @property
@@ -121,13 +121,13 @@ class Distances(Pattern):
         left, right = (None if limit is None else limit // step for limit in (self.left, self.right))
         return distances_pattern(left, right, self.step // gcd(self.step, step))
 
-    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
-        """Return one piece per residue class that has both queries and keys; within it the pattern is a band."""
+    def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
+        """Return one order per residue class that has both queries and keys; within it the pattern is a band."""
         if self.step == 1:
-            return super().pieces(num_queries, num_keys, query_offset)
+            return super().token_orders(num_queries, num_keys, query_offset)
         firsts = range(query_offset, query_offset + min(self.step, num_queries))
         return tuple(
-            Piece(
+            TokenOrder(
                 queries=range(first, query_offset + num_queries, self.step),
                 keys=range(first % self.step, num_keys, self.step),
                 local=self.subsample(self.step),
@@ -144,7 +144,7 @@ class Distances(Pattern):
         lowest, highest = -(left // self.step), right // self.step
         if highest < lowest:
             return range(0)
-        # the stop lies one past the last distance, so that it is also the stop of a span
+        # the stop lies one past the last distance, so that it is also the stop of an interval
         return range(lowest * self.step, highest * self.step + 1, self.step)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.bounds import GlobalPosition
 from hf_efficient_attn.patterns.checks import check_integer
+from hf_efficient_attn.patterns.intervals import Intervals, clip
 from hf_efficient_attn.patterns.part_checks import check_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.piece import Piece
-from hf_efficient_attn.patterns.spans import Spans, clip
+from hf_efficient_attn.patterns.token_order import TokenOrder
 
 
 class OfBlocks(Pattern):
@@ -34,11 +34,11 @@ class OfBlocks(Pattern):
     def allowed(self, query: Any, key: Any) -> Any:
         return self.pattern.allowed(query // self.block_tokens, key // self.block_tokens)
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return self._clip(self.pattern.key_spans(*self._blocks(first_query, last_query, num_keys)), num_keys)
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return self._clip(self.pattern.key_intervals(*self._blocks(first_query, last_query, num_keys)), num_keys)
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return self._clip(self.pattern.full_key_spans(*self._blocks(first_query, last_query, num_keys)), num_keys)
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return self._clip(self.pattern.full_key_intervals(*self._blocks(first_query, last_query, num_keys)), num_keys)
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
         # all queries of a block read the same keys
@@ -71,12 +71,12 @@ class OfBlocks(Pattern):
             return None
         return replace(self, block_tokens=self.block_tokens // step)  # type: ignore[type-var]
 
-    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
-        """Return the pieces of the blocks' pattern, each block replaced by its tokens."""
+    def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
+        """Return the orders of the blocks' pattern, with each block replaced by its tokens."""
         first, last, num_blocks = self._blocks(query_offset, query_offset + num_queries - 1, num_keys)
         return tuple(
-            self._expand(piece, range(query_offset, query_offset + num_queries), range(num_keys))
-            for piece in self.pattern.pieces(last - first + 1, num_blocks, first)
+            self._expand(order, range(query_offset, query_offset + num_queries), range(num_keys))
+            for order in self.pattern.token_orders(last - first + 1, num_blocks, first)
         )
 
     def global_positions(self) -> tuple[GlobalPosition, ...]:
@@ -84,14 +84,14 @@ class OfBlocks(Pattern):
             found._replace(block_tokens=found.block_tokens * self.block_tokens) for found in super().global_positions()
         )
 
-    def _expand(self, piece: Piece, queries: range, keys: range) -> Piece:
-        # only the first block of all can have lost tokens at its start, and it is the first of its piece
-        lost = max(0, queries.start - piece.queries[0] * self.block_tokens)
-        return Piece(
-            queries=self._tokens_of(piece.queries, queries),
-            keys=self._tokens_of(piece.keys, keys),
-            local=None if piece.local is None else self._with_changed((piece.local,)),
-            local_query_offset=piece.local_query_offset * self.block_tokens + lost,
+    def _expand(self, order: TokenOrder, queries: range, keys: range) -> TokenOrder:
+        # only the first block of all can have lost tokens at its start, and it is the first of its order
+        lost = max(0, queries.start - order.queries[0] * self.block_tokens)
+        return TokenOrder(
+            queries=self._tokens_of(order.queries, queries),
+            keys=self._tokens_of(order.keys, keys),
+            local=None if order.local is None else self._with_changed((order.local,)),
+            local_query_offset=order.local_query_offset * self.block_tokens + lost,
         )
 
     def _tokens_of(self, blocks: Sequence[int], tokens: range) -> Sequence[int]:
@@ -104,8 +104,8 @@ class OfBlocks(Pattern):
             for token in range(max(block * size, tokens.start), min((block + 1) * size, tokens.stop))
         )
 
-    def _clip(self, spans: Spans, num_keys: int) -> Spans:
-        return clip(((start * self.block_tokens, stop * self.block_tokens) for start, stop in spans), num_keys)
+    def _clip(self, intervals: Intervals, num_keys: int) -> Intervals:
+        return clip(((start * self.block_tokens, stop * self.block_tokens) for start, stop in intervals), num_keys)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

@@ -1,25 +1,25 @@
 """How many pairs a pattern allows, counted over ranges of queries instead of row by row.
 
-Over long ranges the ends of a pattern's spans stand still or move with the query, and so the sizes of the rows are an
-arithmetic series. The algebra of spans runs on such moving ends as it does on integers; where two of them cross within
-a range, the range is halved.
+Over long ranges the ends of a pattern's intervals stand still or move with the query, and so the sizes of the rows are
+an arithmetic series. The algebra of intervals runs on such moving ends as it does on integers; where two of them cross
+within a range, the range is halved.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.spans import Spans
+from hf_efficient_attn.patterns.intervals import Intervals
 
 # of all rows together: more take longer than some seconds
-MAX_COUNTED_SPANS = 1 << 23
+MAX_COUNTED_INTERVALS = 1 << 23
 # rows of a pattern that repeats itself so soon are looked at once
 MAX_CLASSES = 64
-# time of a span with moving ends, in spans of one row
-MOVING_SPAN = 8
+# time of an interval with moving ends, in intervals of one row
+MOVING_INTERVAL = 8
 
-# as `Spans`, each end an integer or a `Moving`
-MovingSpans = tuple[tuple[Any, Any], ...]
+# as `Intervals`, each end an integer or a `Moving`
+MovingIntervals = tuple[tuple[Any, Any], ...]
 
 
 class CrossingError(Exception):
@@ -28,7 +28,7 @@ class CrossingError(Exception):
 
 @dataclass(frozen=True)
 class Moving:
-    """An end of a span: its value for the first and for the last query of a range, between them linear.
+    """An end of an interval: its value for the first and for the last query of a range, between them linear.
 
     A comparison holds for every query of the range; ends that are equal somewhere may count as either.
 
@@ -60,7 +60,7 @@ class Moving:
         raise CrossingError
 
 
-class HasSpans(Protocol):
+class HasIntervals(Protocol):
     """What is counted."""
 
     kind: ClassVar[str]
@@ -69,58 +69,60 @@ class HasSpans(Protocol):
     def period(self) -> int | None:
         """Moving query and key by it changes nothing."""
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         """Return the keys that some query of a range reads."""
 
-    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
+    def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
         """Return the keys of each query of a range."""
 
 
-def pairs_of(pattern: HasSpans, num_queries: int, num_keys: int, query_offset: int) -> int:
+def pairs_of(pattern: HasIntervals, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern allows; see `Pattern.num_pairs`."""
     if pattern.period is not None and pattern.period <= min(MAX_CLASSES, num_queries):
         return periodic_pairs(pattern, pattern.period, num_queries, num_keys, query_offset)
     return counted_pairs(pattern, num_queries, num_keys, query_offset)
 
 
-def counted_pairs(pattern: HasSpans, num_queries: int, num_keys: int, query_offset: int) -> int:
+def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern allows.
 
     Raises:
         InputError: its rows are too many that are not alike.
     """
     ranges = [(query_offset, query_offset + num_queries - 1)] if num_queries > 0 else []
-    total, num_spans = 0, 0
+    total, num_intervals = 0, 0
     check_counted(pattern, num_keys)
     while ranges:
         first, last = ranges.pop()
         try:
-            spans = pattern.moving_spans(first, last, num_keys)
+            intervals = pattern.moving_intervals(first, last, num_keys)
         except CrossingError:
             middle = (first + last) // 2
             ranges += [(first, middle), (middle + 1, last)]
-            num_spans += MOVING_SPAN
+            num_intervals += MOVING_INTERVAL
         else:
-            sizes = (stop - start for span in spans for start, stop in zip(*map(both, span), strict=True))
+            sizes = (stop - start for interval in intervals for start, stop in zip(*map(both, interval), strict=True))
             total += (last - first + 1) * sum(sizes) // 2
-            num_spans += (1 + len(spans)) * (1 if first == last else MOVING_SPAN)
-        check_counted(pattern, num_spans)
+            num_intervals += (1 + len(intervals)) * (1 if first == last else MOVING_INTERVAL)
+        check_counted(pattern, num_intervals)
     return total
 
 
-def periodic_pairs(pattern: HasSpans, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
+def periodic_pairs(pattern: HasIntervals, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern of this period allows, by looking at one query of each class."""
     stop = query_offset + num_queries
     # far enough from both ends that none hides a key
     room = period * -(-(stop + num_keys) // period)
-    total = num_spans = 0
+    total = num_intervals = 0
     check_counted(pattern, num_keys)
     for query in range(query_offset, query_offset + period):
-        spans = pattern.key_spans(room + query, room + query, 4 * room)
-        num_spans += len(spans)
-        check_counted(pattern, num_spans)
+        intervals = pattern.key_intervals(room + query, room + query, 4 * room)
+        num_intervals += len(intervals)
+        check_counted(pattern, num_intervals)
         alike = range(query, stop, period)
-        total += sum(band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in spans)
+        total += sum(
+            band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in intervals
+        )
     return total
 
 
@@ -129,13 +131,13 @@ def both(end: "int | Moving") -> tuple[int, int]:
     return (end.first, end.last) if isinstance(end, Moving) else (end, end)
 
 
-def check_counted(pattern: HasSpans, num_spans: int) -> None:
+def check_counted(pattern: HasIntervals, num_intervals: int) -> None:
     """Raise InputError for a count that would take too long."""
-    if num_spans > MAX_COUNTED_SPANS:
+    if num_intervals > MAX_COUNTED_INTERVALS:
         raise InputError(
-            f"Counting the pairs of this {pattern.kind} pattern would look at more than {MAX_COUNTED_SPANS:,} spans of "
-            "keys, since its rows differ nearly everywhere. Use explain(pattern, query_tokens).allowed_pairs, which "
-            "counts by blocks, or fewer tokens."
+            f"Counting the pairs of this {pattern.kind} pattern would look at more than {MAX_COUNTED_INTERVALS:,} "
+            "intervals of keys, since its rows differ nearly everywhere. Use explain(pattern, query_tokens)."
+            "allowed_pairs, which counts by blocks, or fewer tokens."
         )
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.bounds import DecodingReach, GlobalPosition
 from hf_efficient_attn.patterns.checks import check_bool, integers
+from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, size
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.piece import Piece
-from hf_efficient_attn.patterns.spans import Spans, clip, normalize, size
+from hf_efficient_attn.patterns.token_order import TokenOrder
 
 # neighbours that are so many are read where they are
-LONG_SPAN = 1024
+LONG_INTERVAL = 1024
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,22 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         return self if kept == self.positions else replace(self, positions=kept)
 
     def allowed(self, query: Any, key: Any) -> Any:
-        reading = _inside(self._spans if self.reads_all else (), query)
-        return reading | _inside(self._spans if self.read_by_all else (), key)
+        reading = _inside(self._intervals if self.reads_all else (), query)
+        return reading | _inside(self._intervals if self.read_by_all else (), key)
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if self.reads_all and self._num_positions(first_query, last_query):
             return ((0, num_keys),)
-        return self._read_spans(num_keys)
+        return self._read_intervals(num_keys)
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if self.reads_all and self._num_positions(first_query, last_query) == last_query - first_query + 1:
             return ((0, num_keys),)
-        return self._read_spans(num_keys)
+        return self._read_intervals(num_keys)
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
         num_rows = self._num_positions(query_offset, query_offset + num_queries - 1) if self.reads_all else 0
-        return num_rows * num_keys + (num_queries - num_rows) * size(self._read_spans(num_keys))
+        return num_rows * num_keys + (num_queries - num_rows) * size(self._read_intervals(num_keys))
 
     @property
     def max_tokens_ahead(self) -> int | None:
@@ -93,22 +93,22 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     def global_positions(self) -> tuple[GlobalPosition, ...]:
         return tuple(GlobalPosition(position, 1) for position in self.positions)
 
-    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+    def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
         """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty.
 
-        Long spans of neighbours stay in the order of the tokens.
+        Long intervals of neighbours stay in the order of the tokens.
         """
         positions = self._counted_from_start
-        if all(stop - start >= LONG_SPAN for start, stop in self._spans):
-            return super().pieces(num_queries, num_keys, query_offset)
+        if all(stop - start >= LONG_INTERVAL for start, stop in self._intervals):
+            return super().token_orders(num_queries, num_keys, query_offset)
         queries = range(query_offset, query_offset + num_queries)
         rows = tuple(position for position in positions if self.reads_all and position in queries)
         columns = tuple(position for position in positions if self.read_by_all and position < num_keys)
-        pieces = (Piece(queries, columns, None), Piece(rows, range(num_keys), None))
-        return tuple(piece for piece in pieces if piece.queries and piece.keys)
+        orders = (TokenOrder(queries, columns, None), TokenOrder(rows, range(num_keys), None))
+        return tuple(order for order in orders if order.queries and order.keys)
 
     @cached_property
-    def _spans(self) -> Spans:
+    def _intervals(self) -> Intervals:
         return normalize((position, position + 1) for position in self._counted_from_start)
 
     @property
@@ -117,16 +117,16 @@ class GlobalTokens(Pattern, kind="global_tokens"):
             self._needs_length()
         return self.positions
 
-    def _read_spans(self, num_keys: int) -> Spans:
-        return clip(self._spans, num_keys) if self.read_by_all else ()
+    def _read_intervals(self, num_keys: int) -> Intervals:
+        return clip(self._intervals, num_keys) if self.read_by_all else ()
 
     def _num_positions(self, first: int, last: int) -> int:
         positions = self._counted_from_start
         return bisect_left(positions, last + 1) - bisect_left(positions, first)
 
 
-def _inside(spans: Spans, position: Any) -> Any:
+def _inside(intervals: Intervals, position: Any) -> Any:
     inside = position < 0
-    for start, stop in spans:
+    for start, stop in intervals:
         inside = inside | ((position >= start) & (position < stop))
     return inside

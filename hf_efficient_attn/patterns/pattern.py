@@ -1,8 +1,8 @@
 """What every pattern can do.
 
-A relation between absolute positions: query q may read key k. Spans of keys come in two kinds, the outer one (keys that
-some query of a range reads) and the inner one (keys that all of them read); the algebra is interval arithmetic on these
-bounds, so that no method ever looks at all pairs.
+A relation between absolute positions: query q may read key k. Intervals of keys come in two kinds, the outer one (keys
+that some query of a range reads) and the inner one (keys that all of them read). The algebra is interval arithmetic on
+these bounds, so that no method ever looks at all pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.bounds import DecodingReach, DrawnBlocks, GlobalPosition
-from hf_efficient_attn.patterns.counting import CrossingError, MovingSpans, pairs_of
+from hf_efficient_attn.patterns.counting import CrossingError, MovingIntervals, pairs_of
 from hf_efficient_attn.patterns.drawing import drawn
-from hf_efficient_attn.patterns.piece import Piece
+from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.serialization import read_pattern, write_pattern
-from hf_efficient_attn.patterns.spans import Spans, size
+from hf_efficient_attn.patterns.token_order import TokenOrder
 
 
 class Pattern:
@@ -23,7 +23,7 @@ class Pattern:
 
     A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Its methods come in groups, in this order:
 
-    - what it must define: `allowed` and `key_spans`; or `resolve`, with `depends_on_length` or `is_random`, where
+    - what it must define: `allowed` and `key_intervals`; or `resolve`, with `depends_on_length` or `is_random`, where
       another pattern takes its place as soon as the length, the layer and the head are known;
     - what makes it faster, or lets it be used in more places: every default is right, but says that nothing is known;
     - what it defines if it holds other patterns: `parts` and `with_parts`;
@@ -53,8 +53,8 @@ class Pattern:
         """
         self._needs_length()
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        """Return spans that contain every key which some query of first_query..last_query (inclusive) may read.
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        """Return intervals that contain every key which some query of first_query..last_query (inclusive) may read.
 
         Exact for one query, for atoms and for unions; an upper bound for other compositions.
 
@@ -84,27 +84,27 @@ class Pattern:
 
     # What makes it faster, or lets it be used in more places
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        """Return spans of keys that every query of first_query..last_query (inclusive) may read.
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        """Return intervals of keys that every query of first_query..last_query (inclusive) may read.
 
         Exact for one query; a lower bound otherwise.
         """
-        return self.key_spans(first_query, last_query, num_keys) if first_query == last_query else ()
+        return self.key_intervals(first_query, last_query, num_keys) if first_query == last_query else ()
 
-    def moving_spans(self, first_query: int, last_query: int, num_keys: int) -> MovingSpans:
-        """Return the spans of keys of every query of first_query..last_query, whose ends may move with the query.
+    def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
+        """Return the intervals of keys of every query of first_query..last_query, whose ends may move with the query.
 
         Raises:
             CrossingError: there is no such form for all of these queries, or none is known; never for one query.
         """
-        spans = self.key_spans(first_query, last_query, num_keys)
-        if first_query != last_query and spans != self.full_key_spans(first_query, last_query, num_keys):
+        intervals = self.key_intervals(first_query, last_query, num_keys)
+        if first_query != last_query and intervals != self.full_key_intervals(first_query, last_query, num_keys):
             raise CrossingError
-        return spans
+        return intervals
 
     def num_keys_of(self, query: int, num_keys: int) -> int:
         """Return how many keys `query` reads."""
-        return size(self.key_spans(query, query, num_keys))
+        return size(self.key_intervals(query, query, num_keys))
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
         """Return how many pairs (query, key) are allowed; the queries are query_offset, query_offset + 1, ...
@@ -165,12 +165,12 @@ class Pattern:
         """
         return None
 
-    def pieces(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[Piece, ...]:
+    def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
         """Return token orders in which the pattern is easy to compute; every allowed pair lies in one of them.
 
-        Pieces may hold pairs that are not allowed, and two pieces may share pairs.
+        An order may hold pairs that are not allowed, and two orders may share pairs.
         """
-        return (Piece(range(query_offset, query_offset + num_queries), range(num_keys), self, query_offset),)
+        return (TokenOrder(range(query_offset, query_offset + num_queries), range(num_keys), self, query_offset),)
 
     def decoding_reach(self) -> DecodingReach | None:
         """Return which tokens a causal pattern can read; None: others than such first and last ones."""

@@ -9,16 +9,16 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.bounds import DrawnBlocks
 from hf_efficient_attn.patterns.checks import check_bool, check_integer
+from hf_efficient_attn.patterns.intervals import Intervals, complement, size
 from hf_efficient_attn.patterns.part_checks import check_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import Spans, complement, size
 from hf_efficient_attn.patterns.tables import KeyTable
 
 # each is drawn by itself, and a row takes as long as ROW_BLOCKS of them
 MAX_DRAWN_BLOCKS = 1 << 19
 ROW_BLOCKS = 16
-# spans of keys of an excluded pattern, of all rows together
-MAX_EXCLUDED_SPANS = 1 << 16
+# intervals of keys of an excluded pattern, of all rows together
+MAX_EXCLUDED_INTERVALS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         ConfigurationError: numbers below 1, a seed that is no integer, or a causal pattern that excludes one that
             depends on the length.
         InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all, or excludes keys in more than
-            MAX_EXCLUDED_SPANS places.
+            MAX_EXCLUDED_INTERVALS places.
     """
 
     num_blocks: int
@@ -112,16 +112,16 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
     block, num_tokens = pattern.block_tokens, num_rows * pattern.block_tokens
     exclude = pattern.exclude and pattern.exclude.resolve(num_tokens, layer, head, num_heads)
-    rows, num_spans = [], 0
+    rows, num_intervals = [], 0
     for row in range(num_rows):
         num_candidates = row if pattern.is_causal else num_rows
-        touched = exclude.key_spans(row * block, (row + 1) * block - 1, num_tokens) if exclude else ()
-        num_spans += len(touched)
-        if num_spans > MAX_EXCLUDED_SPANS:
+        touched = exclude.key_intervals(row * block, (row + 1) * block - 1, num_tokens) if exclude else ()
+        num_intervals += len(touched)
+        if num_intervals > MAX_EXCLUDED_INTERVALS:
             raise InputError(
-                f"{pattern.kind}: exclude reads single keys in more than {MAX_EXCLUDED_SPANS} places at {num_tokens} "
-                f"tokens, counted up to block {row} of {num_rows}: {shown(exclude)}. Exclude a pattern of whole blocks "
-                "(Blocks), or take longer blocks."
+                f"{pattern.kind}: exclude reads single keys in more than {MAX_EXCLUDED_INTERVALS} places at "
+                f"{num_tokens} tokens, counted up to block {row} of {num_rows}: {shown(exclude)}. Exclude a pattern of "
+                "whole blocks (Blocks), or take longer blocks."
             )
         touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
         length = "any" if pattern.is_causal else num_rows
@@ -130,7 +130,7 @@ def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads
     return KeyTable(tuple(rows))
 
 
-def _sample(generator: Random, candidates: Spans, num_blocks: int) -> tuple[int, ...]:
+def _sample(generator: Random, candidates: Intervals, num_blocks: int) -> tuple[int, ...]:
     """Draw `num_blocks` distinct candidates, or all if there are fewer.
 
     The first steps of a Fisher-Yates shuffle by `random()`, whose numbers Python promises never to change.
@@ -146,8 +146,8 @@ def _sample(generator: Random, candidates: Spans, num_blocks: int) -> tuple[int,
     return tuple(sorted(drawn))
 
 
-def _nth(spans: Spans, index: int) -> int:
-    for start, stop in spans:
+def _nth(intervals: Intervals, index: int) -> int:
+    for start, stop in intervals:
         if index < stop - start:
             break
         index -= stop - start

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_bool, check_choice, check_integer, check_length
+from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, union
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import Spans, clip, normalize, union
 
 BUILDERS = ("fixed", "release")
 
@@ -141,17 +141,17 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
             label = label + reads * (relation + 1)
         return label
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        spans = [self._neighbours(first_query, min(last_query, self.num_tokens - 1))]
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        intervals = [self._neighbours(first_query, min(last_query, self.num_tokens - 1))]
         for level, (offset, size) in enumerate(self._levels):
             first, last = max(first_query - offset, 0), min(last_query - offset, size - 1)
             if first <= last:
-                spans.append(clip([(first << level, last + 1 << level)], self.num_tokens))
-        return clip(union(*spans), num_keys)
+                intervals.append(clip([(first << level, last + 1 << level)], self.num_tokens))
+        return clip(union(*intervals), num_keys)
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if first_query == last_query or last_query >= self.num_tokens:
-            return super().full_key_spans(first_query, last_query, num_keys)
+            return super().full_key_intervals(first_query, last_query, num_keys)
         pairs = zip(self._contexts(first_query), self._contexts(last_query), strict=True)
         common = ((max(last.start, last.offset), min(first.stop, first.end)) for first, last in pairs)
         return clip(normalize(common), num_keys)
@@ -190,16 +190,16 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         last_pointer = first.end - self.num_nodes
         return (first.pointer <= last_pointer) & (last.pointer >= last_pointer) & (is_possible and first.end > 1)
 
-    def _neighbours(self, first_query: int, last_query: int) -> Spans:
+    def _neighbours(self, first_query: int, last_query: int) -> Intervals:
         if first_query > last_query:
             return ()
-        spans = []
+        intervals = []
         for first, last in zip(self._contexts(first_query), self._contexts(last_query), strict=True):
             # borders move with the query, and never leave a gap between neighbouring queries
-            spans.append((max(first.start, first.offset), min(last.stop, last.end)))
+            intervals.append((max(first.start, first.offset), min(last.stop, last.end)))
             if self._misreads(first, last):
-                spans.append((last.end, last.end + 1))
-        return normalize(spans)
+                intervals.append((last.end, last.end + 1))
+        return normalize(intervals)
 
 
 def _level_sizes(num_tokens: int) -> list[int]:

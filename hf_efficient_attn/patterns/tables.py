@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import MAX_LISTED, first_listed, integers, plain
+from hf_efficient_attn.patterns.intervals import Intervals, clip, intersect, union
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import Spans, clip, intersect, union
 
 # fills the end of a table; no key has this position
 NO_KEY = -1
@@ -87,14 +87,14 @@ class KeyTable(Pattern, kind="key_table"):
             last = last + (1 << step) * ((last + (1 << step) < stop) & (keys[last + (1 << step)] <= key))
         return (keys[last] == key) & (first < stop) & has_row
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        return clip(union(*self._spans[first_query : last_query + 1]), num_keys)
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return clip(union(*self._intervals[first_query : last_query + 1]), num_keys)
 
-    def full_key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
-        rows = self._spans[first_query : last_query + 1]
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        rows = self._intervals[first_query : last_query + 1]
         if len(rows) <= last_query - first_query:
             return ()
-        common: Spans = reduce(intersect, rows)
+        common: Intervals = reduce(intersect, rows)
         return clip(common, num_keys)
 
     def num_keys_of(self, query: int, num_keys: int) -> int:
@@ -130,16 +130,16 @@ class KeyTable(Pattern, kind="key_table"):
         return _Lookup(starts, LookupTable(chain(*self.rows, rest)), num_keys)
 
     @cached_property
-    def _spans(self) -> tuple[Spans, ...]:
-        return tuple(map(_spans_of, self.rows))
+    def _intervals(self) -> tuple[Intervals, ...]:
+        return tuple(map(_intervals_of, self.rows))
 
 
-def _spans_of(row: Sequence[int]) -> Spans:
-    """Return the spans of a sorted row, each key once."""
-    spans, place = [], 0
+def _intervals_of(row: Sequence[int]) -> Intervals:
+    """Return the intervals of a sorted row, each key once."""
+    intervals, place = [], 0
     while place < len(row):
-        # within a span a key lies as far from its place as the first
+        # within an interval a key lies as far from its place as the first
         stop = bisect_right(range(len(row)), row[place] - place, lo=place, key=lambda index: row[index] - index)
-        spans.append((row[place], row[stop - 1] + 1))
+        intervals.append((row[place], row[stop - 1] + 1))
         place = stop
-    return tuple(spans)
+    return tuple(intervals)

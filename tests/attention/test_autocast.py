@@ -13,7 +13,7 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.patterns import Band, Full, GlobalTokens
 
-BACKENDS = ("blocked", "reference", "sdpa")
+AUTOCAST_BACKENDS = ("blocked", "reference", "sdpa")
 BFLOAT, HALF = torch.bfloat16, torch.float16
 
 
@@ -23,7 +23,7 @@ def states(dtypes: tuple[torch.dtype, ...] = (torch.float32,) * 3) -> list[Tenso
     return [torch.randn(2, 4, 40, 8, generator=generator).to(dtype).requires_grad_() for dtype in dtypes]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", AUTOCAST_BACKENDS)
 @pytest.mark.parametrize("dtype", [BFLOAT, HALF])
 @pytest.mark.parametrize("given", [(torch.float32, torch.float32, BFLOAT), (HALF, BFLOAT, torch.float32)])
 def test_autocast_casts_once_and_leaves_the_rest_as_wide_as_without_it(

@@ -36,12 +36,12 @@ ALONE = KeyTable([[query] for query in range(20_000)])
 @pytest.mark.parametrize("pattern", [Dilated(None, None, 2), Dilated(None, None, 2) & ALONE], ids=["alike", "unlike"])
 def test_looked_for_in_short_time(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of a dilated pattern without limits has a span for every second key, and there are as many rows."""
-    looks, spans_of = [], Dilated.key_spans
+    looks, intervals_of = [], Dilated.key_intervals
 
     def counted(*args: int) -> object:
-        looks.append(spans_of(*args))  # type: ignore[arg-type]
+        looks.append(intervals_of(*args))  # type: ignore[arg-type]
         return looks[-1]
 
-    monkeypatch.setattr(Dilated, "key_spans", counted)
+    monkeypatch.setattr(Dilated, "key_intervals", counted)
     notices.warn_of_keyless.function(pattern, 1, 20_000, 0)
     assert sum(map(len, looks)) < 2 * notices.MAX_LOOKS

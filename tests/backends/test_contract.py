@@ -1,7 +1,7 @@
 """Every backend, on every pattern, at odd lengths, masked and packed, in every dtype, gradients included.
 
-A backend joins by one line in BACKENDS. `reference` is what they are compared with; fuzz_engine.py compares it with a
-formula of its own.
+A backend joins by one line in COMPARED_BACKENDS. `reference` is what they are compared with; fuzz_engine.py compares it
+with a formula of its own.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
-BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "blocked": blocked}
+COMPARED_BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "blocked": blocked}
 CASES = pairwise_cases() + special_cases() + memory_cases() + huge_score_cases()
 # a kernel is compiled for every one of these, which takes seconds
 FLEX_CASES = [
@@ -54,7 +54,7 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("backend", COMPARED_BACKENDS.values(), ids=COMPARED_BACKENDS)
 def test_contract(backend: Backend, case: Case) -> None:
     reason = backend.why_not(case.call())
     if reason is not None:
@@ -63,7 +63,7 @@ def test_contract(backend: Backend, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["per head", "random", THREE_PATTERNS])
-@pytest.mark.parametrize("backend", [reference, *BACKENDS.values()], ids=["reference", *BACKENDS])
+@pytest.mark.parametrize("backend", [reference, *COMPARED_BACKENDS.values()], ids=["reference", *COMPARED_BACKENDS])
 def test_heads_have_the_numbers_of_the_model(backend: Backend, name: str) -> None:
     """A process that has four of the heads computes what one with all twelve does in these."""
     case = Case(name, 40, "documents", heads=(12, 6))
@@ -91,7 +91,9 @@ def test_contract_of_flex(case: Case) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES if torch.cuda.is_available() else [], ids=str)
-@pytest.mark.parametrize("backend", [reference, *BACKENDS.values(), flex], ids=["reference", *BACKENDS, "flex"])
+@pytest.mark.parametrize(
+    "backend", [reference, *COMPARED_BACKENDS.values(), flex], ids=["reference", *COMPARED_BACKENDS, "flex"]
+)
 def test_contract_on_cuda(backend: Backend, case: Case) -> None:
     torch.use_deterministic_algorithms(False)
     reason = backend.why_not(case.call("cuda"))
@@ -101,7 +103,7 @@ def test_contract_on_cuda(backend: Backend, case: Case) -> None:
 
 
 @pytest.mark.parametrize("mask", ["right", "holes", "documents"])
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("backend", COMPARED_BACKENDS.values(), ids=COMPARED_BACKENDS)
 def test_finite_numbers_of_masked_tokens_change_nothing(backend: Backend, mask: str) -> None:
     """Whatever padding holds; non-finite numbers are not promised, see `attention`."""
     case = Case("globals", 90, mask)

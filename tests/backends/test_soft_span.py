@@ -13,7 +13,7 @@ from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band
 
-BACKENDS = pytest.mark.parametrize("backend", [reference, sdpa, blocked], ids=lambda module: module.NAME)
+with_each_backend = pytest.mark.parametrize("backend", [reference, sdpa, blocked], ids=lambda module: module.NAME)
 BATCH, HEADS, TOKENS, WIDTH, SCALE = 2, 3, 150, 8, 0.4
 SHAPES = {"a head": (1, HEADS, 1, 1), "a token": (BATCH, HEADS, TOKENS, 1)}
 LABEL = SoftSpan(ramp=12, shift=1, num_inner=4)
@@ -34,7 +34,7 @@ def out_of(backend: Backend, terms: tuple[Term, ...], tokens: TokenMask | None =
 
 @pytest.mark.parametrize("has_distances", [False, True], ids=["alone", "with distances"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@BACKENDS
+@with_each_backend
 def test_gradient_is_that_of_finite_differences(backend: Backend, shape: tuple[int, ...], has_distances: bool) -> None:
     # a quarter beyond whole numbers of tokens, where the mask has corners
     spans = (3.25 + (20 * torch.rand(shape, generator=torch.Generator().manual_seed(3))).floor()).double()
@@ -57,7 +57,7 @@ def test_gradient_is_that_of_finite_differences(backend: Backend, shape: tuple[i
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@BACKENDS
+@with_each_backend
 def test_rows_without_keys_are_zero(backend: Backend, shape: tuple[int, ...]) -> None:
     """Where padding leaves a token nothing, or only keys beyond its ramp: neither NaN nor a gradient."""
     spans = torch.full(shape, 4.5, dtype=torch.float64, requires_grad=True)
@@ -78,7 +78,7 @@ def test_rows_without_keys_are_zero(backend: Backend, shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@BACKENDS
+@with_each_backend
 def test_spans_beyond_all_keys_change_nothing(backend: Backend, shape: tuple[int, ...]) -> None:
     spans = torch.full(shape, 1e4, dtype=torch.float64, requires_grad=True)
     out = out_of(backend, (Term(spans, LABEL),))

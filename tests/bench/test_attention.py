@@ -163,7 +163,7 @@ def test_every_peer_is_built_or_says_why_not(peer: str) -> None:
 def test_decoding_is_causal(name: str) -> None:
     pattern = decode_pattern_of(name, 1024).resolve(1024)
     assert pattern.num_keys_of(500, 1024) > 0
-    assert all(stop <= 501 for _, stop in pattern.key_spans(500, 500, 1024)) or pattern.is_causal
+    assert all(stop <= 501 for _, stop in pattern.key_intervals(500, 500, 1024)) or pattern.is_causal
 
 
 def test_crossover() -> None:

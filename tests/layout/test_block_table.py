@@ -62,7 +62,7 @@ def test_blocks(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
     assert torch.equal((partial | full) | squares.any((-3, -1)), partial | full)
     assert torch.equal(full & squares.all((-3, -1)), full)
     if tokens.is_empty:
-        # of the patterns here, spans tell all
+        # of the patterns here, intervals tell all
         assert torch.equal(full, squares.all((-3, -1)))
         assert torch.equal(partial | full, squares.any((-3, -1)))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_efficient_attn.layout.blocks import compile as compile_module
-from hf_efficient_attn.layout.blocks import jobs as jobs_module
 from hf_efficient_attn.layout.blocks import run_masks
+from hf_efficient_attn.layout.blocks import shares as shares_module
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.layout import Layout
@@ -156,16 +156,16 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
         patch.setattr(run_masks, "LARGE_MASK", 10)
         patch.setattr(run_masks, "MAX_SINGLE_MASKS", 10)
         patch.setattr(run_masks, "MAX_LOOKED_AT", 50)
-        patch.setattr(jobs_module, "FEW_PIECES", 2)
-        patch.setattr(jobs_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
-        patch.setattr(jobs_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
-        cut = jobs_module.jobs.function(pattern.resolve(num_keys), (num_queries, num_keys, layout.query_offset))
-        patch.setattr(compile_module, "jobs", lambda *_: cut)
+        patch.setattr(shares_module, "FEW_ORDERS", 2)
+        patch.setattr(shares_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
+        patch.setattr(shares_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
+        cut = shares_module.shares.function(pattern.resolve(num_keys), (num_queries, num_keys, layout.query_offset))
+        patch.setattr(compile_module, "shares", lambda *_: cut)
         blocks = compile_layout.function(layout, 4, CPU)
     check(layout, blocks)
 
 
-def test_pieces_that_share_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_that_share_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern that is too large to be split into members may still have orders of its own, which overlap."""
     monkeypatch.setattr(GlobalTokens, "members", lambda self: (self,))
     layout = Layout(GlobalTokens([0, 3, 17]), 1, 41, 41)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.layout.plan import read_plan, write_plan
+from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
@@ -16,7 +16,7 @@ LABELS = [*INDICES, SoftSpan(32, shift=1, num_inner=7)]
 @pytest.mark.parametrize("label", LABELS, ids=str)
 def test_json_and_plans(label: Label) -> None:
     assert Label.from_dict(label.to_dict()) == label
-    assert read_plan(write_plan(Band(1, 1), 3, (label,), 2, 8)) == (Band(1, 1), 3, (label,), 2, 8)
+    assert read_call_text(write_call_text(Band(1, 1), 3, (label,), 2, 8)) == (Band(1, 1), 3, (label,), 2, 8)
 
 
 @pytest.mark.parametrize("label", INDICES, ids=str)

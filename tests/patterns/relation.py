@@ -1,7 +1,7 @@
 """Brute force: the relation of a pattern as a set of pairs, from `allowed` on integers alone."""
 
 from hf_efficient_attn.patterns import Pattern
-from hf_efficient_attn.patterns.spans import Spans
+from hf_efficient_attn.patterns.intervals import Intervals
 
 Pairs = set[tuple[int, int]]
 
@@ -19,6 +19,6 @@ def rows_of(pattern: Pattern, first_query: int, last_query: int, num_keys: int) 
     ]
 
 
-def keys_of(spans: Spans) -> set[int]:
-    """Return the positions that lie in `spans`."""
-    return {key for start, stop in spans for key in range(start, stop)}
+def keys_of(intervals: Intervals) -> set[int]:
+    """Return the positions that lie in `intervals`."""
+    return {key for start, stop in intervals for key in range(start, stop)}

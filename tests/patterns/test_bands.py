@@ -47,15 +47,15 @@ def test_causal_forms(pattern: Pattern, causal: Pattern) -> None:
     assert causal.is_causal
 
 
-def test_pieces_are_bands_of_residue_classes() -> None:
-    first, second = Dilated(9, 6, 2).pieces(num_queries=4, num_keys=9, query_offset=5)
+def test_token_orders_are_bands_of_residue_classes() -> None:
+    first, second = Dilated(9, 6, 2).token_orders(num_queries=4, num_keys=9, query_offset=5)
     assert (first.queries, first.keys) == (range(6, 9, 2), range(0, 9, 2))
     assert (second.queries, second.keys) == (range(5, 9, 2), range(1, 9, 2))
     assert first.local == second.local == Band(4, 3)
     assert (first.local_query_offset, second.local_query_offset) == (3, 2)
-    assert Strided(3).pieces(6, 6)[0].local == Full()
-    assert len(Dilated(4, 4, 4).pieces(num_queries=2, num_keys=8)) == 2
-    assert (Dilated(8, 8, 2) & Causal()).pieces(4, 4)[0].local == Band(4, 4) & Causal()
+    assert Strided(3).token_orders(6, 6)[0].local == Full()
+    assert len(Dilated(4, 4, 4).token_orders(num_queries=2, num_keys=8)) == 2
+    assert (Dilated(8, 8, 2) & Causal()).token_orders(4, 4)[0].local == Band(4, 4) & Causal()
 
 
 @pytest.mark.parametrize(

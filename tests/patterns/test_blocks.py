@@ -1,4 +1,4 @@
-"""Blocks of tokens: closed-form counts of pairs and blocks, pieces, tables, and values they cannot have."""
+"""Blocks of tokens: closed-form counts of pairs and blocks, orders, tables, and values they cannot have."""
 
 import json
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns import Band, BlockLocal, Blocks, Causal, Dilated, GlobalTokens, KeyTable, Pattern
-from hf_efficient_attn.patterns.spans import size
+from hf_efficient_attn.patterns.intervals import size
 
 lengths, block_lengths, widths = st.integers(1, 120), st.integers(1, 16), st.integers(0, 150)
 
@@ -24,12 +24,12 @@ def test_pairs_of_local_blocks(tokens: int, block: int) -> None:
 
 
 def touched_and_full_blocks(pattern: Pattern, num_rows: int, block: int) -> tuple[int, int]:
-    """Count blocks of a sequence of `num_rows` whole blocks by the spans of each row of blocks."""
+    """Count blocks of a sequence of `num_rows` whole blocks by the intervals of each row of blocks."""
     touched = full = 0
     for row in range(num_rows):
         bounds = (row * block, (row + 1) * block - 1, num_rows * block)
-        touched += sum(-(-stop // block) - start // block for start, stop in pattern.key_spans(*bounds))
-        full += sum(max(0, stop // block - -(-start // block)) for start, stop in pattern.full_key_spans(*bounds))
+        touched += sum(-(-stop // block) - start // block for start, stop in pattern.key_intervals(*bounds))
+        full += sum(max(0, stop // block - -(-start // block)) for start, stop in pattern.full_key_intervals(*bounds))
     return touched, full
 
 
@@ -57,18 +57,18 @@ def test_blocks_that_dilation_touches(num_rows: int, block: int, width: int, ste
     pattern = Dilated(width * step, width * step, step)
     found = set()
     for row in range(num_rows):
-        for start, stop in pattern.key_spans(row * block, (row + 1) * block - 1, num_rows * block):
+        for start, stop in pattern.key_intervals(row * block, (row + 1) * block - 1, num_rows * block):
             found |= {(row, column) for column in range(start // block, -(-stop // block))}
     assert found == expected
 
 
-def test_pieces_begin_within_a_block() -> None:
-    even, odd = Blocks(Dilated(2, 2, 2), 4).pieces(num_queries=9, num_keys=15, query_offset=6)
+def test_token_orders_begin_within_a_block() -> None:
+    even, odd = Blocks(Dilated(2, 2, 2), 4).token_orders(num_queries=9, num_keys=15, query_offset=6)
     assert (odd.queries, odd.keys) == ((6, 7, 12, 13, 14), (4, 5, 6, 7, 12, 13, 14))
     assert (odd.local, odd.local_query_offset) == (Blocks(Band(1, 1), 4), 2)
     assert (even.queries, even.local_query_offset) == ((8, 9, 10, 11), 4)
-    (natural,) = Blocks(Band(1, 1), 4).pieces(num_queries=9, num_keys=15, query_offset=6)
-    assert natural == Pattern.pieces(Blocks(Band(1, 1), 4), 9, 15, 6)[0]
+    (natural,) = Blocks(Band(1, 1), 4).token_orders(num_queries=9, num_keys=15, query_offset=6)
+    assert natural == Pattern.token_orders(Blocks(Band(1, 1), 4), 9, 15, 6)[0]
 
 
 def test_causality_counts_whole_blocks() -> None:
@@ -81,7 +81,7 @@ def test_causality_counts_whole_blocks() -> None:
 def test_tables() -> None:
     table = KeyTable([[2, 0, 2], [], [1]])
     assert table == KeyTable(((0, 2), (), (1,)))
-    assert size(table.key_spans(0, 2, 3)) == 3
+    assert size(table.key_intervals(0, 2, 3)) == 3
     assert not table.allowed(7, 0)
     converted = table.with_tables(list)
     assert converted == table

@@ -141,15 +141,15 @@ def test_members_are_few() -> None:
     assert len(Union(many.patterns[:MAX_MEMBERS]).members()) == MAX_MEMBERS
 
 
-@pytest.mark.parametrize("place", [(30, 30, 0), (7, 40, 33), (20, 12, 5), (3, 50, 0)])
-def test_pairs_of_what_repeats_itself(place: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("extent", [(30, 30, 0), (7, 40, 33), (20, 12, 5), (3, 50, 0)])
+def test_pairs_of_what_repeats_itself(extent: tuple[int, int, int]) -> None:
     for pattern in (
         Dilated(9, 4, 2) | Band(3, -1),
         ~Strided(3),
         BlockLocal(4) & Band(3, 3),
         Blocks(Dilated(2, 2, 2), 3),
     ):
-        assert pattern.num_pairs(*place) == len(pairs_of(pattern, *place))
+        assert pattern.num_pairs(*extent) == len(pairs_of(pattern, *extent))
 
 
 def test_long_inputs_of_published_blocks() -> None:

@@ -30,70 +30,71 @@ from hf_efficient_attn.patterns import (
     bigbird,
     counting,
 )
-from hf_efficient_attn.patterns.spans import Spans, normalize
-
-Place = tuple[int, int, int]
+from hf_efficient_attn.patterns.intervals import Intervals, normalize
+from hf_efficient_attn.patterns.token_order import Extent
 
 
 @given(compositions, places)
-def test_allowed_is_the_same_on_integers_and_tensors(pattern: Pattern, place: Place) -> None:
-    num_queries, num_keys, offset = place
+def test_allowed_is_the_same_on_integers_and_tensors(pattern: Pattern, extent: Extent) -> None:
+    num_queries, num_keys, offset = extent
     pattern = pattern.resolve(num_keys)
     queries, keys = torch.arange(offset, offset + num_queries)[:, None], torch.arange(num_keys)[None]
     for same in (pattern, pattern.with_tables(torch.tensor)):
         mask = same.allowed(queries, keys)
         assert mask.dtype == torch.bool
         assert mask.shape == (num_queries, num_keys)
-        assert {(query + offset, key) for query, key in mask.nonzero().tolist()} == pairs_of(pattern, *place)
+        assert {(query + offset, key) for query, key in mask.nonzero().tolist()} == pairs_of(pattern, *extent)
     assert isinstance(pattern.allowed(0, 0), bool)
 
 
 @given(compositions, places)
-def test_spans_are_bounds_and_exact_for_one_query(pattern: Pattern, place: Place) -> None:
-    num_queries, num_keys, offset = place
+def test_intervals_are_bounds_and_exact_for_one_query(pattern: Pattern, extent: Extent) -> None:
+    num_queries, num_keys, offset = extent
     pattern = pattern.resolve(num_keys)
     for first, last in {(offset, offset + num_queries - 1), (offset, offset + num_queries // 2)}:
         rows = rows_of(pattern, first, last, num_keys)
-        outer, inner = (spans(first, last, num_keys) for spans in (pattern.key_spans, pattern.full_key_spans))
+        outer, inner = (
+            intervals(first, last, num_keys) for intervals in (pattern.key_intervals, pattern.full_key_intervals)
+        )
         assert outer == normalize(outer)
         assert inner == normalize(inner)
         assert keys_of(outer) >= set.union(*rows)
         assert keys_of(inner) <= set.intersection(*rows)
         for query, row in enumerate(rows, start=first):
-            assert keys_of(pattern.key_spans(query, query, num_keys)) == row
-            assert keys_of(pattern.full_key_spans(query, query, num_keys)) == row
+            assert keys_of(pattern.key_intervals(query, query, num_keys)) == row
+            assert keys_of(pattern.full_key_intervals(query, query, num_keys)) == row
             assert pattern.num_keys_of(query, num_keys) == len(row)
 
 
 @given(atoms, atoms, places)
-def test_outer_spans_are_exact_for_atoms_and_unions(left: Pattern, right: Pattern, place: Place) -> None:
-    num_queries, num_keys, offset = place
+def test_outer_intervals_are_exact_for_atoms_and_unions(left: Pattern, right: Pattern, extent: Extent) -> None:
+    num_queries, num_keys, offset = extent
     for pattern in (left.resolve(num_keys), (left | right).resolve(num_keys)):
         for last in range(offset, offset + num_queries):
             rows = rows_of(pattern, offset, last, num_keys)
-            assert keys_of(pattern.key_spans(offset, last, num_keys)) == set.union(*rows)
+            assert keys_of(pattern.key_intervals(offset, last, num_keys)) == set.union(*rows)
 
 
 @given(compositions, places)
-def test_counts_and_members(pattern: Pattern, place: Place) -> None:
-    pattern = pattern.resolve(place[1])
-    pairs = pairs_of(pattern, *place)
-    assert pattern.num_pairs(*place) == len(pairs)
-    assert set.union(*(pairs_of(member, *place) for member in pattern.members())) == pairs
+def test_counts_and_members(pattern: Pattern, extent: Extent) -> None:
+    pattern = pattern.resolve(extent[1])
+    pairs = pairs_of(pattern, *extent)
+    assert pattern.num_pairs(*extent) == len(pairs)
+    assert set.union(*(pairs_of(member, *extent) for member in pattern.members())) == pairs
     assert all(member.kind != "union" for member in pattern.members())
 
 
 @given(compositions, places)
-def test_pieces_cover_every_pair(pattern: Pattern, place: Place) -> None:
-    pattern = pattern.resolve(place[1])
+def test_token_orders_cover_every_pair(pattern: Pattern, extent: Extent) -> None:
+    pattern = pattern.resolve(extent[1])
     covered = {
         (query, key)
-        for piece in pattern.pieces(*place)
-        for a, query in enumerate(piece.queries)
-        for b, key in enumerate(piece.keys)
-        if piece.local is None or piece.local.allowed(a + piece.local_query_offset, b)
+        for order in pattern.token_orders(*extent)
+        for a, query in enumerate(order.queries)
+        for b, key in enumerate(order.keys)
+        if order.local is None or order.local.allowed(a + order.local_query_offset, b)
     }
-    assert covered >= pairs_of(pattern, *place)
+    assert covered >= pairs_of(pattern, *extent)
 
 
 @given(compositions)
@@ -224,7 +225,11 @@ def test_heads_share_patterns_evenly() -> None:
 @pytest.mark.parametrize("pattern", [RandomBlocks(1, 4), bigbird(4, 1), SpanTree(2), GlobalTokens([-1])])
 def test_unresolved_patterns_say_so(pattern: Pattern) -> None:
     assert pattern.depends_on_length
-    for call in (lambda: pattern.allowed(0, 0), lambda: pattern.key_spans(0, 3, 8), lambda: pattern.num_pairs(8, 8)):
+    for call in (
+        lambda: pattern.allowed(0, 0),
+        lambda: pattern.key_intervals(0, 3, 8),
+        lambda: pattern.num_pairs(8, 8),
+    ):
         with pytest.raises(ConfigurationError, match="resolve\\(num_keys\\)"):
             call()
 
@@ -249,7 +254,7 @@ def test_long_compositions_are_counted_by_ranges(monkeypatch: pytest.MonkeyPatch
     band = tokens * 129 - 64 * 65
     # a global token reads and is read by all, but for the 129 of its own row and column that the band has, and itself
     inner = 2 * (tokens - 129)
-    monkeypatch.setattr(counting, "MAX_COUNTED_SPANS", tokens)
+    monkeypatch.setattr(counting, "MAX_COUNTED_INTERVALS", tokens)
     expected = {
         Full(): tokens**2,
         Strided(8): tokens * tokens // 8,
@@ -262,8 +267,8 @@ def test_long_compositions_are_counted_by_ranges(monkeypatch: pytest.MonkeyPatch
     }
     assert {pattern: pattern.num_pairs(tokens, tokens) for pattern in expected} == expected
     assert Full().num_pairs(2**31 - 1, 2**31 - 1) == (2**31 - 1) ** 2
-    monkeypatch.setattr(counting, "MAX_COUNTED_SPANS", 1000)
-    with pytest.raises(InputError, match=r"union pattern would look at more than 1,000 spans.*Use explain"):
+    monkeypatch.setattr(counting, "MAX_COUNTED_INTERVALS", 1000)
+    with pytest.raises(InputError, match=r"union pattern would look at more than 1,000 intervals.*Use explain"):
         (Strided(8) | GlobalTokens([0])).num_pairs(900, 900)
 
 
@@ -280,7 +285,7 @@ class WithoutKind(Pattern):
     def allowed(self, query: Any, key: Any) -> Any:
         return query == key
 
-    def key_spans(self, first_query: int, last_query: int, num_keys: int) -> Spans:
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         return ((first_query, last_query + 1),)
 
 

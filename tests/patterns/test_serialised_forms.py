@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import patterns
-from hf_efficient_attn.layout.plan import _write_plan, read_plan, write_plan
+from hf_efficient_attn.layout.call_text import _write_call_text, read_call_text, write_call_text
 from hf_efficient_attn.patterns import (
     Band,
     BigBirdBlocks,
@@ -71,20 +71,20 @@ def through_config(pattern: Pattern, folder: Path) -> Pattern:
     return Pattern.from_dict(AutoConfig.from_pretrained(folder).attention_pattern)
 
 
-def through_traced_plan(pattern: Pattern) -> Pattern:
-    return read_plan(_write_plan(pattern, 1, (), 0, None))[0]
+def through_traced_text(pattern: Pattern) -> Pattern:
+    return read_call_text(_write_call_text(pattern, 1, (), 0, None))[0]
 
 
 def through_compiler(pattern: Pattern) -> Pattern:
-    plans = []
+    texts = []
 
     def write(x: torch.Tensor) -> torch.Tensor:
-        plans.append(write_plan(pattern, 1, ()))
+        texts.append(write_call_text(pattern, 1, ()))
         return x + 1
 
     torch.compiler.reset()
     torch.compile(write, fullgraph=True, backend="eager")(torch.ones(1))
-    return read_plan(plans[0])[0]
+    return read_call_text(texts[0])[0]
 
 
 def through_expression(pattern: Pattern) -> Pattern:
@@ -97,9 +97,9 @@ FORMS: dict[str, Callable[[Pattern], Pattern]] = {
     "pickle": lambda pattern: pickle.loads(pickle.dumps(pattern)),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "plan": lambda pattern: read_plan(write_plan(pattern, 1, ()))[0],
-    "traced plan": through_traced_plan,
-    "compiled plan": through_compiler,
+    "call text": lambda pattern: read_call_text(write_call_text(pattern, 1, ()))[0],
+    "traced call text": through_traced_text,
+    "compiled call text": through_compiler,
     "repr": lambda pattern: eval(repr(pattern), vars(patterns)),
     "expression": through_expression,
 }
@@ -128,12 +128,12 @@ def check_same(found: Pattern, pattern: Pattern) -> None:
     assert repr(found) == repr(pattern)
     # what is computed once and kept is no part of a value, and comes back in the copy
     resolved = [each.resolve(15, num_heads=2) for each in (pattern, found)]
-    spans = [[each.key_spans(query, query, 15) for query in range(15)] for each in resolved]
-    assert spans[0] == spans[1]
+    intervals = [[each.key_intervals(query, query, 15) for query in range(15)] for each in resolved]
+    assert intervals[0] == intervals[1]
     assert resolved[1].allowed(torch.arange(15)[:, None], torch.arange(15)).dtype == torch.bool
     check_same_text(resolved[1], resolved[0])
 
 
 def check_same_text(found: Pattern, pattern: Pattern) -> None:
-    assert write_plan(found, 0, ()) == write_plan(pattern, 0, ())
-    assert read_plan(_write_plan(found, 0, (), 0, None))[:3] == (pattern, 0, ())
+    assert write_call_text(found, 0, ()) == write_call_text(pattern, 0, ())
+    assert read_call_text(_write_call_text(found, 0, (), 0, None))[:3] == (pattern, 0, ())

@@ -69,16 +69,16 @@ def test_edges_and_labels(num_tokens: int, k: int, is_causal: bool, builder: str
     assert torch.equal(pattern.relation_label(queries, keys, clip_distance=99), labels)
     assert torch.equal(pattern.allowed(queries, keys), labels >= 0)
     assert pattern.allowed(0, 0) is True
-    check_spans(pattern, [set(row.nonzero().flatten().tolist()) for row in labels >= 0])
+    check_intervals(pattern, [set(row.nonzero().flatten().tolist()) for row in labels >= 0])
 
 
-def check_spans(pattern: Pattern, rows: list[set[int]]) -> None:
+def check_intervals(pattern: Pattern, rows: list[set[int]]) -> None:
     for first in range(len(rows)):
-        assert keys_of(pattern.full_key_spans(first, first, len(rows))) == rows[first]
+        assert keys_of(pattern.full_key_intervals(first, first, len(rows))) == rows[first]
         for last in range(first, len(rows), 3):
             own = rows[first : last + 1]
-            assert keys_of(pattern.key_spans(first, last, len(rows))) == set.union(*own)
-            assert keys_of(pattern.full_key_spans(first, last, len(rows))) <= set.intersection(*own)
+            assert keys_of(pattern.key_intervals(first, last, len(rows))) == set.union(*own)
+            assert keys_of(pattern.full_key_intervals(first, last, len(rows))) <= set.intersection(*own)
 
 
 def context_pairs(num_tokens: int, k: int, is_causal: bool = True, builder: str = "fixed") -> int:
@@ -110,11 +110,11 @@ def test_tokens_are_read_once(builder: str, doubly: int, own: int) -> None:
     """The fault of the release, as found in its code: 100 tokens, 4 nodes per side."""
     pattern, num_nodes = tree(100, 4, builder=builder), span_tree_nodes(100)
     members = [
-        keys_of(pattern.key_spans(node, node, num_nodes)) if node >= 100 else {node} for node in range(num_nodes)
+        keys_of(pattern.key_intervals(node, node, num_nodes)) if node >= 100 else {node} for node in range(num_nodes)
     ]
     covers = []
     for query in range(100):
-        keys = keys_of(pattern.key_spans(query, query, num_nodes)) - {query}
+        keys = keys_of(pattern.key_intervals(query, query, num_nodes)) - {query}
         covers.append([token for key in keys for token in members[key]])
     assert sum(len(cover) - len(set(cover)) for cover in covers) == doubly
     assert sum(query in cover for query, cover in enumerate(covers)) == own

@@ -6,7 +6,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.blocked.estimate import costs_of, estimate
 from hf_efficient_attn.backends.blocked.operator import blocked_attention
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.plan import write_plan
+from hf_efficient_attn.layout.call_text import write_call_text
 
 NAME = "blocked"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -66,7 +66,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         call.sinks,
         torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None,
         call.query_start,
-        write_plan(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads),
+        write_call_text(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads),
         layout.query_offset,
         call.softcap,
         call.scale,

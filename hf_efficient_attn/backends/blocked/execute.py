@@ -1,4 +1,4 @@
-"""Forward and backward of a whole call: every run of every problem through a kernel, results joined by log-sum-exp."""
+"""Forward and backward of a whole call: every run of every region through a kernel, results joined by log-sum-exp."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked.kernels import FUSED_DTYPES, Explicit, FusedCPU, lse_of_weights, wide_dtype
-from hf_efficient_attn.backends.blocked.problems import Problem, problems
+from hf_efficient_attn.backends.blocked.regions import Region, regions
 from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (
     add_key_blocks,
@@ -83,18 +83,18 @@ def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor
     q, k, v = plain_rows(q, k, v) if fused else (q, k, v)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
     kernels = Kernels(call, seed, fused, q.device)
-    for problem in problems(call, q, k, FORWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
-        part = problem.part
-        queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, out_rows, lse_rows)]
-        keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v)]
+    for region in regions(call, q, k, FORWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
+        part = region.part
+        queries = [in_order(region.of_queries(tensor), part.queries) for tensor in (q, out_rows, lse_rows)]
+        keys = [in_order(region.of_keys(tensor), part.keys) for tensor in (k, v)]
         for run in part.runs:
             width = q.shape[-1] if fused else run.key_tokens
             if run.gathered is not None:
                 width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
             for piece in run.cut(max(1, max_buffer(run, fused, q.device) // (queries[0].shape[0] * width))):
-                forward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
+                forward_run(kernels.next(region, piece), queries, keys, piece, bias_of(region, piece))
         for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
-            put_back(problem.of_queries(tensor), part.queries, rows)
+            put_back(region.of_queries(tensor), part.queries, rows)
 
 
 def forward_run(
@@ -144,21 +144,21 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
     kernels = Kernels(call, seed, fused, q.device)
     folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
-    for problem in problems(call, q, k, BACKWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
-        part = problem.part
-        queries = [in_order(problem.of_queries(tensor), part.queries) for tensor in (q, *rows)]
-        keys = [in_order(problem.of_keys(tensor), part.keys) for tensor in (k, v, dk, dv)]
+    for region in regions(call, q, k, BACKWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
+        part = region.part
+        queries = [in_order(region.of_queries(tensor), part.queries) for tensor in (q, *rows)]
+        keys = [in_order(region.of_keys(tensor), part.keys) for tensor in (k, v, dk, dv)]
         for run in part.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
             width = q.shape[-1] * copies if fused else run.key_tokens
             for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
-                d_scores = backward_run(kernels.next(problem, piece), queries, keys, piece, bias_of(problem, piece))
+                d_scores = backward_run(kernels.next(region, piece), queries, keys, piece, bias_of(region, piece))
                 if d_scores is not None:
-                    for lookup, gradient in zip(kernels.lookups.of(problem, piece), folded, strict=True):
+                    for lookup, gradient in zip(kernels.lookups.of(region, piece), folded, strict=True):
                         lookup.add_gradient(gradient, d_scores)
-        put_back(problem.of_queries(rows[-1]), part.queries, queries[-1])
+        put_back(region.of_queries(rows[-1]), part.queries, queries[-1])
         for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
-            put_back(problem.of_keys(tensor), part.keys, part_keys)
+            put_back(region.of_keys(tensor), part.keys, part_keys)
     for total, gradient, term in zip(d_terms, folded, terms, strict=False):
         total.add_(unfold_gradient(gradient, batch_size, term.values))
 
@@ -187,12 +187,12 @@ class Kernels:
         self.count = 0
         self.lookups = TermLookups(call.terms)
 
-    def next(self, problem: Problem, run: Run) -> FusedCPU | Explicit:
+    def next(self, region: Region, run: Run) -> FusedCPU | Explicit:
         """Return the kernel of the next run."""
         if self.is_fused:
             return FusedCPU(self.call.scale)
         self.count += 1
-        terms = [lookup.scores for lookup in self.lookups.of(problem, run)]
+        terms = [lookup.scores for lookup in self.lookups.of(region, run)]
         return Explicit(self.call.scale, terms, self.drop(), self.call.dropout, self.call.softcap)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
@@ -231,18 +231,18 @@ def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
     return min(MAX_BUFFER, MAX_GATHERED * torch.get_num_threads())
 
 
-def bias_of(problem: Problem, run: Run) -> Tensor | None:
+def bias_of(region: Region, run: Run) -> Tensor | None:
     """Return the bias of a run with that of masked keys, [blocks or 1, queries or 1, keys]."""
-    if problem.hole_bias is None:
+    if region.hole_bias is None:
         return run.bias
-    holes = key_blocks(in_order(problem.hole_bias[None], problem.part.keys)[..., None], run)[0, :, None, :, 0]
+    holes = key_blocks(in_order(region.hole_bias[None], region.part.keys)[..., None], run)[0, :, None, :, 0]
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes
 
 
 def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[AttentionCall, tuple[Tensor, ...]]:
     """Return the tensors with the examples as further heads, where all are alike and the memory allows it as views.
 
-    Each problem costs a fixed time, and so there is one instead of one an example. The layout stays that of one
+    Each region costs a fixed time, and so there is one instead of one an example. The layout stays that of one
     example, for which it is compiled.
     """
     batch_size, num_heads = tensors[0].shape[:2]

@@ -11,10 +11,10 @@ from hf_efficient_attn.backends.blocked.kernels import wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.call_text import read_call_text
 from hf_efficient_attn.layout.host_copies import as_they_are
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
-from hf_efficient_attn.layout.plan import read_plan
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -34,7 +34,7 @@ def blocked_attention(
     sinks: Tensor | None,
     seed: Tensor | None,
     query_start: Tensor | None,
-    plan: str,
+    call_text: str,
     query_offset: int,
     softcap: float | None,
     scale: float,
@@ -43,13 +43,13 @@ def blocked_attention(
     """Return out [B, H, Nq, Dv] and lse [B, H, Nq].
 
     Args:
-        term_values: the values of the terms whose labels are in the plan.
+        term_values: the values of the terms whose labels are in the call text.
         seed: int64 scalar on the CPU, needed with dropout.
         query_start: int64 scalar that replaces `query_offset`.
-        plan: as `write_plan` writes it.
+        call_text: as `write_call_text` writes it.
     """
     masks = (key_mask, segment_ids, global_mask)
-    call = _call(q, k, v, masks, term_values, sinks, query_start, plan, query_offset, softcap, scale, dropout)
+    call = _call(q, k, v, masks, term_values, sinks, query_start, call_text, query_offset, softcap, scale, dropout)
     return execute.forward(q, k, v, call, _number(seed))
 
 
@@ -68,7 +68,7 @@ def blocked_attention_backward(
     sinks: Tensor | None,
     seed: Tensor | None,
     query_start: Tensor | None,
-    plan: str,
+    call_text: str,
     query_offset: int,
     softcap: float | None,
     scale: float,
@@ -76,7 +76,7 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
     masks = (key_mask, segment_ids, global_mask)
-    call = _call(q, k, v, masks, term_values, sinks, query_start, plan, query_offset, softcap, scale, dropout)
+    call = _call(q, k, v, masks, term_values, sinks, query_start, call_text, query_offset, softcap, scale, dropout)
     # whoever calls backward() within autocast wants no gradient rounded more than the scores were
     with autocast_off(q.device.type):
         return execute.backward(grad, q, k, v, out, lse, call, _number(seed))
@@ -90,14 +90,14 @@ def _call(
     term_values: list[Tensor],
     sinks: Tensor | None,
     query_start: Tensor | None,
-    plan: str,
+    call_text: str,
     query_offset: int,
     softcap: float | None,
     scale: float,
     dropout: float,
 ) -> AttentionCall:
     """Return the call whose parts an operator was given; it takes only tensors, numbers and text."""
-    pattern, layer, labels, first_head, num_model_heads = read_plan(plan)
+    pattern, layer, labels, first_head, num_model_heads = read_call_text(call_text)
     query_offset = query_offset if query_start is None else int(query_start)
     lengths = (q.shape[2], k.shape[2], query_offset)
     layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked.kernels import wide
-from hf_efficient_attn.backends.blocked.problems import Problem
+from hf_efficient_attn.backends.blocked.regions import Region
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
 from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.terms import Label, Term, look_up
@@ -24,7 +24,7 @@ class TermLookup:
     """
 
     term: Term
-    problem: Problem
+    region: Region
     run: Run
     labels: Tensor
 
@@ -43,9 +43,9 @@ class TermLookup:
         else:
             d_values = self.by_label(labels, d_scores, values.shape[-1])
         if self.is_per_query:
-            rows = in_order(target, self.problem.part.queries)
+            rows = in_order(target, self.region.part.queries)
             query_blocks(rows, self.run).add_(d_values)
-            put_back(target, self.problem.part.queries, rows)
+            put_back(target, self.region.part.queries, rows)
         else:
             target[:, None].add_(d_values)
 
@@ -62,7 +62,7 @@ class TermLookup:
         """The values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
         values = self.select(wide(self.term.values))
         if self.is_per_query:
-            return query_blocks(in_order(values, self.problem.part.queries), self.run)
+            return query_blocks(in_order(values, self.region.part.queries), self.run)
         return values[:, None]
 
     @property
@@ -71,10 +71,10 @@ class TermLookup:
         return self.term.values.shape[2] > 1
 
     def select(self, values: Tensor) -> Tensor:
-        """Return the values of the problem, [heads or 1, queries or 1, values of a query], a view."""
-        values = values[self.problem.example if values.shape[0] > 1 else 0]
-        values = values[self.problem.heads] if values.shape[0] > 1 else values
-        return values[:, self.problem.queries] if self.is_per_query else values
+        """Return the values of the region, [heads or 1, queries or 1, values of a query], a view."""
+        values = values[self.region.example if values.shape[0] > 1 else 0]
+        values = values[self.region.heads] if values.shape[0] > 1 else values
+        return values[:, self.region.queries] if self.is_per_query else values
 
 
 class TermLookups:
@@ -85,28 +85,28 @@ class TermLookups:
         self.labels: dict[object, Tensor] = {}
         self.shared: dict[object, TermLookup] = {}
 
-    def of(self, problem: Problem, run: Run) -> list[TermLookup]:
+    def of(self, region: Region, run: Run) -> list[TermLookup]:
         """Return the part of each term that a run reads."""
-        return [self.lookup(number, problem, run) for number in range(len(self.terms))]
+        return [self.lookup(number, region, run) for number in range(len(self.terms))]
 
-    def lookup(self, number: int, problem: Problem, run: Run) -> TermLookup:
+    def lookup(self, number: int, region: Region, run: Run) -> TermLookup:
         """Return the part of one term, which may be that of an earlier run."""
         term = self.terms[number]
         device = term.values.device
-        distance = first_distance(problem, run) if term.label.is_invariant else None
+        distance = first_distance(region, run) if term.label.is_invariant else None
         if distance is None:
-            return TermLookup(term, problem, run, labels_of(term.label, problem, run, device))
+            return TermLookup(term, region, run, labels_of(term.label, region, run, device))
         # all that the labels depend on if those of every block are the same
         place = (number, *distance, run.block_tokens, run.key_tokens)
         if place not in self.labels:
-            self.labels[place] = labels_of(term.label, problem, replace(run, num_blocks=1), device)
-        lookup = TermLookup(term, problem, run, self.labels[place])
+            self.labels[place] = labels_of(term.label, region, replace(run, num_blocks=1), device)
+        lookup = TermLookup(term, region, run, self.labels[place])
         if lookup.is_per_query or len(term.values) > 1:
             return lookup
-        return self.shared.setdefault((problem.heads.start, place), lookup)
+        return self.shared.setdefault((region.heads.start, place), lookup)
 
 
-def labels_of(label: Label, problem: Problem, run: Run, device: torch.device) -> Tensor:
+def labels_of(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:
     """Return the labels of a run's pairs, [blocks, queries, keys]."""
     blocks = torch.arange(run.num_blocks, device=device)[:, None]
     queries = run.first_query + blocks * run.block_tokens + torch.arange(run.block_tokens, device=device)
@@ -115,22 +115,22 @@ def labels_of(label: Label, problem: Problem, run: Run, device: torch.device) ->
     else:
         keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
         keys = keys.flatten(1)
-    query_positions = position_at(problem.part.queries, queries) + problem.query_offset
-    key_positions = position_at(problem.part.keys, keys)
+    query_positions = position_at(region.part.queries, queries) + region.query_offset
+    key_positions = position_at(region.part.keys, keys)
     return label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
-def first_distance(problem: Problem, run: Run) -> tuple[int, int] | None:
+def first_distance(region: Region, run: Run) -> tuple[int, int] | None:
     """Return how far the first query of a block lies behind its first key, and the step from token to token.
 
     None, if not all blocks of the run are alike in this.
     """
-    queries, keys = problem.part.queries, problem.part.keys
+    queries, keys = region.part.queries, region.part.keys
     if not isinstance(queries, range) or not isinstance(keys, range) or queries.step != keys.step:
         return None
     if run.gathered is not None or run.key_step != run.block_tokens:
         return None
-    query = queries.start + run.first_query * queries.step + problem.query_offset
+    query = queries.start + run.first_query * queries.step + region.query_offset
     return query - keys.start - run.first_key * keys.step, queries.step
 
 

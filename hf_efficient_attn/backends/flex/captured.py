@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.token_tables import TokenTables
+from hf_efficient_attn.layout.token_locations import TokenLocations
 
 
 def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
@@ -18,10 +18,12 @@ def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
     return pad(tensor.detach(), [number for end in reversed(added) for number in (0, end)])
 
 
-def captured_tables(tables: TokenTables) -> TokenTables:
-    """Return the tables as a kernel captures them."""
-    documents, positions = (captured(tensor, (0, 1)) for tensor in (tables.documents, tables.positions))
-    return TokenTables(documents, positions, None if tables.is_global is None else captured(tables.is_global, (0, 1)))
+def captured_locations(locations: TokenLocations) -> TokenLocations:
+    """Return the locations as a kernel captures them."""
+    documents, positions = (captured(tensor, (0, 1)) for tensor in (locations.documents, locations.positions))
+    return TokenLocations(
+        documents, positions, None if locations.is_global is None else captured(locations.is_global, (0, 1))
+    )
 
 
 def kind_of(tensor: Tensor) -> object:

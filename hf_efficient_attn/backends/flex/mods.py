@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.flex.captured import captured, captured_tables, kind_of
+from hf_efficient_attn.backends.flex.captured import captured, captured_locations, kind_of
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_tables import TokenTables, token_tables
+from hf_efficient_attn.layout.token_locations import TokenLocations, token_locations
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score: tensors of indices
@@ -40,11 +40,11 @@ class Mods:
 
 def mods_of(call: AttentionCall, device: torch.device) -> Mods:
     """Return the functions of a call for tensors on a device."""
-    layout, tables = call.layout, None
+    layout, locations = call.layout, None
     if not is_idle(call.tokens):
-        tables = captured_tables(token_tables(call.tokens, layout.num_keys, device))
+        locations = captured_locations(token_locations(call.tokens, layout.num_keys, device))
     terms = [dataclasses.replace(term, values=captured(term.values, (0, 2))) for term in call.terms]
-    lookup = PositionLookup(_offset(layout.query_offset, device), tables)
+    lookup = PositionLookup(_offset(layout.query_offset, device), locations)
     return Mods(
         _mask_mod(layout, lookup, device),
         _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None,
@@ -61,18 +61,18 @@ class PositionLookup:
 
     Attributes:
         offset: position of the first query, an int tensor of no dimension; None: 0.
-        tables: of the tokens, where examples differ.
+        locations: of the tokens, where examples differ.
     """
 
     offset: Tensor | None
-    tables: TokenTables | None
+    locations: TokenLocations | None
 
     @property
     def kind(self) -> object:
         """What a compiled program depends on."""
-        if self.tables is None:
+        if self.locations is None:
             return self.offset is None
-        return self.offset is None, self.tables.is_global is None, kind_of(self.tables.positions)
+        return self.offset is None, self.locations.is_global is None, kind_of(self.locations.positions)
 
     def query(self, index: Tensor) -> Tensor:
         """Return the position of a query on the axis of the keys."""
@@ -80,9 +80,9 @@ class PositionLookup:
 
     def positions(self, example: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of a query and a key within their documents."""
-        if self.tables is None:
+        if self.locations is None:
             return self.query(query), key
-        return self.tables.positions[example, self.query(query)], self.tables.positions[example, key]
+        return self.locations.positions[example, self.query(query)], self.locations.positions[example, key]
 
 
 @cached()
@@ -100,19 +100,19 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
             allowed = torch.where(head >= first, pattern.allowed(*positions), allowed)
         return allowed
 
-    tables = lookup.tables
-    if tables is None:
+    locations = lookup.locations
+    if locations is None:
         return of_pattern
     is_causal = layout.pattern.is_causal
 
     def of_tokens(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = of_pattern(example, head, query, key)
         row = lookup.query(query)
-        if tables.is_global is not None:
-            chosen = tables.is_global[example, row] | tables.is_global[example, key]
+        if locations.is_global is not None:
+            chosen = locations.is_global[example, row] | locations.is_global[example, key]
             allowed = allowed | (chosen & (key <= row) if is_causal else chosen)
-        document = tables.documents[example, key]
-        return allowed & (tables.documents[example, row] == document) & (document >= 0)
+        document = locations.documents[example, key]
+        return allowed & (locations.documents[example, row] == document) & (document >= 0)
 
     return of_tokens
 

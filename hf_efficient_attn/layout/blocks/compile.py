@@ -1,6 +1,6 @@
 """From a layout to its BlockLayout, without looking at all pairs.
 
-In the order of its tokens, a job is cut into rows of blocks; rows that read alike become one run. Of a pattern that
+In the order of its tokens, a share is cut into rows of blocks; rows that read alike become one run. Of a pattern that
 does not change along the sequence one row is looked at, and the others are its copies.
 """
 
@@ -11,15 +11,15 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.blocks.jobs import MIN_GRANULE, Job, jobs, neighbours
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, Part, Run
 from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
 from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks
+from hf_efficient_attn.layout.blocks.shares import MIN_GRANULE, PatternShare, neighbours, shares
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.dense import num_mask_bytes
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, size
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import Spans, complement, intersect, size
 
 # a pattern whose period or granule is longer is not given blocks of that length
 MAX_BLOCK_TOKENS = 512
@@ -29,15 +29,15 @@ MAX_MERGED_PAIRS = 1 << 22
 MAX_MERGED_ORDER_PAIRS = 1 << 24
 # ... and where moving on along the sequence changes nothing: longer rows would not share a mask that is smaller
 MAX_MERGED_INVARIANT_PAIRS = 1 << 19
-# rows with more pairs are taken apart: what they read entirely and the rest, or span by span
+# rows with more pairs are taken apart: what they read entirely and the rest, or interval by interval
 MAX_WHOLE_PAIRS = 1 << 17
 # near the ends of the sequence so many blocks are computed as one: some scores in vain, but fewer masks and calls
 EDGE_BLOCKS = 4
 MAX_EDGE_TOKENS = 384
 # so many keys that all queries of a row read are read where they are, not gathered with others
-LONG_SPAN = 1024
+LONG_INTERVAL = 1024
 # ... unless there are more of them: each is a run of its own
-MAX_LONG_SPANS = 4
+MAX_LONG_INTERVALS = 4
 MAX_GRANULE = 128
 # copies of one row, of so many pairs together, have one mask
 LARGE_RUN = 1 << 20
@@ -57,38 +57,38 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
     """
     what = f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys"
     budget = Budget(what, num_mask_bytes(layout, 1))
-    place = (layout.num_queries, layout.num_keys, layout.query_offset)
-    heads_of: dict[Job, list[int]] = {}
+    extent = (layout.num_queries, layout.num_keys, layout.query_offset)
+    heads_of: dict[PatternShare, list[int]] = {}
     for first, count, pattern in layout.head_groups():
-        for job in jobs(pattern, place):
-            heads_of.setdefault(job, []).extend(range(first, first + count))
+        for share in shares(pattern, extent):
+            heads_of.setdefault(share, []).extend(range(first, first + count))
     parts = []
-    for job, heads in heads_of.items():
-        runs = PartCompiler(job, block_tokens, device, budget).runs()
-        queries, keys = (on_device(order, device) for order in (job.rows(layout.query_offset), job.piece.keys))
+    for share, heads in heads_of.items():
+        runs = PartCompiler(share, block_tokens, device, budget).runs()
+        queries, keys = (on_device(order, device) for order in (share.rows(layout.query_offset), share.order.keys))
         parts += [Part(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
     return BlockLayout(tuple(parts))
 
 
 class PartCompiler:
-    """Compiles one job."""
+    """Compiles one share."""
 
-    def __init__(self, job: Job, block_tokens: int, device: torch.device, budget: Budget) -> None:
+    def __init__(self, share: PatternShare, block_tokens: int, device: torch.device, budget: Budget) -> None:
         # rows are looked up again and again
-        self.target = job.target.with_tables(torch.tensor)
-        self.piece, self.device = job.piece, device
-        self.local_offset = self.piece.local_query_offset
-        self.num_queries, self.num_keys = len(self.piece.queries), len(self.piece.keys)
-        self.step = self.piece.step
+        self.target = share.target.with_tables(torch.tensor)
+        self.order, self.device = share.order, device
+        self.local_offset = self.order.local_query_offset
+        self.num_queries, self.num_keys = len(self.order.queries), len(self.order.keys)
+        self.step = self.order.step
         self.block_tokens = self.choose_block_tokens(block_tokens)
-        self.masks = RunMasks(job, device, budget)
+        self.masks = RunMasks(share, device, budget)
 
     def choose_block_tokens(self, wished: int) -> int:
         """Return the wished length, or that of the pattern's own blocks.
 
         Of a pattern that repeats itself, several blocks make a longer one; of others, no two blocks read alike.
         """
-        local = self.piece.local
+        local = self.order.local
         if local is None:
             return wished
         period, own = local.period, local.granularity
@@ -97,7 +97,7 @@ class PartCompiler:
         return own if MIN_GRANULE <= own <= MAX_BLOCK_TOKENS else wished
 
     def runs(self) -> tuple[Run, ...]:
-        """Return the runs that hold all pairs of the job."""
+        """Return the runs that hold all pairs of the share."""
         pattern_row = self.inner_row()
         first, last = self.inner_blocks(pattern_row)
         if first == last:
@@ -106,8 +106,8 @@ class PartCompiler:
                 tokens *= max(1, min(EDGE_BLOCKS, MAX_EDGE_TOKENS // tokens))
             return tuple(self.runs_at([(0, self.num_queries)], tokens)[0])
         start, stop = first * self.block_tokens, last * self.block_tokens
-        spans = tuple((begin + start, end + start) for begin, end in pattern_row)
-        row = Row(start, self.block_tokens, spans, self.is_full(self.bounds(start, self.block_tokens), spans))
+        intervals = tuple((begin + start, end + start) for begin, end in pattern_row)
+        row = Row(start, self.block_tokens, intervals, self.is_full(self.bounds(start, self.block_tokens), intervals))
         left, right = self.runs_at([(0, start), (stop, self.num_queries)], EDGE_BLOCKS * self.block_tokens)
         return (*left, self.run([row], last - first, self.block_tokens), *right)
 
@@ -131,25 +131,27 @@ class PartCompiler:
 
     def parts_of(self, row: Row) -> list[Row]:
         """Return rows that together read what a row reads: of a large one, those with small masks or none apart."""
-        if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.piece.local is None:
+        if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.order.local is None:
             return [row]
         bounds = self.bounds(row.first, row.tokens)
-        full = intersect(self.full_spans(bounds), row.spans)
-        rest = intersect(row.spans, complement(full, self.num_keys))
+        full = intersect(self.full_intervals(bounds), row.intervals)
+        rest = intersect(row.intervals, complement(full, self.num_keys))
         if self.is_invariant:
-            spans = union_of_parts(full, rest) if self.has_hole(row) else row.spans
-            return [Row(row.first, row.tokens, (span,), self.is_full(bounds, (span,))) for span in spans]
-        if 2 * size(full) < size(row.spans):
+            intervals = union_of_parts(full, rest) if self.has_hole(row) else row.intervals
+            return [
+                Row(row.first, row.tokens, (interval,), self.is_full(bounds, (interval,))) for interval in intervals
+            ]
+        if 2 * size(full) < size(row.intervals):
             return [row]
-        long = tuple(span for span in full if span[1] - span[0] >= LONG_SPAN)
-        long = long if len(long) <= MAX_LONG_SPANS else ()
-        short = tuple(span for span in full if span not in long)
-        read = [((span,), True) for span in long] + [(short, True), (rest, False)]
-        return [Row(row.first, row.tokens, spans, is_full) for spans, is_full in read if spans]
+        long = tuple(interval for interval in full if interval[1] - interval[0] >= LONG_INTERVAL)
+        long = long if len(long) <= MAX_LONG_INTERVALS else ()
+        short = tuple(interval for interval in full if interval not in long)
+        read = [((interval,), True) for interval in long] + [(short, True), (rest, False)]
+        return [Row(row.first, row.tokens, intervals, is_full) for intervals, is_full in read if intervals]
 
     def has_hole(self, row: Row) -> bool:
         """Return whether all queries of a row read keys before and after some that only a few of them read."""
-        return not row.is_full and len(self.full_spans(self.bounds(row.first, row.tokens))) > 1
+        return not row.is_full and len(self.full_intervals(self.bounds(row.first, row.tokens))) > 1
 
     def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
         """Return (first query, last query, number of keys) of a row for the local pattern."""
@@ -157,24 +159,24 @@ class PartCompiler:
 
     def row(self, first: int, tokens: int) -> Row:
         """Return the row of the queries at places `first` … `first + tokens - 1`, by looking at the pattern."""
-        if self.piece.local is None:
+        if self.order.local is None:
             return Row(first, tokens, ((0, self.num_keys),))
         bounds = self.bounds(first, tokens)
-        spans = without_small_gaps(self.piece.local.key_spans(*bounds))
-        return Row(first, tokens, spans, self.is_full(bounds, spans))
+        intervals = without_small_gaps(self.order.local.key_intervals(*bounds))
+        return Row(first, tokens, intervals, self.is_full(bounds, intervals))
 
-    def is_full(self, bounds: tuple[int, int, int], spans: Spans) -> bool:
-        """Return whether the bounds alone prove that every query of a row reads every key of `spans`."""
-        return intersect(self.full_spans(bounds), spans) == spans
+    def is_full(self, bounds: tuple[int, int, int], intervals: Intervals) -> bool:
+        """Return whether the bounds alone prove that every query of a row reads every key of `intervals`."""
+        return intersect(self.full_intervals(bounds), intervals) == intervals
 
-    def full_spans(self, bounds: tuple[int, int, int]) -> Spans:
+    def full_intervals(self, bounds: tuple[int, int, int]) -> Intervals:
         """Return keys that every query of a row reads, as far as the bounds alone prove it."""
-        return () if self.target_of_places is None else self.target_of_places.full_key_spans(*bounds)
+        return () if self.target_of_places is None else self.target_of_places.full_key_intervals(*bounds)
 
     @cached_property
     def target_of_places(self) -> Pattern | None:
-        """The target in the order of the piece; None: it has no such form, and its mask is looked at instead."""
-        queries, keys = self.piece.queries, self.piece.keys
+        """The target in the order of the tokens; None: it has no such form, and its mask is looked at instead."""
+        queries, keys = self.order.queries, self.order.keys
         if self.step < 1 or not isinstance(keys, range) or queries[0] != keys[0] + self.step * self.local_offset:
             return None
         if self.step == 1:
@@ -187,18 +189,18 @@ class PartCompiler:
         for first in range(start, stop, tokens):
             row = self.row(first, min(tokens, stop - first))
             if held is not None and can_merge(held, row, self.max_merged_pairs):
-                held = Row(held.first, held.tokens + row.tokens, held.spans, held.is_full and row.is_full)
+                held = Row(held.first, held.tokens + row.tokens, held.intervals, held.is_full and row.is_full)
             else:
-                if held is not None and held.spans:
+                if held is not None and held.intervals:
                     yield held
                 held = row
-        if held is not None and held.spans:
+        if held is not None and held.intervals:
             yield held
 
     @property
     def max_merged_pairs(self) -> int:
         """How many entries the mask of several rows may have that are computed as one."""
-        if self.piece.local is None:
+        if self.order.local is None:
             return MAX_MERGED_ORDER_PAIRS
         return MAX_MERGED_INVARIANT_PAIRS if self.is_invariant else MAX_MERGED_PAIRS
 
@@ -206,23 +208,23 @@ class PartCompiler:
     def is_invariant(self) -> bool:
         """Whether moving on by one block of queries and as many keys changes nothing."""
         period = self.target.period
-        if period is None or self.piece.local is None or self.step == 0:
+        if period is None or self.order.local is None or self.step == 0:
             return False
         return self.block_tokens * self.step % period == 0
 
-    def inner_row(self) -> Spans:
+    def inner_row(self) -> Intervals:
         """Return the keys that a block far from both ends reads, counted from the place of its first query.
 
         Seen on an axis with room for all keys before and after it, so that no end hides any; empty: no block is alike.
         """
-        if not self.is_invariant or self.piece.local is None:
+        if not self.is_invariant or self.order.local is None:
             return ()
         room = self.block_tokens * -(-self.num_keys // self.block_tokens)
         first, last, _ = self.bounds(room, self.block_tokens)
-        spans = without_small_gaps(self.piece.local.key_spans(first, last, 3 * room))
-        return tuple((start - room, stop - room) for start, stop in spans)
+        intervals = without_small_gaps(self.order.local.key_intervals(first, last, 3 * room))
+        return tuple((start - room, stop - room) for start, stop in intervals)
 
-    def inner_blocks(self, inner_row: Spans) -> tuple[int, int]:
+    def inner_blocks(self, inner_row: Intervals) -> tuple[int, int]:
         """Return the range of the blocks that read all of `inner_row`, moved to their place."""
         if not inner_row:
             return 0, 0
@@ -243,25 +245,30 @@ class PartCompiler:
 
     def share_mask(self, group: list[Row], row: Row) -> bool:
         """Return whether a row may join a group: not if both are windows of a sheet, and different ones."""
-        step = row.spans[0][0] - group[-1].spans[0][0]
+        step = row.intervals[0][0] - group[-1].intervals[0][0]
         return not self.masks.has_sheet(row) or step == row.tokens
 
     def run(self, rows: list[Row], num_blocks: int, step: int) -> Run:
         """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the last."""
         row = rows[0]
-        if self.is_invariant and len(row.spans) == 1 and step == row.tokens and len(rows) * row.num_pairs > LARGE_RUN:
+        if (
+            self.is_invariant
+            and len(row.intervals) == 1
+            and step == row.tokens
+            and len(rows) * row.num_pairs > LARGE_RUN
+        ):
             # they differ in their place alone
             rows = rows[:1]
         gathered, granule = None, 1
-        if len(row.spans) > 1:
+        if len(row.intervals) > 1:
             gathered, granule = self.gather(rows, num_blocks, step)
         mask = self.masks.of(rows)
         return Run(
             first_query=row.first,
             num_blocks=num_blocks,
             block_tokens=row.tokens,
-            first_key=row.spans[0][0],
-            key_tokens=size(row.spans),
+            first_key=row.intervals[0][0],
+            key_tokens=size(row.intervals),
             key_step=step,
             bias=mask.bias,
             empty_rows=mask.empty_rows,
@@ -274,10 +281,12 @@ class PartCompiler:
         """Return the granules that each block of a run reads, and their length in tokens."""
         granule = step if len(rows) == 1 and num_blocks > 1 else 0
         for row in rows:
-            granule = reduce(gcd, (edge for span in row.spans for edge in span), granule)
+            granule = reduce(gcd, (edge for interval in row.intervals for edge in interval), granule)
         granule = max(divisor for divisor in range(1, MAX_GRANULE + 1) if granule % divisor == 0)
         granule = granule if granule >= MIN_GRANULE else 1
-        listed = [[g for start, stop in row.spans for g in range(start // granule, stop // granule)] for row in rows]
+        listed = [
+            [g for start, stop in row.intervals for g in range(start // granule, stop // granule)] for row in rows
+        ]
         index = torch.tensor(listed, dtype=torch.int64, device="cpu")
         if len(rows) == 1:
             index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from hf_efficient_attn.patterns.spans import Spans, size
+from hf_efficient_attn.patterns.intervals import Intervals, size
 
-# reading the gaps between spans too is cheaper than gathering when the spans fill so much of their hull
+# reading the gaps between intervals too is cheaper than gathering when the intervals fill so much of their hull
 DENSE_HULL = 0.8
 
 
@@ -14,37 +14,37 @@ class Row:
 
     first: int
     tokens: int
-    spans: Spans
+    intervals: Intervals
     is_full: bool = False
 
     @property
     def num_pairs(self) -> int:
         """Pairs of its queries and the keys it reads."""
-        return self.tokens * size(self.spans)
+        return self.tokens * size(self.intervals)
 
 
-def without_small_gaps(spans: Spans) -> Spans:
-    """Return one span for several that fill most of it."""
-    if len(spans) > 1 and size(spans) >= DENSE_HULL * (spans[-1][1] - spans[0][0]):
-        return ((spans[0][0], spans[-1][1]),)
-    return spans
+def without_small_gaps(intervals: Intervals) -> Intervals:
+    """Return one interval for several that fill most of it."""
+    if len(intervals) > 1 and size(intervals) >= DENSE_HULL * (intervals[-1][1] - intervals[0][0]):
+        return ((intervals[0][0], intervals[-1][1]),)
+    return intervals
 
 
 def can_merge(row: Row, after: Row, max_pairs: int) -> bool:
     """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
-    if row.spans != after.spans:
+    if row.intervals != after.intervals:
         return False
-    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.spans) <= max_pairs
+    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.intervals) <= max_pairs
 
 
-def union_of_parts(*parts: Spans) -> Spans:
-    """Return the spans of all parts in their order, none joined."""
-    return tuple(sorted(span for spans in parts for span in spans))
+def union_of_parts(*parts: Intervals) -> Intervals:
+    """Return the intervals of all parts in their order, none joined."""
+    return tuple(sorted(interval for intervals in parts for interval in intervals))
 
 
 def row_step(group: list[Row]) -> int:
     """Return how many keys later each row of a group starts to read than the one before."""
-    return group[1].spans[0][0] - group[0].spans[0][0] if len(group) > 1 else 0
+    return group[1].intervals[0][0] - group[0].intervals[0][0] if len(group) > 1 else 0
 
 
 def can_join(group: list[Row], row: Row) -> bool:
@@ -53,9 +53,9 @@ def can_join(group: list[Row], row: Row) -> bool:
     # queries that read nothing are no row, and may lie in between
     if row.first != last.first + last.tokens:
         return False
-    if row.tokens != last.tokens or row.is_full != last.is_full or size(row.spans) != size(last.spans):
+    if row.tokens != last.tokens or row.is_full != last.is_full or size(row.intervals) != size(last.intervals):
         return False
-    if len(row.spans) > 1 or len(last.spans) > 1:
-        return len(row.spans) > 1 and len(last.spans) > 1
-    step = row.spans[0][0] - last.spans[0][0]
+    if len(row.intervals) > 1 or len(last.intervals) > 1:
+        return len(row.intervals) > 1 and len(last.intervals) > 1
+    step = row.intervals[0][0] - last.intervals[0][0]
     return step >= 0 and (len(group) == 1 or step == row_step(group))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import MaskLimitError
-from hf_efficient_attn.layout.blocks.jobs import Job
 from hf_efficient_attn.layout.blocks.rows import Row
+from hf_efficient_attn.layout.blocks.shares import PatternShare
 from hf_efficient_attn.layout.dense import MAX_LOOKED_AT
 from hf_efficient_attn.layout.dense import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
+from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.spans import Spans, size
 
 # all masks of a layout together, in bytes
 MAX_MASK_BYTES = 4 * 2**30
@@ -59,12 +59,12 @@ class Budget:
         self.num_bytes = self.num_dense_pairs = 0
 
     def expect(self, num_pairs: int, total: int, num_atoms: int) -> None:
-        """Refuse, before anything is filled in, to look at `num_pairs` of the `total` pairs of a job.
+        """Refuse, before anything is filled in, to look at `num_pairs` of the `total` pairs of a share.
 
         num_atoms: of the pattern that is asked for every pair.
 
         Raises:
-            MaskLimitError: with those of the jobs before they would take time and memory that grow as the square.
+            MaskLimitError: with those of the shares before they would take time and memory that grow as the square.
         """
         self.num_dense_pairs += num_pairs if num_pairs >= DENSE_SHARE * total else 0
         most = MAX_DENSE_PAIRS * FEW_ATOMS // max(FEW_ATOMS, num_atoms)
@@ -100,26 +100,26 @@ class Budget:
 
 
 class RunMasks:
-    """Makes the masks of one job."""
+    """Makes the masks of one share."""
 
-    def __init__(self, job: Job, device: torch.device, budget: Budget) -> None:
-        self.job, self.device, self.budget = job, device, budget
+    def __init__(self, share: PatternShare, device: torch.device, budget: Budget) -> None:
+        self.share, self.device, self.budget = share, device, budget
         self.sheets: dict[int, Sheet] = {}
 
     def prepare(self, rows: Iterable[Row], block_tokens: int) -> None:
-        """Make the sheets of a job that does not change along the sequence, where they are smaller than the masks.
+        """Make the sheets of a share that does not change along the sequence, where they are smaller than the masks.
 
         Args:
             rows: those with masks of their own.
-            block_tokens: the rows start at multiples of it, at which the job repeats itself.
+            block_tokens: the rows start at multiples of it, at which the share repeats itself.
         """
         of_tokens: dict[int, list[Row]] = {}
         for row in rows:
-            if not row.is_full and len(row.spans) == 1:
+            if not row.is_full and len(row.intervals) == 1:
                 of_tokens.setdefault(row.tokens, []).append(row)
         for tokens, alike in of_tokens.items():
-            first = min(row.spans[0][0] - row.first for row in alike)
-            stop = max(row.spans[0][1] - row.first for row in alike)
+            first = min(row.intervals[0][0] - row.first for row in alike)
+            stop = max(row.intervals[0][1] - row.first for row in alike)
             entries = sum(row.num_pairs for row in alike)
             if entries > max(MAX_SINGLE_MASKS, tokens * (stop - first)):
                 # far enough from the start for all of its keys to have a place
@@ -135,8 +135,8 @@ class RunMasks:
             MaskLimitError: names how many.
         """
         looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
-        place = len(self.job.piece.queries) * len(self.job.piece.keys)
-        self.budget.expect(looked_at, place, len(self.job.target.atoms()))
+        num_pairs = len(self.share.order.queries) * len(self.share.order.keys)
+        self.budget.expect(looked_at, num_pairs, len(self.share.target.atoms()))
 
     def of(self, rows: list[Row]) -> Mask:
         """Return the mask of a run of rows, all of equal shape."""
@@ -150,7 +150,7 @@ class RunMasks:
     def has_sheet(self, row: Row) -> bool:
         """Return whether the mask of a row is a window of a sheet."""
         sheet = self.sheets.get(row.tokens)
-        return sheet is not None and not row.is_full and len(row.spans) == 1 and sheet.covers(row)
+        return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
 
     def single(self, rows: list[Row]) -> Mask:
         """Return a mask of its own; one row stands for all where the queries of a block may read the same keys."""
@@ -169,13 +169,15 @@ class RunMasks:
 
     def allowed(self, rows: list[Row]) -> Tensor:
         """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of one shape."""
-        found = torch.empty(len(rows), rows[0].tokens, size(rows[0].spans), dtype=torch.bool, device=CPU)
+        found = torch.empty(len(rows), rows[0].tokens, size(rows[0].intervals), dtype=torch.bool, device=CPU)
         num_rows = max(1, MAX_LOOKED_AT // rows[0].num_pairs)
         for first in range(0, len(rows), num_rows):
             some = rows[first : first + num_rows]
             queries = places_at(self.queries, [((row.first, row.first + row.tokens),) for row in some])[:, :, None]
-            keys = places_at(self.keys, [row.spans for row in some])[:, None]
-            num_keys = max(1, MAX_LOOKED_AT // (len(some) * rows[0].tokens)) if self.job.piece.local else keys.shape[2]
+            keys = places_at(self.keys, [row.intervals for row in some])[:, None]
+            num_keys = (
+                max(1, MAX_LOOKED_AT // (len(some) * rows[0].tokens)) if self.share.order.local else keys.shape[2]
+            )
             for start in range(0, keys.shape[2], num_keys):
                 part = found[first : first + num_rows, :, start : start + num_keys]
                 part.copy_(self.target.allowed(queries, keys[:, :, start : start + num_keys]))
@@ -184,17 +186,17 @@ class RunMasks:
     @cached_property
     def target(self) -> Pattern:
         """The pairs that are meant, with lookup tables as tensors: once, not for every row."""
-        return self.job.target.with_tables(lambda table: torch.tensor(table, device=CPU))
+        return self.share.target.with_tables(lambda table: torch.tensor(table, device=CPU))
 
     @cached_property
     def queries(self) -> range | Tensor:
         """Positions of the queries, by place."""
-        return as_order(self.job.piece.queries)
+        return as_order(self.share.order.queries)
 
     @cached_property
     def keys(self) -> range | Tensor:
         """Positions of the keys, by place."""
-        return as_order(self.job.piece.keys)
+        return as_order(self.share.order.keys)
 
 
 class Sheet:
@@ -211,7 +213,7 @@ class Sheet:
 
     def columns(self, row: Row) -> tuple[int, int]:
         """Return the columns of a row's keys."""
-        ((start, stop),) = row.spans
+        ((start, stop),) = row.intervals
         return start - row.first - self.first, stop - row.first - self.first
 
     def covers(self, row: Row) -> bool:
@@ -237,7 +239,9 @@ def as_order(positions: Sequence[int]) -> range | Tensor:
     return positions if isinstance(positions, range) else torch.tensor(positions, device=CPU)
 
 
-def places_at(order: range | Tensor, places: Sequence[Spans]) -> Tensor:
+def places_at(order: range | Tensor, places: Sequence[Intervals]) -> Tensor:
     """Return the positions at the given places of an order, [rows, places]; every row has equally many places."""
-    index = torch.stack([torch.cat([torch.arange(*span, device=CPU) for span in spans]) for spans in places])
+    index = torch.stack(
+        [torch.cat([torch.arange(*interval, device=CPU) for interval in intervals]) for intervals in places]
+    )
     return index * order.step + order.start if isinstance(order, range) else order[index]

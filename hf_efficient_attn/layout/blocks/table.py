@@ -1,4 +1,4 @@
-"""Block tables: which square blocks of the score matrix hold allowed pairs. Found from spans, never from all pairs."""
+"""Block tables: which square blocks of the score matrix hold allowed pairs. Found from intervals, not from pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,9 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document
-from hf_efficient_attn.patterns.spans import Spans, intersect, normalize, union
+from hf_efficient_attn.patterns.intervals import Intervals, intersect, normalize, union
 
 Documents = tuple[tuple[Document, ...], ...]
-Place = tuple[int, int, int]
 
 CACHE_BYTES = 128 * MEBIBYTE
 MAX_TABLE_BYTES = 4 * 1024 * MEBIBYTE
@@ -80,11 +79,13 @@ def block_table(
     return BlockTable(*(table.to(device) for table in tables))
 
 
-def _rows(layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int) -> list[tuple[Spans, Spans]]:
+def _rows(
+    layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int
+) -> list[tuple[Intervals, Intervals]]:
     """Return the keys that some query of each row of blocks reads, and those that all of them read."""
     num_rows = -(-layout.num_queries // block_tokens)
-    outer: list[Spans] = [()] * num_rows
-    inner: list[Spans] = [()] * num_rows
+    outer: list[Intervals] = [()] * num_rows
+    inner: list[Intervals] = [()] * num_rows
     for document in documents:
         own = layout.of_document(document.start, document.stop, document.global_positions)
         if own.num_queries == 0:
@@ -92,41 +93,41 @@ def _rows(layout: Layout, documents: tuple[Document, ...], head: int, block_toke
         pattern = own.head_patterns()[head]
         first_query = document.start + own.query_offset - layout.query_offset
         for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens):
-            place = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)
-            outer[row] = union(outer[row], _shifted(pattern.key_spans(*place), document.start))
+            bounds = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)
+            outer[row] = union(outer[row], _shifted(pattern.key_intervals(*bounds), document.start))
             if last - first + 1 == block_tokens and not document.has_holes:
-                inner[row] = _shifted(pattern.full_key_spans(*place), document.start)
+                inner[row] = _shifted(pattern.full_key_intervals(*bounds), document.start)
     return list(zip(outer, inner, strict=True))
 
 
-def _row_parts(start: int, stop: int, block_tokens: int) -> Iterator[Place]:
+def _row_parts(start: int, stop: int, block_tokens: int) -> Iterator[tuple[int, int, int]]:
     """Yield (row of blocks, first, last) of the parts into which the rows cut the queries start … stop - 1."""
     for row in range(start // block_tokens, -(-stop // block_tokens)):
         yield row, max(start, row * block_tokens), min(stop, (row + 1) * block_tokens) - 1
 
 
-def _shifted(spans: Spans, distance: int) -> Spans:
-    return tuple((start + distance, stop + distance) for start, stop in spans)
+def _shifted(intervals: Intervals, distance: int) -> Intervals:
+    return tuple((start + distance, stop + distance) for start, stop in intervals)
 
 
-def _touched(spans: Spans, block_tokens: int) -> Spans:
-    return normalize((start // block_tokens, -(-stop // block_tokens)) for start, stop in spans)
+def _touched(intervals: Intervals, block_tokens: int) -> Intervals:
+    return normalize((start // block_tokens, -(-stop // block_tokens)) for start, stop in intervals)
 
 
-def _inside(spans: Spans, block_tokens: int) -> Spans:
-    return normalize((-(-start // block_tokens), stop // block_tokens) for start, stop in spans)
+def _inside(intervals: Intervals, block_tokens: int) -> Intervals:
+    return normalize((-(-start // block_tokens), stop // block_tokens) for start, stop in intervals)
 
 
-def _difference(spans: Spans, taken: Spans) -> Spans:
-    edges = [0, *(edge for span in taken for edge in span), max((stop for _, stop in spans), default=0)]
+def _difference(intervals: Intervals, taken: Intervals) -> Intervals:
+    edges = [0, *(edge for interval in taken for edge in interval), max((stop for _, stop in intervals), default=0)]
     left_over = tuple((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
-    return intersect(spans, left_over)
+    return intersect(intervals, left_over)
 
 
-def _write(row: Tensor, spans: Spans) -> int:
-    """Put the numbers in `spans` at the start of `row`, and return how many there are."""
+def _write(row: Tensor, intervals: Intervals) -> int:
+    """Put the numbers in `intervals` at the start of `row`, and return how many there are."""
     written = 0
-    for start, stop in spans:
+    for start, stop in intervals:
         row[written : written + stop - start] = torch.arange(start, stop, dtype=row.dtype)
         written += stop - start
     return written

@@ -10,9 +10,9 @@ from hf_efficient_attn.attention.token_table import TokenColumns
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import UNCOPIED
-from hf_efficient_attn.layout.token_tables import NO_DOCUMENT, TokenTables
+from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations
 from hf_efficient_attn.models.global_tokens.rules import GlobalTokenChoice
-from hf_efficient_attn.models.inputs.document_tables import document_tables, last_positions, tables_on_host
+from hf_efficient_attn.models.inputs.read_locations import last_positions, locations_on_host, read_locations
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,23 @@ def find_global_rows(
         max_global_tokens: how many there may be where the number cannot be asked for: while tracing.
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
-    columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
+    columns, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
     offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
 
-    def rows_of(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
-        queries = torch.arange(num_queries, device=tables.positions.device) + offset
-        return _global_keys(choice, tables).expand(batch_size, -1).index_select(1, queries)
+    def rows_of(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor:
+        queries = torch.arange(num_queries, device=locations.positions.device) + offset
+        return _global_keys(choice, locations).expand(batch_size, -1).index_select(1, queries)
 
-    is_row = known = rows_of(choice, tables)
+    is_row = known = rows_of(choice, locations)
     if device.type not in UNCOPIED and not torch.compiler.is_compiling():
-        known = rows_of(choice.on_host(), tables_on_host(columns, num_keys))
+        known = rows_of(choice.on_host(), locations_on_host(columns, num_keys))
     index, found = _first_true(is_row, _most(choice, known, columns, max_global_tokens))
     allowed = None
     if is_matrix:
         matrix = attention_mask.expand(batch_size, -1, num_queries, -1)[:, 0]
         allowed = matrix.gather(1, index[:, :, None].expand(-1, -1, num_keys))
     elif is_causal or columns.key_mask is not None:
-        allowed = _readable(tables, index + offset, is_causal)
+        allowed = _readable(locations, index + offset, is_causal)
     return GlobalRows(is_row, index, found, allowed)
 
 
@@ -78,8 +78,8 @@ def global_keys(
     device: torch.device,
 ) -> Tensor:
     """Return which keys are global tokens, bool [batch, keys]; for the arguments see `find_global_rows`."""
-    _, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
-    return _global_keys(choice, tables).expand(batch_size, -1)
+    _, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
+    return _global_keys(choice, locations).expand(batch_size, -1)
 
 
 def check_positions(
@@ -100,10 +100,10 @@ def check_positions(
     wanted = max(choice.positions)
     where, end = "a text", num_keys - 1
     if attention_mask is not None:
-        columns, tables = document_tables(attention_mask, batch_size, num_queries, num_keys, device)
-        tables = tables if device.type in UNCOPIED else tables_on_host(columns, num_keys)
-        ends = last_positions(tables)
-        is_short = (ends < wanted) & (tables.documents != NO_DOCUMENT)
+        columns, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
+        locations = locations if device.type in UNCOPIED else locations_on_host(columns, num_keys)
+        ends = last_positions(locations)
+        is_short = (ends < wanted) & (locations.documents != NO_DOCUMENT)
         if not is_short.any():
             return
         row, token = is_short.nonzero()[0].tolist()
@@ -115,13 +115,13 @@ def check_positions(
         )
 
 
-def _global_keys(choice: GlobalTokenChoice, tables: TokenTables) -> Tensor:
+def _global_keys(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor:
     if choice.mask is not None:
-        return choice.mask & (tables.documents != NO_DOCUMENT)
+        return choice.mask & (locations.documents != NO_DOCUMENT)
     if choice.every is not None:
-        return (tables.positions % choice.every == 0) & (tables.documents != NO_DOCUMENT)
-    wanted = device_numbers(tuple(choice.positions), tables.positions.device, torch.long)
-    return torch.isin(tables.positions, wanted) & (tables.documents != NO_DOCUMENT)
+        return (locations.positions % choice.every == 0) & (locations.documents != NO_DOCUMENT)
+    wanted = device_numbers(tuple(choice.positions), locations.positions.device, torch.long)
+    return torch.isin(locations.positions, wanted) & (locations.documents != NO_DOCUMENT)
 
 
 def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limit: int) -> int:
@@ -144,8 +144,8 @@ def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return index.clamp(max=is_row.shape[1] - 1), padded.gather(1, index)
 
 
-def _readable(tables: TokenTables, rows: Tensor, is_causal: bool) -> Tensor:
-    documents, positions = tables.documents.expand(rows.shape[0], -1), tables.positions.expand(rows.shape[0], -1)
+def _readable(locations: TokenLocations, rows: Tensor, is_causal: bool) -> Tensor:
+    documents, positions = locations.documents.expand(rows.shape[0], -1), locations.positions.expand(rows.shape[0], -1)
     own = documents.gather(1, rows)
     allowed = (documents[:, None] == own[:, :, None]) & (own != NO_DOCUMENT)[:, :, None]
     if is_causal:

@@ -22,7 +22,7 @@ COMPILED_KEYS = tuple(4**power for power in range(4, 12))
 
 
 @dataclass(frozen=True)
-class HeadGroup:
+class ReachGroup:
     """Neighbouring heads, the pattern of each, and the distances query − key that they need."""
 
     heads: slice
@@ -51,7 +51,7 @@ class RelativePositions(nn.Module):
         init.normal_(self.position_bias, std=self.std)
 
     def forward(
-        self, query: Tensor, groups: tuple[HeadGroup, ...], num_keys: int, scale: float
+        self, query: Tensor, groups: tuple[ReachGroup, ...], num_keys: int, scale: float
     ) -> tuple[Tensor, list[Term]]:
         reaches = [within(group.reach, num_keys) for group in groups]
         first, last = min(reach.first for reach in reaches), max(reach.last for reach in reaches)
@@ -83,20 +83,20 @@ def within(reach: Distance, num_keys: int) -> Distance:
     return Distance(first, max(first, min(reach.last, num_keys - 1)))
 
 
-def head_groups(pattern: Pattern, max_distance: int, num_heads: int) -> tuple[HeadGroup, ...]:
+def reach_groups(pattern: Pattern, max_distance: int, num_heads: int) -> tuple[ReachGroup, ...]:
     """Return the runs of heads that read alike, and the distances each needs; random heads cannot be told apart.
 
     >>> from hf_efficient_attn.patterns.bands import Band, Dilated
     >>> from hf_efficient_attn.patterns.per_head import PerHead
-    >>> [group.heads for group in head_groups(PerHead([Band(8, 0), Dilated(9, 9, 3)]), 64, 4)]
+    >>> [group.heads for group in reach_groups(PerHead([Band(8, 0), Dilated(9, 9, 3)]), 64, 4)]
     [slice(0, 2, None), slice(2, 4, None)]
     """
     if pattern.is_random:
-        return (HeadGroup(slice(0, num_heads), pattern, reach_of(pattern, max_distance, num_heads)),)
+        return (ReachGroup(slice(0, num_heads), pattern, reach_of(pattern, max_distance, num_heads)),)
     groups, start = [], 0
     for head, run in groupby(pattern.heads(num_heads)):
         stop = start + len(list(run))
-        groups.append(HeadGroup(slice(start, stop), head, reach_of(head, max_distance, 1)))
+        groups.append(ReachGroup(slice(start, stop), head, reach_of(head, max_distance, 1)))
         start = stop
     return tuple(groups)
 
@@ -109,14 +109,14 @@ def reach_of(pattern: Pattern, max_distance: int, num_heads: int) -> Distance:
     (Distance(first=0, last=8), Distance(first=-9, last=9))
     """
     heads = {head.resolve(4 * max_distance) for head in pattern.heads(num_heads)}
-    spans = [
-        (query, span)
+    intervals = [
+        (query, interval)
         for head in heads
         for query in _probes(head, max_distance)
-        for span in head.key_spans(query, query, 4 * max_distance)
+        for interval in head.key_intervals(query, query, 4 * max_distance)
     ]
-    first = max(-max_distance, min((query - stop + 1 for query, (_, stop) in spans), default=0))
-    last = min(max_distance, max((query - start for query, (start, _) in spans), default=0))
+    first = max(-max_distance, min((query - stop + 1 for query, (_, stop) in intervals), default=0))
+    last = min(max_distance, max((query - start for query, (start, _) in intervals), default=0))
     return Distance(min(first, last), max(first, last))
 
 

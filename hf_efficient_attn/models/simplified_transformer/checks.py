@@ -5,7 +5,7 @@ from typing import Any
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
-from hf_efficient_attn.models.implementations import BACKENDS
+from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 
@@ -50,10 +50,10 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
     `paged`: the call comes from continuous batching, which hands attention a paged cache of keys and values.
     """
     name = implementation or "eager"
-    if config.span is not None and (paged or (name not in BACKENDS)):
+    if config.span is not None and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):
         raise UnsupportedBackendError(
             f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the attention "
-            f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKENDS)}."
+            f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}."
         )
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(

@@ -65,7 +65,7 @@ class SpanWindow:
 
 
 @dataclass(frozen=True)
-class HeadGroup:
+class SpanGroup:
     """Heads that are computed together.
 
     Attributes:
@@ -79,15 +79,15 @@ class HeadGroup:
     num_keys: int
 
 
-def head_groups(
+def span_groups(
     lowest: Sequence[float], highest: Sequence[float], window: SpanWindow, num_queries: int
-) -> list[HeadGroup]:
+) -> list[SpanGroup]:
     """Return the heads with spans between `lowest` and `highest`, by how far they read, in granules.
 
     >>> window = SpanWindow(limit=1024, ramp=32, include_self=False, is_causal=True)
-    >>> head_groups([0.0, 500.0, 3.0], [0.0, 500.0, 3.0], window, 1024)
-    [HeadGroup(heads=(0,), num_inner=1, num_keys=32), HeadGroup(heads=(2,), num_inner=1, num_keys=64), \
-HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
+    >>> span_groups([0.0, 500.0, 3.0], [0.0, 500.0, 3.0], window, 1024)
+    [SpanGroup(heads=(0,), num_inner=1, num_keys=32), SpanGroup(heads=(2,), num_inner=1, num_keys=64), \
+SpanGroup(heads=(1,), num_inner=481, num_keys=544)]
     """
 
     def reach(head: int) -> tuple[int, int]:
@@ -99,20 +99,20 @@ HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
     members: dict[tuple[int, int], list[int]] = {}
     for head in range(len(lowest)):
         members.setdefault(reach(head), []).append(head)
-    groups = [HeadGroup(tuple(members[key]), key[1], key[0]) for key in sorted(members)]
+    groups = [SpanGroup(tuple(members[key]), key[1], key[0]) for key in sorted(members)]
     return groups if num_queries > FEW_QUERIES else merge_groups(groups)
 
 
-def merge_groups(groups: list[HeadGroup]) -> list[HeadGroup]:
+def merge_groups(groups: list[SpanGroup]) -> list[SpanGroup]:
     """Return fewer groups, in each of which no head reads more than twice what it needs, or than `CHEAP_KEYS`.
 
-    >>> merge_groups([HeadGroup((0,), 1, 64), HeadGroup((2,), 33, 96), HeadGroup((1,), 481, 544)])
-    [HeadGroup(heads=(0, 2), num_inner=1, num_keys=96), HeadGroup(heads=(1,), num_inner=481, num_keys=544)]
-    >>> chain = merge_groups([HeadGroup((head,), 1, 256 * 2**head) for head in range(5)])
+    >>> merge_groups([SpanGroup((0,), 1, 64), SpanGroup((2,), 33, 96), SpanGroup((1,), 481, 544)])
+    [SpanGroup(heads=(0, 2), num_inner=1, num_keys=96), SpanGroup(heads=(1,), num_inner=481, num_keys=544)]
+    >>> chain = merge_groups([SpanGroup((head,), 1, 256 * 2**head) for head in range(5)])
     >>> [(group.heads, group.num_keys) for group in chain]
     [((0, 1), 512), ((2, 3), 2048), ((4,), 4096)]
     """
-    merged: list[HeadGroup] = []
+    merged: list[SpanGroup] = []
     least = 0
     for group in groups:
         if not merged or group.num_keys > max(2 * least, CHEAP_KEYS):
@@ -121,7 +121,7 @@ def merge_groups(groups: list[HeadGroup]) -> list[HeadGroup]:
         else:
             last = merged.pop()
             heads = tuple(sorted((*last.heads, *group.heads)))
-            group = HeadGroup(heads, min(last.num_inner, group.num_inner), group.num_keys)
+            group = SpanGroup(heads, min(last.num_inner, group.num_inner), group.num_keys)
         merged.append(group)
     return merged
 
@@ -229,7 +229,7 @@ def attend_nearest(
     value: Tensor,
     spans: Tensor | None,
     window: SpanWindow,
-    group: HeadGroup,
+    group: SpanGroup,
     scale: float,
     dropout: float,
     position_table: Tensor | None,
@@ -254,22 +254,22 @@ def attend_nearest(
     return out.transpose(1, 2)
 
 
-def groups_of(spans: Tensor | None, bounds: SpanBounds | None, window: SpanWindow, query: Tensor) -> list[HeadGroup]:
+def groups_of(spans: Tensor | None, bounds: SpanBounds | None, window: SpanWindow, query: Tensor) -> list[SpanGroup]:
     """Return the groups of a call; without bounds, which a compiler cannot know, one of all heads and all keys."""
     heads = tuple(range(query.shape[1]))
     if spans is None:
-        return [HeadGroup(heads, window.limit, window.limit)]
+        return [SpanGroup(heads, window.limit, window.limit)]
     if bounds is None:
-        return [HeadGroup(heads, 1, window.limit)]
+        return [SpanGroup(heads, 1, window.limit)]
     num_queries = FEW_QUERIES + 1 if torch.compiler.is_compiling() else query.shape[2]
-    return head_groups(bounds.lowest, bounds.highest, window, num_queries)
+    return span_groups(bounds.lowest, bounds.highest, window, num_queries)
 
 
 def terms_of(
     query: Tensor,
     spans: Tensor | None,
     window: SpanWindow,
-    group: HeadGroup,
+    group: SpanGroup,
     position_table: Tensor | None,
     scale: float,
 ) -> tuple[Term, ...]:

@@ -19,7 +19,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.positions import rotate
-from hf_efficient_attn.models.parts.relative_positions import RelativePositions, head_groups
+from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups
 from hf_efficient_attn.models.sparse.bigbird_evaluation import repeat_first_block, split_random
 from hf_efficient_attn.models.sparse.remembered import remembered
 from hf_efficient_attn.patterns.bands import Full
@@ -159,7 +159,7 @@ class SparseAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with relative positions, in heads that read alike at once: each needs other distances."""
-        groups = remembered(self, head_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
+        groups = remembered(self, reach_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
         query, terms = self.relative(query, groups, key.shape[2], self.scaling)
         key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
         parts = []

@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.inputs.document_tables import document_tables, last_positions
+from hf_efficient_attn.models.inputs.read_locations import last_positions, read_locations
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
@@ -30,8 +30,8 @@ def repeat_first_block(
     attention_mask: a token table, or None; blocks count from the first real token of a document to its last, as the
         pattern does, where transformers counts padding as well.
     """
-    _, tables = document_tables(attention_mask, query.shape[0], query.shape[2], key.shape[2], key.device)
-    block, last = tables.positions // block_tokens, last_positions(tables) // block_tokens
+    _, locations = read_locations(attention_mask, query.shape[0], query.shape[2], key.shape[2], key.device)
+    block, last = locations.positions // block_tokens, last_positions(locations) // block_tokens
     is_sparse = (block > 0) & (block < last)
     bonus = (block == 0) * (math.log(1 + num_random) / scale)
     wide_query, wide_key = (

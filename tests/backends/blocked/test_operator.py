@@ -8,7 +8,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.backends.blocked.operator import blocked_attention
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.plan import write_plan
+from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.patterns.bands import Band, Causal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -31,9 +31,9 @@ def test_opcheck(with_term: bool) -> None:
     labels = (Distance(-4, 4),) if with_term else ()
     values = [torch.randn(1, 4, 1, 9, requires_grad=True)] if with_term else []
     mask = torch.arange(100).expand(2, -1) < torch.tensor([[100], [80]])
-    plan = write_plan(PATTERN, 0, labels)
+    call_text = write_call_text(PATTERN, 0, labels)
     sinks, softcap = (torch.randn(4, requires_grad=True), 2.0) if with_term else (None, None)
-    arguments = (*inputs(), mask, None, None, values, sinks, None, None, plan, 0, softcap, 0.25, 0.0)
+    arguments = (*inputs(), mask, None, None, values, sinks, None, None, call_text, 0, softcap, 0.25, 0.0)
     torch.library.opcheck(blocked_attention, arguments)
 
 

@@ -8,7 +8,7 @@ from models.adaptive_span.dense_spans import dense_weights, key_index
 from torch import Tensor
 
 from hf_efficient_attn.layout.terms import SoftSpan
-from hf_efficient_attn.models.spans.attention import SpanWindow, attend_spans, groups_of, head_groups, terms_of
+from hf_efficient_attn.models.spans.attention import SpanWindow, attend_spans, groups_of, span_groups, terms_of
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
@@ -139,7 +139,7 @@ def test_known_spans_compute_the_same() -> None:
 )
 def test_a_head_computes_its_own_span_in_granules(span: float, num_inner: int, num_keys: int) -> None:
     window = SpanWindow(1024, 32, include_self=False, is_causal=True)
-    groups = head_groups([0.0, span, 1024.0], [0.0, span, 1024.0], window, 512)
+    groups = span_groups([0.0, span, 1024.0], [0.0, span, 1024.0], window, 512)
     own = next(group for group in groups if 1 in group.heads)
     assert (own.num_inner, own.num_keys) == (num_inner, num_keys)
     assert sorted(head for group in groups for head in group.heads) == [0, 1, 2]
@@ -151,7 +151,7 @@ def test_a_head_computes_its_own_span_in_granules(span: float, num_inner: int, n
 def test_groups_cover_every_key_with_weight(limit: int, ramp: int, num_queries: int) -> None:
     window = SpanWindow(limit, ramp, include_self=True, is_causal=True)
     spans = [limit * step / 37 for step in range(38)]
-    for group in head_groups(spans, spans, window, num_queries):
+    for group in span_groups(spans, spans, window, num_queries):
         for head in group.heads:
             assert min(limit, spans[head] + ramp) <= group.num_keys <= limit
             # index num_inner - 1 is the last that all of them read with weight 1
@@ -161,7 +161,7 @@ def test_groups_cover_every_key_with_weight(limit: int, ramp: int, num_queries: 
 def test_few_queries_share_a_call_but_never_read_twice_what_they_need() -> None:
     window = SpanWindow(8192, 32, include_self=False, is_causal=True)
     spans = [0.0, 10.0, 20.0, 30.0, 400.0, 700.0, 3000.0, 8192.0]
-    many, few = (head_groups(spans, spans, window, queries) for queries in (9, 8))
+    many, few = (span_groups(spans, spans, window, queries) for queries in (9, 8))
     assert (len(many), len(few)) == (6, 4)
     for group in few:
         assert all(group.num_keys <= 2 * max(64, spans[head] + 64) for head in group.heads)

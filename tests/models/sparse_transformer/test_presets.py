@@ -24,7 +24,7 @@ def test_char_lm_windows_and_dilation_grow() -> None:
     patterns = [Pattern.from_dict(entry) for entry in Config.longformer_char_lm().attention_pattern]
     reads = [[head.num_keys_of(20_000, 40_000) - 1 for head in pattern.heads(8)] for pattern in patterns]
     assert [row[0] for row in reads] == [32] * 2 + [64] * 2 + [128] * 2 + [256] * 3 + [512] * 3
-    spans = [pattern.heads(8)[7].key_spans(20_000, 20_000, 40_000)[0][0] for pattern in patterns]
+    spans = [pattern.heads(8)[7].key_intervals(20_000, 20_000, 40_000)[0][0] for pattern in patterns]
     steps = [(20_000 - first) // row[7] for first, row in zip(spans, reads, strict=True)]
     assert steps == [1] * 6 + [2] * 2 + [3] * 2 + [4] * 2
     last_phase = Pattern.from_dict(Config.longformer_char_lm(phase=5).attention_pattern[-1])
@@ -35,7 +35,7 @@ def test_dilation_by_layer_and_head() -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Config.longformer(**shape, attention_window=8, attention_dilation=[[1, 1, 2, 4], [3, 3, 3, 3]])
     first, second = (Pattern.from_dict(entry) for entry in config.attention_pattern)
-    assert [head.key_spans(50, 50, 100)[0][0] for head in first.heads(4)] == [46, 46, 42, 34]
+    assert [head.key_intervals(50, 50, 100)[0][0] for head in first.heads(4)] == [46, 46, 42, 34]
     assert second == Dilated(12, 12, 3)
     assert Config.longformer(**shape, attention_dilation=[1, 2], num_dilated_heads=1).attention_pattern[1] == (
         PerHead([Band(256, 256)] * 3 + [Dilated(512, 512, 2)]).to_dict()

@@ -1,10 +1,10 @@
-"""Spans are sets: every operation against Python's sets."""
+"""Intervals are sets: every operation against Python's sets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from patterns.relation import keys_of
 
-from hf_efficient_attn.patterns.spans import clip, complement, intersect, normalize, size, union
+from hf_efficient_attn.patterns.intervals import clip, complement, intersect, normalize, size, union
 
 raw = st.lists(st.tuples(st.integers(-3, 20), st.integers(-3, 20)), max_size=6)
 
@@ -19,5 +19,5 @@ def test_operations_are_those_of_sets(first_raw: list[tuple[int, int]], second_r
     assert keys_of(complement(first, num_keys)) == everything - keys_of(first)
     assert keys_of(clip(first, num_keys)) == everything & keys_of(first)
     assert size(first) == len(keys_of(first))
-    for spans in (first, union(first, second), intersect(first, second), complement(first, num_keys)):
-        assert spans == normalize(spans)
+    for intervals in (first, union(first, second), intersect(first, second), complement(first, num_keys)):
+        assert intervals == normalize(intervals)

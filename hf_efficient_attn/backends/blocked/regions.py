@@ -1,4 +1,4 @@
-"""A call cut into problems: one document, one part of its block layout, heads that can be computed at once."""
+"""A call cut into regions: one document, one part of its block layout, heads that can be computed at once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hf_efficient_attn.layout.token_mask import Document, TokenMask
 
 
 @dataclass(frozen=True)
-class Problem:
+class Region:
     """Where in the tensors of a call a part of it lies.
 
     Attributes:
@@ -42,8 +42,8 @@ class Problem:
         return tensor[self.example, self.key_heads, self.keys]
 
 
-def problems(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Problem]:
-    """Yield the problems of a call; together they hold every allowed pair once.
+def regions(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Region]:
+    """Yield the regions of a call; together they hold every allowed pair once.
 
     q may have several times the heads of the layout, examples folded into them, if these are all alike.
     """
@@ -60,7 +60,7 @@ def problems(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> It
             holes = hole_bias(tokens, example, document)
             for part in compile_layout(own, block_tokens, q.device).parts:
                 for heads, key_heads in head_slices(part.first_head, num_folded * part.num_heads, group):
-                    yield Problem(example, heads, key_heads, queries, keys, own.query_offset, part, holes)
+                    yield Region(example, heads, key_heads, queries, keys, own.query_offset, part, holes)
 
 
 def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, slice]]:

@@ -1,4 +1,4 @@
-"""A plan: pattern, layer, labels, heads as one line of JSON, since an operator takes only tensors, numbers and text."""
+"""Pattern, layer, labels and heads of a call as one line of JSON: an operator takes only tensors, numbers and text."""
 
 import json
 from operator import index
@@ -12,22 +12,22 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import written_fields
 
 
-def write_plan(
+def write_call_text(
     pattern: Pattern, layer: int, labels: tuple[Label, ...], first_head: int = 0, num_model_heads: int | None = None
 ) -> str:
     """Return pattern, layer, labels, and which of the model's heads the call has, as JSON text.
 
     >>> from hf_efficient_attn.patterns.bands import Band
-    >>> write_plan(Band(2, 0), 1, ())
+    >>> write_call_text(Band(2, 0), 1, ())
     '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": [], "heads": [0, null]}'
     """
     if torch.compiler.is_compiling():
         # traced, so that the compiled graph is guarded by every field it depends on
-        return _write_plan(pattern, layer, labels, first_head, num_model_heads)
-    return _written_plan(pattern, layer, labels, first_head, num_model_heads)
+        return _write_call_text(pattern, layer, labels, first_head, num_model_heads)
+    return _written_call_text(pattern, layer, labels, first_head, num_model_heads)
 
 
-def _write_plan(
+def _write_call_text(
     pattern: Pattern, layer: int, labels: tuple[Label, ...], first_head: int, num_model_heads: int | None
 ) -> str:
     heads = f"[{to_text(first_head)}, {to_text(num_model_heads)}]"
@@ -35,7 +35,7 @@ def _write_plan(
     return "{" + fields + "}"
 
 
-_written_plan = cached()(_write_plan)
+_written_call_text = cached()(_write_call_text)
 
 
 def to_text(value: Any) -> str:
@@ -56,9 +56,9 @@ def to_text(value: Any) -> str:
 
 
 @cached()
-def read_plan(plan: str) -> tuple[Pattern, int, tuple[Label, ...], int, int | None]:
-    """Return the arguments of the `write_plan` that wrote it."""
-    data = json.loads(plan)
+def read_call_text(call_text: str) -> tuple[Pattern, int, tuple[Label, ...], int, int | None]:
+    """Return the arguments of the `write_call_text` that wrote it."""
+    data = json.loads(call_text)
     labels = tuple(Label.from_dict(label) for label in data["labels"])
     return Pattern.from_dict(data["pattern"]), data["layer"], labels, *data["heads"]
 

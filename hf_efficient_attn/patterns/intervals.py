@@ -4,17 +4,17 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 # sorted, disjoint, not touching: (start, stop) holds start, start + 1, ..., stop - 1
-Spans = tuple[tuple[int, int], ...]
+Intervals = tuple[tuple[int, int], ...]
 
 
-def normalize(spans: Iterable[tuple[int, int]]) -> Spans:
+def normalize(intervals: Iterable[tuple[int, int]]) -> Intervals:
     """Return the same positions sorted, without empty intervals, and with overlapping or touching ones joined.
 
     >>> normalize([(5, 7), (0, 2), (2, 3), (9, 9)])
     ((0, 3), (5, 7))
     """
     joined: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
+    for start, stop in sorted(intervals):
         if start >= stop:
             continue
         if joined and start <= joined[-1][1]:
@@ -24,12 +24,12 @@ def normalize(spans: Iterable[tuple[int, int]]) -> Spans:
     return tuple(joined)
 
 
-def union(*many: Spans) -> Spans:
+def union(*many: Intervals) -> Intervals:
     """Return the positions that lie in any of `many`."""
-    return normalize(span for spans in many for span in spans)
+    return normalize(interval for intervals in many for interval in intervals)
 
 
-def intersect(first: Spans, second: Spans) -> Spans:
+def intersect(first: Intervals, second: Intervals) -> Intervals:
     """Return the positions that lie in both.
 
     >>> intersect(((0, 4), (6, 9)), ((3, 7),))
@@ -48,22 +48,22 @@ def intersect(first: Spans, second: Spans) -> Spans:
     return tuple(common)
 
 
-def complement(spans: Spans, num_keys: int) -> Spans:
-    """Return the positions 0 to num_keys - 1 that do not lie in `spans`.
+def complement(intervals: Intervals, num_keys: int) -> Intervals:
+    """Return the positions 0 to num_keys - 1 that do not lie in `intervals`.
 
     >>> complement(((2, 4),), 6)
     ((0, 2), (4, 6))
     """
-    edges = [(0, 0), *clip(spans, num_keys), (num_keys, num_keys)]
+    edges = [(0, 0), *clip(intervals, num_keys), (num_keys, num_keys)]
     return tuple((before[1], after[0]) for before, after in pairwise(edges) if before[1] < after[0])
 
 
-def clip(spans: Iterable[tuple[int, int]], num_keys: int) -> Spans:
-    """Return the positions of the sorted `spans` that are keys: 0 to num_keys - 1."""
-    cut = ((max(start, 0), min(stop, num_keys)) for start, stop in spans)
+def clip(intervals: Iterable[tuple[int, int]], num_keys: int) -> Intervals:
+    """Return the positions of the sorted `intervals` that are keys: 0 to num_keys - 1."""
+    cut = ((max(start, 0), min(stop, num_keys)) for start, stop in intervals)
     return tuple((start, stop) for start, stop in cut if start < stop)
 
 
-def size(spans: Spans) -> int:
+def size(intervals: Intervals) -> int:
     """Return the number of positions."""
-    return sum(stop - start for start, stop in spans)
+    return sum(stop - start for start, stop in intervals)

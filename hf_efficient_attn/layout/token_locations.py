@@ -12,7 +12,7 @@ NO_DOCUMENT = -1
 
 
 @dataclass(frozen=True)
-class TokenTables:
+class TokenLocations:
     """Tensors of shape [batch, keys], or [1, keys] where all examples are alike.
 
     Attributes:
@@ -26,12 +26,12 @@ class TokenTables:
     is_global: Tensor | None = None
 
 
-def token_tables(tokens: TokenMask, num_keys: int, device: torch.device) -> TokenTables:
+def token_locations(tokens: TokenMask, num_keys: int, device: torch.device) -> TokenLocations:
     """Return the document and the position of every token.
 
     >>> padded = TokenMask(key_mask=torch.tensor([[False, True, True, False]]))
-    >>> tables = token_tables(padded, 4, torch.device("cpu"))
-    >>> tables.documents.tolist(), tables.positions.tolist()
+    >>> locations = token_locations(padded, 4, torch.device("cpu"))
+    >>> locations.documents.tolist(), locations.positions.tolist()
     ([[-1, 0, 0, -1]], [[0, 0, 1, 2]])
     """
     index = torch.arange(num_keys, device=device)
@@ -46,4 +46,4 @@ def token_tables(tokens: TokenMask, num_keys: int, device: torch.device) -> Toke
     # a masked token before the first of its document has no position; it is never looked at
     positions = (index - starts.gather(1, segments)).clamp(min=0)
     is_global = None if tokens.global_mask is None else tokens.global_mask.to(device) & key_mask
-    return TokenTables(segments.masked_fill(~key_mask, NO_DOCUMENT), positions, is_global)
+    return TokenLocations(segments.masked_fill(~key_mask, NO_DOCUMENT), positions, is_global)

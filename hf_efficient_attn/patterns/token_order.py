@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hf_efficient_attn.patterns.pattern import Pattern
 
+# (number of queries, number of keys, position of the first query)
+Extent = tuple[int, int, int]
+
 
 @dataclass(frozen=True)
-class Piece:
+class TokenOrder:
     """An order of some tokens in which a pattern is easy to compute, most often a band.
 
     queries, keys: absolute positions, in this order.
-    local: the pattern on places in this order; None: every query of the piece reads every key of it. It may allow
-        more than the pattern itself.
+    local: the pattern on places in this order; None: every query reads every key. It may allow more than the
+        pattern itself.
     local_query_offset: the a-th query stands at the local position a + local_query_offset, the b-th key at b.
     """
 
