@@ -9,7 +9,8 @@ from torch import Tensor
 from hf_efficient_attn.backends import reference
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
+from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation, Term

@@ -252,9 +252,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 
 def _register() -> None:
     from hf_efficient_attn.backends.blocked import operator
-    from hf_efficient_attn.layout import dense
+    from hf_efficient_attn.layout.dense import pairs
 
-    for made in (operator.blocked_attention, operator.blocked_attention_backward, dense.pairs_operator):
+    for made in (operator.blocked_attention, operator.blocked_attention_backward, pairs.pairs_operator):
         OPERATORS[made._name] = made._init_fn
 
 

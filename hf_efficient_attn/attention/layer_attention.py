@@ -15,7 +15,8 @@ from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import TokenColumns, read_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, term_bias
+from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 

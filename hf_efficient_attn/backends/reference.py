@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense import allowed_pairs, close_pairs, lse_dtype, term_bias
+from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
+from hf_efficient_attn.layout.dense.lse import lse_dtype
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.sinks import cap
 
 NAME = "reference"

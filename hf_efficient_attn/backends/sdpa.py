@@ -7,7 +7,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense import additive_mask, is_idle, num_mask_bytes, row_lse, term_bias
+from hf_efficient_attn.layout.dense.additive import additive_mask, term_bias
+from hf_efficient_attn.layout.dense.lse import row_lse
+from hf_efficient_attn.layout.dense.pairs import is_idle, num_mask_bytes
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import join_sinks
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference, sdpa
-from hf_efficient_attn.layout import dense
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.dense import additive
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -56,7 +56,7 @@ def test_masks_are_built_once_if_at_all(pattern: Pattern, need_lse: bool, monkey
     q, k, v = draw(17, 17)
     layout = Layout(pattern, 4, 17, 17)
     first, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
-    monkeypatch.setattr(dense, "allowed_pairs", None)
+    monkeypatch.setattr(additive, "allowed_pairs", None)
     again, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
     assert torch.equal(first, again)
 

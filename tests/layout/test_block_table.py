@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.layout.blocks.table import block_table
-from hf_efficient_attn.layout.dense import allowed_pairs
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Full

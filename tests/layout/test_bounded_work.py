@@ -18,12 +18,12 @@ from hf_efficient_attn import attention, explain
 from hf_efficient_attn.attention import select as selection
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.errors import InputError, MaskLimitError
-from hf_efficient_attn.layout import dense
 from hf_efficient_attn.layout.blocks import run_masks
 from hf_efficient_attn.layout.blocks import table as block_tables
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.dense import additive, pairs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -182,14 +182,14 @@ def test_a_dense_mask_is_made_of_some_queries_at_a_time() -> None:
     tokens = TokenMask(key_mask=torch.arange(4096)[None] < 4000)
     for mask in (TokenMask(), tokens):
         with Written() as written:
-            dense.allowed_pairs(layout, mask, 1, CPU)
+            pairs.allowed_pairs(layout, mask, 1, CPU)
         assert written.largest <= 4096**2
         assert written.numbers < 20 * 4096**2
 
 
 def test_dense_masks_beyond_the_limit_are_refused() -> None:
     with pytest.raises(InputError, match=r"131,072 queries.* takes 64 GiB.*backend='blocked'"):
-        dense.additive_mask(Layout(Band(8, 8), 4, 131_072, 131_072), TokenMask(), 1, CPU, torch.float32)
+        additive.additive_mask(Layout(Band(8, 8), 4, 131_072, 131_072), TokenMask(), 1, CPU, torch.float32)
 
 
 def test_block_tables_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import mods_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense import is_idle, row_lse
+from hf_efficient_attn.layout.dense.lse import row_lse
+from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"

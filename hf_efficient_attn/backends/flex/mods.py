@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.flex.captured import captured, captured_locations, kind_of
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense import is_idle
+from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term

@@ -16,7 +16,7 @@ from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_s
 from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks
 from hf_efficient_attn.layout.blocks.shares import MIN_GRANULE, PatternShare, neighbours, shares
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
-from hf_efficient_attn.layout.dense import num_mask_bytes
+from hf_efficient_attn.layout.dense.pairs import num_mask_bytes
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, size
 from hf_efficient_attn.patterns.pattern import Pattern

@@ -16,8 +16,8 @@ from torch import Tensor
 from hf_efficient_attn.errors import MaskLimitError
 from hf_efficient_attn.layout.blocks.rows import Row
 from hf_efficient_attn.layout.blocks.shares import PatternShare
-from hf_efficient_attn.layout.dense import MAX_LOOKED_AT
-from hf_efficient_attn.layout.dense import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
+from hf_efficient_attn.layout.dense.pairs import MAX_LOOKED_AT
+from hf_efficient_attn.layout.dense.pairs import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
 

@@ -1,38 +1,29 @@
-"""The dense view of a layout: one number for every pair of query and key. Takes memory for all pairs."""
+"""Which query may read which key, for every pair. Takes memory for all pairs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial, reduce
-from operator import add
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
-from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
+from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
-from hf_efficient_attn.layout.sinks import cap
-from hf_efficient_attn.layout.terms import Term, look_up
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
 
-CACHE_BYTES = 512 * MEBIBYTE
-CHUNK_QUERIES = 256
 # pairs that are looked at together
 MAX_LOOKED_AT = 1 << 22
 # of one mask; on CPUs the system would end the process before torch could refuse
 MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
 
 Groups = tuple[tuple[int, int, Pattern], ...]
-AdditiveMask = tuple[Tensor | None, Tensor | None]
-
 
 _pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
-_masks: BoundedCache[AdditiveMask] = BoundedCache(CACHE_BYTES)
 
 
 def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
@@ -43,11 +34,19 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
         if reads_everything(layout):
             return None
         check_size(layout, 1)
-        return _pairs.get((_value(layout), device), lambda: _of_pattern(layout, device))
+        return _pairs.get((mask_key(layout), device), lambda: _of_pattern(layout, device))
     check_size(layout, batch_size)
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
     return _of_locations(layout, token_locations(tokens, layout.num_keys, device))
+
+
+def uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+    """Return `allowed_pairs`, a single True for None, without keeping those of a pattern: for masks made in parts."""
+    if is_idle(tokens) and not torch.compiler.is_compiling():
+        return _of_pattern(layout, device)
+    allowed = allowed_pairs(layout, tokens, batch_size, device)
+    return torch.ones((), dtype=torch.bool, device=device) if allowed is None else allowed
 
 
 def check_size(layout: Layout, batch_size: int) -> None:
@@ -114,43 +113,6 @@ def _(
 ) -> Tensor:
     refuse_onnx(call_text)
     return torch.empty(*shape, dtype=torch.bool, device=device)
-
-
-def additive_mask(
-    layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, dtype: torch.dtype
-) -> AdditiveMask:
-    """Return (0 where a query may read a key and -inf elsewhere, which queries may read none), both None if all may.
-
-    The first is [batch or 1, heads or 1, queries, keys]; a query without keys has 0 in it throughout, so that no
-    kernel ever takes the softmax of nothing. The second is bool [batch or 1, heads or 1, queries, 1], or None if each
-    query has keys.
-    """
-
-    def build() -> AdditiveMask:
-        allowed = allowed_pairs(layout, tokens, batch_size, device)
-        return (None, None) if allowed is None else _additive(allowed, dtype)
-
-    if torch.compiler.is_compiling():
-        return build()
-    key = (_value(layout), device, dtype)
-    if is_idle(tokens):
-        return _masks.get(key, build)
-    # layers of one forward pass share the masks of their examples; the next one brings others
-    return _masks.get_of(vars(tokens).values(), key, build)
-
-
-def _value(layout: Layout) -> object:
-    """Return what the mask depends on: layers whose patterns are drawn alike share it."""
-    return layout.head_groups(), layout.num_heads, layout.num_queries, layout.num_keys, layout.query_offset
-
-
-def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
-    keyless = ~allowed.any(-1, keepdim=True)
-    closed = (allowed | keyless).logical_not_()
-    mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
-    # whether there are such queries is a question to the device, which a traced program cannot ask; no GPU shall wait
-    has_keyless = torch.compiler.is_compiling() or keyless.device.type != "cpu" or bool(keyless.any())
-    return mask, keyless if has_keyless else None
 
 
 def is_idle(tokens: TokenMask) -> bool:
@@ -252,65 +214,3 @@ def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: to
                 )[0]
     rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
     return allowed & _same_document(token_locations(tokens, layout.num_keys, device), rows)
-
-
-def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor | None:
-    """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
-    if not terms:
-        return None
-    positions = token_locations(tokens, layout.num_keys, device).positions
-    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
-    queries, keys = positions[:, rows, None], positions[:, None, :]
-    return reduce(add, (_scores(term, queries, keys) for term in terms))
-
-
-def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the bias of the terms with 0 for -inf, and the allowed pairs (None: all) without those that had -inf.
-
-    A row in which no pair is left then counts as one without keys, and its softmax is of finite scores.
-    """
-    is_open = bias != -torch.inf
-    return bias.masked_fill(~is_open, 0.0), is_open if allowed is None else allowed & is_open
-
-
-def _scores(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
-    labels = term.label.of(queries, keys)[:, None]
-    scores = term.label.score(look_up(term.values, labels), labels)
-    return scores.expand(torch.broadcast_shapes(scores.shape, labels.shape))
-
-
-@torch.no_grad()
-def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
-    """Return the log of the sum of exponentials of each query's scores, [batch, heads, queries]; without sinks.
-
-    For kernels that do not give it. Takes memory for CHUNK_QUERIES queries at a time; -inf for a query without keys.
-    """
-    layout, tokens = call.layout, call.tokens
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
-    chunks = []
-    for start in range(0, layout.num_queries, CHUNK_QUERIES):
-        count = min(CHUNK_QUERIES, layout.num_queries - start)
-        part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
-        scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
-        bias = term_bias([_rows(term, start, count) for term in call.terms], part, tokens, q.device)
-        if bias is not None:
-            scores += bias
-        allowed = _uncached_pairs(part, tokens, q.shape[0], q.device)
-        chunks.append(torch.logsumexp(scores.masked_fill(~allowed, -torch.inf), -1))
-    return torch.cat(chunks, -1)
-
-
-def _uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
-    if is_idle(tokens) and not torch.compiler.is_compiling():
-        return _of_pattern(layout, device)
-    allowed = allowed_pairs(layout, tokens, batch_size, device)
-    return torch.ones((), dtype=torch.bool, device=device) if allowed is None else allowed
-
-
-def _rows(term: Term, start: int, count: int) -> Term:
-    return term if term.values.shape[2] == 1 else replace(term, values=term.values[:, :, start : start + count])
-
-
-def lse_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype in which scores are summed: float64 for float64 inputs, else float32."""
-    return torch.float64 if q.dtype == torch.float64 else torch.float32

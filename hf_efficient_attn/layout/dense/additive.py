@@ -1,0 +1,77 @@
+"""What is added to the scores of all pairs: 0 or -inf of a mask, and learned terms. Takes memory for all pairs."""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.cache import BoundedCache
+from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.terms import Term, look_up
+from hf_efficient_attn.layout.token_locations import token_locations
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+AdditiveMask = tuple[Tensor | None, Tensor | None]
+
+_masks: BoundedCache[AdditiveMask] = BoundedCache(CACHE_BYTES)
+
+
+def additive_mask(
+    layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, dtype: torch.dtype
+) -> AdditiveMask:
+    """Return (0 where a query may read a key and -inf elsewhere, which queries may read none), both None if all may.
+
+    The first is [batch or 1, heads or 1, queries, keys]; a query without keys has 0 in it throughout, so that no
+    kernel ever takes the softmax of nothing. The second is bool [batch or 1, heads or 1, queries, 1], or None if each
+    query has keys.
+    """
+
+    def build() -> AdditiveMask:
+        allowed = allowed_pairs(layout, tokens, batch_size, device)
+        return (None, None) if allowed is None else _additive(allowed, dtype)
+
+    if torch.compiler.is_compiling():
+        return build()
+    key = (mask_key(layout), device, dtype)
+    if is_idle(tokens):
+        return _masks.get(key, build)
+    # layers of one forward pass share the masks of their examples; the next one brings others
+    return _masks.get_of(vars(tokens).values(), key, build)
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
+    keyless = ~allowed.any(-1, keepdim=True)
+    closed = (allowed | keyless).logical_not_()
+    mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
+    # whether there are such queries is a question to the device, which a traced program cannot ask; no GPU shall wait
+    has_keyless = torch.compiler.is_compiling() or keyless.device.type != "cpu" or bool(keyless.any())
+    return mask, keyless if has_keyless else None
+
+
+def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor | None:
+    """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
+    if not terms:
+        return None
+    positions = token_locations(tokens, layout.num_keys, device).positions
+    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
+    queries, keys = positions[:, rows, None], positions[:, None, :]
+    return reduce(add, (_scores(term, queries, keys) for term in terms))
+
+
+def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the bias of the terms with 0 for -inf, and the allowed pairs (None: all) without those that had -inf.
+
+    A row in which no pair is left then counts as one without keys, and its softmax is of finite scores.
+    """
+    is_open = bias != -torch.inf
+    return bias.masked_fill(~is_open, 0.0), is_open if allowed is None else allowed & is_open
+
+
+def _scores(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
+    labels = term.label.of(queries, keys)[:, None]
+    scores = term.label.score(look_up(term.values, labels), labels)
+    return scores.expand(torch.broadcast_shapes(scores.shape, labels.shape))

@@ -1,0 +1,44 @@
+"""The log-sum-exp of the scores of every query, for kernels that do not give it."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.dense.additive import term_bias
+from hf_efficient_attn.layout.dense.pairs import uncached_pairs
+from hf_efficient_attn.layout.sinks import cap
+from hf_efficient_attn.layout.terms import Term
+
+CHUNK_QUERIES = 256
+
+
+@torch.no_grad()
+def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
+    """Return the log of the sum of exponentials of each query's scores, [batch, heads, queries]; without sinks.
+
+    Takes memory for CHUNK_QUERIES queries at a time; -inf for a query without keys.
+    """
+    layout, tokens = call.layout, call.tokens
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
+    chunks = []
+    for start in range(0, layout.num_queries, CHUNK_QUERIES):
+        count = min(CHUNK_QUERIES, layout.num_queries - start)
+        part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
+        scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
+        bias = term_bias([_rows(term, start, count) for term in call.terms], part, tokens, q.device)
+        if bias is not None:
+            scores += bias
+        allowed = uncached_pairs(part, tokens, q.shape[0], q.device)
+        chunks.append(torch.logsumexp(scores.masked_fill(~allowed, -torch.inf), -1))
+    return torch.cat(chunks, -1)
+
+
+def _rows(term: Term, start: int, count: int) -> Term:
+    return term if term.values.shape[2] == 1 else replace(term, values=term.values[:, :, start : start + count])
+
+
+def lse_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype in which scores are summed: float64 for float64 inputs, else float32."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
