@@ -18,6 +18,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
@@ -47,6 +48,7 @@ PATTERNS: dict[str, Pattern] = {
     "causal random": bigbird(block_tokens=16, num_random_blocks=2, causal=True),
     "keyless blocks": BlockLocal(16) & ~GlobalTokens(range(16, 48)),
     # rows of unequal length, and fewer than the queries of long inputs
+    "compressed keys": CompressedKeys(block_tokens=6, step=4),
     "key table": KeyTable([{query, query // 2, *range(query * 7 % 5, query % 40)} for query in range(700)]),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
 }
@@ -98,12 +100,20 @@ def token_mask(name: str, num_keys: int) -> TokenMask:
     return masks.get(name, TokenMask())
 
 
+def cross_mask(name: str, num_keys: int, num_positions: int) -> TokenMask:
+    """Return a mask of two axes, that of the keys and that of the queries, which are padded on different sides."""
+    of_queries = token_mask({"left": "right", "right": "left"}.get(name, name), num_positions)
+    of_keys = token_mask(name, num_keys)
+    return TokenMask(of_keys.key_mask, of_keys.segment_ids, None, of_queries.key_mask, of_queries.segment_ids)
+
+
 @dataclass(frozen=True)
 class Case:
     """One call.
 
     Attributes:
         num_queries: None: as many as keys; else the last ones, as in cached decoding.
+        cross_offset: position of the first query on an axis of its own; None: the axis is that of the keys.
         label: of a learned term; None: there is no term.
         has_own_values: every query of every example has values of its own; else they are those of a head.
         memory: of q, k, v and the gradient of the output, names of `MEMORY`.
@@ -129,6 +139,7 @@ class Case:
     scale: float = SCALE
     has_sinks: bool = False
     softcap: float | None = None
+    cross_offset: int | None = None
 
     def __str__(self) -> str:
         parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
@@ -142,20 +153,29 @@ class Case:
             self.score_factor != 1 and f"scores x {self.score_factor:g}",
             self.scale != SCALE and f"scale {self.scale:g}",
             self.has_sinks and "sinks",
+            self.cross_offset is not None and f"cross from {self.cross_offset}",
             self.softcap and f"capped at {self.softcap:g}",
         )
         return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
 
     @property
     def layout(self) -> Layout:
-        """The layout, the queries being the last positions."""
-        num_queries = self.num_queries or self.num_keys
+        """The layout, the queries being the last positions, if not on an axis of their own."""
+        num_queries, is_cross = self.num_queries or self.num_keys, self.cross_offset is not None
         pattern = (PATTERNS | MORE_PATTERNS)[self.pattern]
-        return Layout(pattern, self.heads[0], num_queries, self.num_keys, self.num_keys - num_queries, 1)
+        offset = self.num_keys - num_queries if self.cross_offset is None else self.cross_offset
+        return Layout(pattern, self.heads[0], num_queries, self.num_keys, offset, 1, is_cross=is_cross)
+
+    @property
+    def tokens(self) -> TokenMask:
+        """The masks."""
+        if self.layout.num_positions is None:
+            return token_mask(self.mask, self.num_keys)
+        return cross_mask(self.mask, self.num_keys, self.layout.num_positions)
 
     def call(self, device: str = "cpu", values: Sequence[Tensor] = (), sinks: Tensor | None = None) -> AttentionCall:
         """What the backend is given, and asked of; `values`: of the term."""
-        masks = vars(token_mask(self.mask, self.num_keys)).values()
+        masks = self.tokens.tensors
         sizes = (HEAD_DIM, self.value_dim, self.heads[1], BATCH_SIZE)
         return AttentionCall(
             layout=self.layout,
@@ -246,7 +266,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     tensors = tensors_of(case, dtype)
     for leaf in tensors.leaves(case).values():
         leaf.requires_grad_()
-    tokens, cpu = token_mask(case.mask, case.num_keys), torch.device("cpu")
+    tokens, cpu = case.tokens, torch.device("cpu")
     keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
     scores = cap(tensors.q @ keys.transpose(-1, -2) * case.scale, case.softcap)
     bias = term_bias([Term(each, case.label) for each in tensors.values if case.label], case.layout, tokens, cpu)
@@ -353,4 +373,29 @@ def special_cases() -> list[Case]:
         Case("causal", 90, value_dim=8),
         Case(SPAN_TREE, TREE_POSITIONS),
         Case(SPAN_TREE, TREE_POSITIONS, label=SpanRelation(TREE_TOKENS, 2, clip_distance=3)),
+    ]
+
+
+def cross_cases() -> list[Case]:
+    """Return queries on an axis of their own, shorter and longer than that of the keys, and in the middle of it."""
+    patterns = [name for name, pattern in PATTERNS.items() if not pattern.depends_on_length]
+    places = ((90, 40, 0), (40, 90, 0), (1, 70, 60), (200, 12, 3))
+    masks = ("none", "left", "right", "holes", "documents")
+    return [
+        *(
+            Case(
+                pattern,
+                num_keys,
+                masks[(number + turn) % 5],
+                DTYPES[turn % 3],
+                (4, 2),
+                num_queries,
+                cross_offset=offset,
+            )
+            for number, pattern in enumerate(patterns)
+            for turn, (num_queries, num_keys, offset) in enumerate(places)
+        ),
+        Case("band", 40, "documents", num_queries=90, label=Distance(-3, 6), has_own_values=True, cross_offset=0),
+        Case("full", 12, "left", num_queries=90, has_sinks=True, softcap=2.0, cross_offset=5),
+        Case("compressed keys", 20, "documents", num_queries=90, label=SOFT_SPAN, value_dim=24, cross_offset=0),
     ]

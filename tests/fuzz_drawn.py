@@ -10,6 +10,7 @@ from hf_efficient_attn.patterns import (
     BlockLocal,
     Blocks,
     Causal,
+    CompressedKeys,
     Dilated,
     Full,
     GlobalTokens,
@@ -105,6 +106,7 @@ PLAIN: tuple[Draw, ...] = (
     lambda rng, num_keys: Dilated(limit(rng, num_keys), limit(rng, num_keys), rng.randint(1, 7)),
     lambda rng, num_keys: Strided(rng.randint(1, 9)),
     lambda rng, num_keys: BlockLocal(rng.randint(1, 40)),
+    lambda rng, num_keys: CompressedKeys(rng.randint(1, 9), rng.randint(1, 5)),
     global_tokens,
     key_table,
 )

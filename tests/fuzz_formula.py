@@ -73,6 +73,12 @@ def read_block_local(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     return query == key
 
 
+def read_compressed_keys(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """Keys of blocks that begin every `step` tokens, from the last token of their block on."""
+    query, key = grid(num_tokens)
+    return query >= key * pattern.step + (pattern.block_tokens - 1)
+
+
 def read_union(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     """What any of the patterns reads."""
     return torch.stack([readable(part, num_tokens, head) for part in pattern.patterns]).any(0)
@@ -110,6 +116,7 @@ READ: dict[str, Callable[[Any, int, Head], Tensor]] = {
     "key_table": read_key_table,
     "blocks": read_blocks,
     "block_local": read_block_local,
+    "compressed_keys": read_compressed_keys,
     "union": read_union,
     "intersection": read_intersection,
     "complement": read_complement,

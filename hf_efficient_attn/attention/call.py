@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.checks import (
+    check_axes,
     check_heads,
     check_kinds,
     check_numbers,
@@ -26,14 +27,14 @@ from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 
-def checked_states(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def checked_states(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values in the dtype that they are computed in.
 
     Raises:
         InputError, UnsupportedBackendError: they do not fit together, or no backend can compute them.
     """
     check_tensors(q, k, v)
-    check_shapes(q, k, v)
+    check_shapes(q, k, v, cross)
     if is_autocast(q.device.type):
         q, k, v = autocast_states(q, k, v)
     check_kinds(q, k, v)
@@ -62,12 +63,14 @@ def build_call(
     if not torch.compiler.is_compiling():
         check_numbers(followed.pattern, scale, dropout, query_offset, followed.layer)
         check_heads(followed.first_head, followed.num_model_heads)
-    tokens.check(q.shape[0], k.shape[2], q.device)
+    check_axes(followed.is_cross, tokens, query_offset)
+    layout = layout_of(followed, query_offset, q, k)
+    tokens.check(q.shape[0], k.shape[2], q.device, layout.num_positions)
     check_terms(terms, q)
     check_softcap(softcap)
     sinks = own_sinks(sinks, q, followed.first_head, followed.num_model_heads)
     return AttentionCall(
-        layout=layout_of(followed, query_offset, q, k),
+        layout=layout,
         inputs=inputs_of(q, k, v, *(term.values for term in terms), *(() if sinks is None else (sinks,))),
         tokens=tokens,
         terms=tuple(terms),
@@ -82,17 +85,18 @@ def build_call(
 def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
     """Return a layer's pattern laid over q and k, after a warning of tokens that it leaves without keys.
 
-    query_offset: None, or a tensor of which a compiler does not know the value: the queries are the last positions.
+    query_offset: None, or a tensor of which a compiler does not know the value: the queries are the last positions, or
+        on an axis of their own, the first ones.
     """
     pattern, num_heads, num_queries, num_keys = followed.pattern, q.shape[1], q.shape[2], k.shape[2]
     is_compiling = torch.compiler.is_compiling()
     if query_offset is None or (isinstance(query_offset, Tensor) and is_compiling):
-        query_offset = num_keys - num_queries
+        query_offset = 0 if followed.is_cross else num_keys - num_queries
     layer = drawn_layer(pattern, followed.layer)
-    if not is_compiling and 0 < num_queries == num_keys:
+    if not (is_compiling or followed.is_cross) and 0 < num_queries == num_keys:
         warn_of_keyless(pattern, followed.num_model_heads or num_heads, num_keys, layer)
     heads = (followed.first_head, followed.num_model_heads)
-    return Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, *heads)
+    return Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, *heads, followed.is_cross)
 
 
 def compute(

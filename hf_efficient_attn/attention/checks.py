@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Label, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -25,7 +26,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise InputError(f"{name} is a {type(states).__name__}; it must be a tensor. Use torch.as_tensor({name}).")
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
     """Raise InputError if the shapes of q, k and v do not fit together."""
     if not q.dim() == k.dim() == v.dim() == 4:
         raise wrong_shapes(q, k, v, "all three must have four dimensions, [batch, heads, tokens, head_dim].")
@@ -37,10 +38,40 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
     if not (q.shape[1] and k.shape[1] and q.shape[3]):
         raise wrong_shapes(q, k, v, "there must be at least one head (second dimension), and a head_dim of 1 (last).")
-    if q.shape[2] > k.shape[2]:
-        raise wrong_shapes(q, k, v, "there are more queries than keys; each query stands where a key does.")
+    if q.shape[2] > k.shape[2] and not cross:
+        raise wrong_shapes(
+            q, k, v, "there are more queries than keys; each query stands where a key does, but with cross=True."
+        )
     if q.shape[1] % k.shape[1]:
         raise wrong_shapes(q, k, v, f"the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
+
+
+def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None) -> None:
+    """Raise an error for masks that queries of the keys' own sequence, or of another (`cross`), cannot have."""
+    if not isinstance(cross, bool):
+        raise InputError(
+            f"cross={shown(cross)} must be True, if queries and keys are of different sequences, or False."
+        )
+    if not (cross or tokens.of_queries.is_empty):
+        raise InputError(
+            "query_mask and query_segment_ids are for queries of another sequence than the keys'. Give cross=True; of "
+            "one sequence, key_mask and segment_ids say it all."
+        )
+    if not tokens.of_queries.is_empty and isinstance(query_offset, Tensor) and torch.compiler.is_compiling():
+        raise UnsupportedBackendError(
+            "While compiling, a query_offset that is a tensor has no known value, and with it the length of query_mask "
+            "and query_segment_ids. Give an integer, or no such masks."
+        )
+    if cross and tokens.global_mask is not None:
+        raise InputError(
+            "global_mask chooses tokens that read and are read, but with cross=True queries and keys are different "
+            "tokens. Use Full(), or GlobalTokens(positions, reads_all=False) for some of the keys."
+        )
+    if cross and (tokens.segment_ids is None) != (tokens.query_segment_ids is None):
+        raise InputError(
+            "With cross=True a query reads the keys of the segment that has its id. Give both query_segment_ids and, "
+            "of the keys, segment_ids; or neither."
+        )
 
 
 def check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:

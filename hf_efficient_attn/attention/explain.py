@@ -97,6 +97,7 @@ def explain(
     dropout: float = 0.0,
     backend: str = AUTO,
     layer: int = 0,
+    cross: bool = False,
 ) -> Explanation:
     """Return which backend would compute a call of `attention` with this pattern, why, and what it would cost.
 
@@ -113,7 +114,7 @@ def explain(
             many keys as queries.
         num_key_heads: None: as many as `num_heads`.
         training: gradients are asked for.
-        dropout, backend, layer: as for `attention`.
+        dropout, backend, layer, cross: as for `attention`.
 
     Raises:
         InputError, ConfigurationError: lengths or heads that the pattern cannot have.
@@ -127,8 +128,9 @@ def explain(
         check_length(name, count)
     if num_heads % num_key_heads:
         raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
+    offset = 0 if cross else num_keys - query_tokens
     call = AttentionCall(
-        layout=Layout(pattern, num_heads, query_tokens, num_keys, num_keys - query_tokens, layer),
+        layout=Layout(pattern, num_heads, query_tokens, num_keys, offset, layer, is_cross=cross),
         inputs=Inputs(_device_type(device), dtype, head_dim, head_dim, num_key_heads, 1, needs_grad=training),
         dropout=dropout,
     )

@@ -31,6 +31,9 @@ def attention(
     layer: int = 0,
     first_head: int = 0,
     num_model_heads: int | None = None,
+    cross: bool = False,
+    query_mask: Tensor | None = None,
+    query_segment_ids: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
 
@@ -45,6 +48,11 @@ def attention(
     Numbers of masked tokens, and of keys that no query may read, change nothing as long as they are finite and so are
     their scores. NaN and infinity among them are not kept out, as in torch's SDPA: 0 · NaN is NaN. "sdpa" and
     "reference" then give NaN to other tokens, "blocked" mostly does not; fill such tokens with zeros.
+
+    With `cross` queries and keys are tokens of different sequences: cross-attention, long and global tokens (ETC,
+    arXiv:2004.08483), or compressed keys that stand for several tokens each (`CompressedKeys`). Each sequence then has
+    positions, a mask and documents of its own; the pattern relates the position of a query within its document to that
+    of a key, and a query reads the keys of the documents that have its id.
 
     Without examples or queries the output is empty, as that of torch's SDPA is; every model here refuses such batches.
 
@@ -71,20 +79,27 @@ def attention(
         backend: "auto", or the name of one, which then computes the call or refuses it; see `explain`.
         return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32, without gradient).
         query_offset: position of the first query on the axis of the keys, also as an integer tensor, as static caches
-            have it; None: the queries are the last positions, as in cached decoding.
+            have it; None: the queries are the last positions, as in cached decoding. With `cross`, on their own axis;
+            None: 0.
         layer: index of the layer, which random patterns depend on.
         first_head: number of the first of these heads in the model, where a process has only some of them; random
             patterns and `PerHead` are laid over all heads.
         num_model_heads: query heads of the model; None: these are all.
+        cross: queries and keys are tokens of different sequences; there may be more queries than keys, and no
+            `global_mask`, and the pattern must be the same at every length.
+        query_mask: with `cross`, bool [B, query_offset + Nq], True = a token, of the axis of the queries up to the last
+            of them. A query that is none has output 0 and log-sum-exp -inf.
+        query_segment_ids: with `cross`, int [B, query_offset + Nq]; neighbours with equal ids form a document. Give
+            `segment_ids`, too.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit together.
         ConfigurationError: a pattern that these heads or this length cannot have.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
-    q, k, v = checked_states(q, k, v)
-    followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads)
-    tokens = TokenMask(key_mask, segment_ids, global_mask)
+    q, k, v = checked_states(q, k, v, cross)
+    followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
+    tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout)
     out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
     return out if lse is None or not return_lse else (out, lse)

@@ -43,6 +43,7 @@ class LayerPattern:
         reads_all: every query reads every token: full attention of the layer's own, or cross-attention, whose queries
             and keys stand in different sequences.
         first_head, num_model_heads: which of the model's heads are computed; see `attention`.
+        is_cross: queries and keys stand in different sequences, and the pattern relates positions of both.
     """
 
     pattern: Pattern
@@ -52,6 +53,7 @@ class LayerPattern:
     reads_all: bool = False
     first_head: int = 0
     num_model_heads: int | None = None
+    is_cross: bool = False
 
 
 def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> LayerPattern:

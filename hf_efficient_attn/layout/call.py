@@ -7,9 +7,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
-
-NO_MASK = TokenMask()
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class AttentionCall:
     @property
     def masked_queries(self) -> Tensor | None:
         """The masked queries, bool [batch, 1, queries, 1]; None: there are none."""
-        key_mask = self.tokens.key_mask
-        return None if key_mask is None else ~key_mask[:, None, self.layout.queries, None]
+        mask = self.tokens.query_mask if self.layout.is_cross else self.tokens.key_mask
+        return None if mask is None else ~mask[:, None, self.layout.queries, None]
 
 
 def inputs_of(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Inputs:

@@ -13,26 +13,36 @@ from hf_efficient_attn.patterns.serialization import written_fields
 
 
 def write_call_text(
-    pattern: Pattern, layer: int, labels: tuple[Label, ...], first_head: int = 0, num_model_heads: int | None = None
+    pattern: Pattern,
+    layer: int,
+    labels: tuple[Label, ...],
+    first_head: int = 0,
+    num_model_heads: int | None = None,
+    is_cross: bool = False,
 ) -> str:
-    """Return pattern, layer, labels, and which of the model's heads the call has, as JSON text.
+    """Return pattern, layer, labels, which of the model's heads the call has, and its axes as JSON text.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> write_call_text(Band(2, 0), 1, ())
-    '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": [], "heads": [0, null]}'
+    '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": [], "heads": [0, null], "cross": false}'
     """
     if torch.compiler.is_compiling():
         # traced, so that the compiled graph is guarded by every field it depends on
-        return _write_call_text(pattern, layer, labels, first_head, num_model_heads)
-    return _written_call_text(pattern, layer, labels, first_head, num_model_heads)
+        return _write_call_text(pattern, layer, labels, first_head, num_model_heads, is_cross)
+    return _written_call_text(pattern, layer, labels, first_head, num_model_heads, is_cross)
 
 
 def _write_call_text(
-    pattern: Pattern, layer: int, labels: tuple[Label, ...], first_head: int, num_model_heads: int | None
+    pattern: Pattern,
+    layer: int,
+    labels: tuple[Label, ...],
+    first_head: int,
+    num_model_heads: int | None,
+    is_cross: bool,
 ) -> str:
     heads = f"[{to_text(first_head)}, {to_text(num_model_heads)}]"
-    fields = f'"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}, "heads": {heads}'
-    return "{" + fields + "}"
+    of_pattern = f'"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}'
+    return "{" + f'{of_pattern}, "heads": {heads}, "cross": {to_text(is_cross)}' + "}"
 
 
 _written_call_text = cached()(_write_call_text)
@@ -56,11 +66,11 @@ def to_text(value: Any) -> str:
 
 
 @cached()
-def read_call_text(call_text: str) -> tuple[Pattern, int, tuple[Label, ...], int, int | None]:
+def read_call_text(call_text: str) -> tuple[Pattern, int, tuple[Label, ...], int, int | None, bool]:
     """Return the arguments of the `write_call_text` that wrote it."""
     data = json.loads(call_text)
     labels = tuple(Label.from_dict(label) for label in data["labels"])
-    return Pattern.from_dict(data["pattern"]), data["layer"], labels, *data["heads"]
+    return Pattern.from_dict(data["pattern"]), data["layer"], labels, *data["heads"], data["cross"]
 
 
 @cached()

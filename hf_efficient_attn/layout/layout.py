@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.token_mask import Document
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -15,8 +16,9 @@ Heads = tuple[int, int, int]
 class Layout:
     """Which keys the queries of one call may read; hashable, so that whatever is compiled from it can be cached.
 
-    Queries and keys share one axis of positions: the keys stand at 0 … `num_keys - 1`, the queries at `query_offset` …
-    `query_offset + num_queries - 1`. In cached decoding the queries are the last positions.
+    Keys stand at 0 … `num_keys - 1`, queries at `query_offset` … `query_offset + num_queries - 1`. They share an axis
+    of positions; in cached decoding the queries are the last of them. With `is_cross` the queries have an axis of their
+    own, and the pattern relates a position on it to one on that of the keys.
 
     Attributes:
         pattern: as the user gave it; `head_patterns` draws its random parts.
@@ -25,6 +27,7 @@ class Layout:
         layer: index of the layer; random patterns differ by it.
         first_head: number of the first of these heads in the model.
         num_model_heads: heads of the model, over which the pattern is laid; None: there are no others.
+        is_cross: queries and keys are tokens of different sequences.
     """
 
     pattern: Pattern
@@ -35,6 +38,7 @@ class Layout:
     layer: int = 0
     first_head: int = 0
     num_model_heads: int | None = None
+    is_cross: bool = False
 
     def __post_init__(self) -> None:
         last_first = (self.num_model_heads or self.num_heads) - self.num_heads
@@ -45,17 +49,33 @@ class Layout:
                 f"and first_head between 0 and {max(0, last_first)}."
             )
         last = self.query_offset + self.num_queries
-        if self.query_offset < 0 or last > self.num_keys:
+        if self.query_offset < 0 or (last > self.num_keys and not self.is_cross):
             raise InputError(
                 f"{self.num_queries} queries from position {self.query_offset} end at {last}, but there are keys for "
                 f"{self.num_keys} positions. Give query_offset between 0 and {self.num_keys - self.num_queries}, and "
-                "at least as many keys as queries."
+                "at least as many keys as queries; or cross=True for queries of another sequence."
+            )
+        if self.is_cross and self.pattern.depends_on_length:
+            raise ConfigurationError(
+                f"A {self.pattern.kind} pattern is laid out for the length of one sequence, but queries and keys are "
+                "of two (cross=True). Use a pattern that is the same at every length: without random blocks, interval "
+                "trees, and global tokens that are counted from the end."
             )
 
     @property
     def queries(self) -> slice:
         """The positions of the queries."""
         return slice(self.query_offset, self.query_offset + self.num_queries)
+
+    @property
+    def num_positions(self) -> int | None:
+        """How many positions the axis of the queries has up to the last of them; None: it is the axis of the keys."""
+        return self.query_offset + self.num_queries if self.is_cross else None
+
+    @property
+    def drawn_tokens(self) -> int:
+        """The length that patterns are drawn for: that of the longer axis."""
+        return max(self.num_keys, self.num_positions or 0)
 
     @property
     def num_pairs(self) -> int:
@@ -69,27 +89,27 @@ class Layout:
 
     def head_patterns(self) -> tuple[Pattern, ...]:
         """Return the pattern of each query head, every random part drawn for these lengths."""
-        return _head_patterns(self.pattern, self.heads, self.num_keys, self.layer)
+        return _head_patterns(self.pattern, self.heads, self.drawn_tokens, self.layer)
 
     def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
         """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns.
 
         Heads count within this call.
         """
-        return _head_groups(self.pattern, self.heads, self.num_keys, self.layer)
+        return _head_groups(self.pattern, self.heads, self.drawn_tokens, self.layer)
 
-    def of_document(self, start: int, stop: int, global_positions: tuple[int, ...] = ()) -> "Layout":
-        """Return the layout of the document at positions `start` … `stop - 1`, which counts from zero again.
+    def of_document(self, document: Document) -> "Layout":
+        """Return the layout of one document, which counts from zero again; it may have no queries.
 
-        Args:
-            global_positions: within the document; these tokens read and are read by all others, as far as a causal
-                pattern lets them.
+        Its global tokens read and are read by all others, as far as a causal pattern lets them.
         """
+        start, stop = document.queries or (document.start, document.stop)
         first = max(self.query_offset, start)
         last = max(first, min(self.query_offset + self.num_queries, stop))
-        pattern = _with_globals(self.pattern, global_positions) if global_positions else self.pattern
+        chosen, num_keys = document.global_positions, document.stop - document.start
+        pattern = _with_globals(self.pattern, chosen) if chosen else self.pattern
         offset = min(first, stop) - start
-        return replace(self, pattern=pattern, num_queries=last - first, num_keys=stop - start, query_offset=offset)
+        return replace(self, pattern=pattern, num_queries=last - first, num_keys=num_keys, query_offset=offset)
 
 
 def drawn_layer(pattern: Pattern, layer: int) -> int:
@@ -98,16 +118,16 @@ def drawn_layer(pattern: Pattern, layer: int) -> int:
 
 
 @cached()
-def _head_patterns(pattern: Pattern, heads: Heads, num_keys: int, layer: int) -> tuple[Pattern, ...]:
+def _head_patterns(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[Pattern, ...]:
     first, count, total = heads
     own = pattern.heads(total)[first : first + count]
-    return tuple(one.resolve(num_keys, layer, head, total) for head, one in enumerate(own, first))
+    return tuple(one.resolve(num_tokens, layer, head, total) for head, one in enumerate(own, first))
 
 
 @cached()
-def _head_groups(pattern: Pattern, heads: Heads, num_keys: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
+def _head_groups(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
     groups: list[tuple[int, int, Pattern]] = []
-    for head, drawn in enumerate(_head_patterns(pattern, heads, num_keys, layer)):
+    for head, drawn in enumerate(_head_patterns(pattern, heads, num_tokens, layer)):
         if groups and groups[-1][2] == drawn:
             first, count, _ = groups[-1]
             groups[-1] = (first, count + 1, drawn)

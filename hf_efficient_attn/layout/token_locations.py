@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 # the document of a masked token
@@ -47,3 +48,13 @@ def token_locations(tokens: TokenMask, num_keys: int, device: torch.device) -> T
     positions = (index - starts.gather(1, segments)).clamp(min=0)
     is_global = None if tokens.global_mask is None else tokens.global_mask.to(device) & key_mask
     return TokenLocations(segments.masked_fill(~key_mask, NO_DOCUMENT), positions, is_global)
+
+
+def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> tuple[TokenLocations, TokenLocations]:
+    """Return the locations on the axis of the queries, and on that of the keys, which may be the same."""
+    of_keys = token_locations(tokens, layout.num_keys, device)
+    if layout.num_positions is None:
+        return of_keys, of_keys
+    # a part of the queries has the masks of all of them
+    sizes = [mask.shape[1] for mask in tokens.of_queries.tensors if mask is not None]
+    return token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device), of_keys

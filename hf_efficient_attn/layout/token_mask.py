@@ -1,7 +1,7 @@
 """Per-example token masks: padding, packed documents, chosen global tokens; and the documents they cut a row into."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,12 +19,19 @@ class Document:
         start, stop: positions on the axis of the keys; the first and the last token in it are not masked.
         global_positions: chosen global tokens, counted from `start`.
         has_holes: some token between the first and the last is masked.
+        queries: (start, stop) on the axis of the queries, where that is another one; None: it is the axis of the keys.
     """
 
     start: int
     stop: int
     global_positions: tuple[int, ...] = ()
     has_holes: bool = False
+    queries: tuple[int, int] | None = None
+
+    @property
+    def query_start(self) -> int:
+        """Where it starts on the axis of the queries."""
+        return self.start if self.queries is None else self.queries[0]
 
 
 _found: BoundedCache[tuple[tuple[Document, ...], ...]] = BoundedCache(SMALL_BYTES)
@@ -32,7 +39,11 @@ _found: BoundedCache[tuple[tuple[Document, ...], ...]] = BoundedCache(SMALL_BYTE
 
 @dataclass(frozen=True)
 class TokenMask:
-    """What differs between the examples of a batch. All tensors have shape [batch, keys].
+    """What differs between the examples of a batch. Shape: [batch, keys]; of the last two [batch, positions].
+
+    The last two are for queries that stand on an axis of their own, and say of it what the first two say of the keys:
+    of all its positions, which are those of the queries and, in cached decoding, all before them. A query then reads
+    the keys whose segment has its id.
 
     Attributes:
         key_mask: bool, True = a token; a masked one is not read, and its own row of the output is zero.
@@ -44,46 +55,98 @@ class TokenMask:
     key_mask: Tensor | None = None
     segment_ids: Tensor | None = None
     global_mask: Tensor | None = None
+    query_mask: Tensor | None = None
+    query_segment_ids: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The masks, in the order of the arguments."""
+        return self.key_mask, self.segment_ids, self.global_mask, self.query_mask, self.query_segment_ids
+
+    @property
+    def of_queries(self) -> "TokenMask":
+        """What it says of the axis of the queries, where that is another one, as a mask of keys."""
+        return TokenMask(self.query_mask, self.query_segment_ids)
 
     @property
     def is_empty(self) -> bool:
         """Whether all examples are one whole document."""
-        return self.key_mask is None and self.segment_ids is None and self.global_mask is None
+        return all(mask is None for mask in self.tensors)
 
-    def check(self, batch_size: int, num_keys: int, device: torch.device) -> None:
-        """Raise InputError if a mask is no tensor, on another device, of another shape, or of another dtype."""
-        for name in ("key_mask", "segment_ids", "global_mask"):
+    def check(self, batch_size: int, num_keys: int, device: torch.device, num_positions: int | None = None) -> None:
+        """Raise InputError if a mask is no tensor, on another device, of another shape, or of another dtype.
+
+        num_positions: on the axis of the queries, where that is another one.
+        """
+        for name in ("key_mask", "segment_ids", "global_mask", "query_mask", "query_segment_ids"):
             mask = getattr(self, name)
             if mask is None:
                 continue
+            axis, size = ("positions", num_positions) if name.startswith("query") else ("keys", num_keys)
             if not isinstance(mask, Tensor):
                 raise InputError(f"{name} is a {type(mask).__name__}; it must be a tensor. Use torch.tensor({name}).")
             if mask.device != device:
                 raise InputError(f"{name} is on {mask.device}, and q, k and v on {device}; move it there.")
-            if tuple(mask.shape) != (batch_size, num_keys):
+            if tuple(mask.shape) != (batch_size, size):
                 raise InputError(
-                    f"{name} has shape {tuple(mask.shape)}; it must be [batch, keys] = [{batch_size}, {num_keys}]."
+                    f"{name} has shape {tuple(mask.shape)}; it must be [batch, {axis}] = [{batch_size}, {size}]."
                 )
-            if name == "segment_ids":
+            if name.endswith("segment_ids"):
                 if mask.is_floating_point() or mask.dtype == torch.bool:
-                    raise InputError(f"segment_ids has dtype {mask.dtype}; it must hold integers, one id a document.")
+                    raise InputError(f"{name} has dtype {mask.dtype}; it must hold integers, one id a document.")
             elif mask.dtype != torch.bool:
                 raise InputError(
                     f"{name} has dtype {mask.dtype}; it must be torch.bool, True = "
-                    f"{'a token' if name == 'key_mask' else 'a global token'}. Use {name}.bool() on a mask of 0 and 1."
+                    f"a {'global ' if name == 'global_mask' else ''}token. Use {name}.bool() on a mask of 0 and 1."
                 )
 
-    def documents(self, batch_size: int, num_keys: int) -> tuple[tuple[Document, ...], ...]:
-        """Return the documents of each example, in order. An example whose tokens are all masked has none."""
+    def documents(
+        self, batch_size: int, num_keys: int, num_positions: int | None = None
+    ) -> tuple[tuple[Document, ...], ...]:
+        """Return the documents of each example, in order. An example whose tokens are all masked has none.
+
+        num_positions: on the axis of the queries, where that is another one. Segments of equal ids are then one
+            document each for every pair of them, one of the queries and one of the keys.
+        """
         if self.is_empty:
-            return ((Document(0, num_keys),),) * batch_size
+            queries = None if num_positions is None else (0, num_positions)
+            return ((Document(0, num_keys, queries=queries),),) * batch_size
         # off the CPU this waits for the device: the layers of a forward pass, and its backward, ask once
-        masks = (self.key_mask, self.segment_ids, self.global_mask)
-        return _found.get_of(masks, num_keys, lambda: _documents(masks, num_keys))
+        return _found.get_of(
+            self.tensors, (num_keys, num_positions), lambda: self._find(batch_size, num_keys, num_positions)
+        )
+
+    def _find(self, batch_size: int, num_keys: int, num_positions: int | None) -> tuple[tuple[Document, ...], ...]:
+        bring(*self.tensors)
+        if num_positions is None:
+            return _documents((self.key_mask, self.segment_ids, self.global_mask), num_keys)
+        of_keys, of_queries = TokenMask(self.key_mask, self.segment_ids), self.of_queries
+        listed = zip(
+            of_queries.documents(batch_size, num_positions), of_keys.documents(batch_size, num_keys), strict=True
+        )
+        return tuple(tuple(self._pairs(example, *documents)) for example, documents in enumerate(listed))
+
+    def _pairs(
+        self, example: int, of_queries: tuple[Document, ...], of_keys: tuple[Document, ...]
+    ) -> Iterator[Document]:
+        """Yield the keys of each document of the queries, where both have the same id."""
+        ids = [None if each is None else on_host(each)[example] for each in (self.query_segment_ids, self.segment_ids)]
+        by_id: dict[int, list[Document]] = {}
+        for document in of_keys:
+            by_id.setdefault(_id_of(ids[1], document), []).append(document)
+        for document in of_queries:
+            for keys in by_id.get(_id_of(ids[0], document), ()):
+                yield replace(keys, queries=(document.start, document.stop))
+
+
+NO_MASK = TokenMask()
+
+
+def _id_of(ids: Tensor | None, document: Document) -> int:
+    return 0 if ids is None else int(ids[document.start])
 
 
 def _documents(masks: tuple[Tensor | None, ...], num_keys: int) -> tuple[tuple[Document, ...], ...]:
-    bring(*masks)
     keys, segments, chosen = (None if mask is None else on_host(mask) for mask in masks)
     rows = range(next(len(mask) for mask in masks if mask is not None))
     return tuple(

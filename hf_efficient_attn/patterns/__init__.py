@@ -4,6 +4,7 @@ from hf_efficient_attn.patterns.algebra import Complement, Intersection, Union
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import BigBirdBlocks, bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
+from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
@@ -21,6 +22,7 @@ __all__ = [
     "Blocks",
     "Causal",
     "Complement",
+    "CompressedKeys",
     "Dilated",
     "Full",
     "GlobalTokens",

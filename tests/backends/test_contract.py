@@ -14,6 +14,7 @@ from backends_contract import (
     THREE_PATTERNS,
     Case,
     check,
+    cross_cases,
     huge_score_cases,
     memory_cases,
     pairwise_cases,
@@ -28,7 +29,7 @@ from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
 COMPARED_BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "blocked": blocked}
-CASES = pairwise_cases() + special_cases() + memory_cases() + huge_score_cases()
+CASES = pairwise_cases() + special_cases() + memory_cases() + huge_score_cases() + cross_cases()
 # a kernel is compiled for every one of these, which takes seconds
 FLEX_CASES = [
     Case("globals", 1000, heads=(6, 1), needs_grad=False),
@@ -42,6 +43,7 @@ FLEX_CASES = [
     Case("per head", 130, "globals", label=Distance(-3, 6), needs_grad=False),
     Case("causal band", 200, "left", label=SoftSpan(ramp=20, num_inner=5), has_own_values=True, needs_grad=False),
     Case("earlier keys", 127, "holes", num_queries=1, value_dim=24, needs_grad=False),
+    Case("compressed keys", 40, num_queries=130, needs_grad=False, cross_offset=40),
 ]
 
 

@@ -17,6 +17,7 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
+from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
@@ -35,6 +36,7 @@ PATTERNS = {
     "causal globals": (Band(6, 6) | GlobalTokens([0, 3])).causal(),
     "two steps": Dilated(40, 40, 4) | Dilated(90, 90, 9) | Band(2, 2),
     "far keys": ~Band(10, 10),
+    "compressed keys": CompressedKeys(8, 4),
     "block local": BlockLocal(24),
     "odd blocks": BlockLocal(37).causal(),
     "random": bigbird(block_tokens=16, num_random_blocks=2),
@@ -70,7 +72,7 @@ def check(layout: Layout, blocks: BlockLayout) -> None:
     for part in blocks.parts:
         pairs = count_pairs(part, layout.num_queries, layout.num_keys)
         counts[part.first_head : part.first_head + part.num_heads] += pairs
-    queries = torch.arange(layout.num_keys)[layout.queries, None]
+    queries = torch.arange(layout.queries.stop)[layout.queries, None]
     keys = torch.arange(layout.num_keys)[None, :]
     for head, pattern in enumerate(layout.head_patterns()):
         assert torch.equal(counts[head], pattern.allowed(queries, keys).expand(counts.shape[1:]).long())
@@ -134,13 +136,21 @@ def compositions() -> st.SearchStrategy[Pattern]:
     )
 
 
+@st.composite
+def layouts(draw: st.DrawFn, pattern: Pattern, num_heads: int, num_keys: int) -> Layout:
+    """Queries anywhere among the keys, or on an axis of their own."""
+    is_cross = not pattern.depends_on_length and draw(st.booleans())
+    num_queries = draw(st.integers(1, 140 if is_cross else num_keys))
+    offset = draw(st.integers(0, 50 if is_cross else num_keys - num_queries))
+    return Layout(pattern, num_heads, num_queries, num_keys, offset, is_cross=is_cross)
+
+
 @given(pattern=compositions(), num_keys=st.integers(1, 140), block_tokens=st.sampled_from([4, 8, 32]), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_every_allowed_pair_once_in_any_composition(
     pattern: Pattern, num_keys: int, block_tokens: int, data: st.DataObject
 ) -> None:
-    num_queries = data.draw(st.integers(1, num_keys))
-    layout = Layout(pattern, 2, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries)))
+    layout = data.draw(layouts(pattern, 2, num_keys))
     check(layout, compile_layout(layout, block_tokens, CPU))
 
 
@@ -148,8 +158,7 @@ def test_every_allowed_pair_once_in_any_composition(
 @settings(max_examples=150, deadline=None)
 def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys: int, data: st.DataObject) -> None:
     """As test_every_allowed_pair_once_in_any_composition, with everything that only large layouts do."""
-    num_queries = data.draw(st.integers(1, num_keys))
-    layout = Layout(pattern, 1, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries)))
+    layout = data.draw(layouts(pattern, 1, num_keys))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_module, "MAX_WHOLE_PAIRS", 60)
         patch.setattr(compile_module, "MAX_MERGED_PAIRS", 200)
@@ -159,7 +168,9 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
         patch.setattr(shares_module, "FEW_ORDERS", 2)
         patch.setattr(shares_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
         patch.setattr(shares_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
-        cut = shares_module.shares.function(pattern.resolve(num_keys), (num_queries, num_keys, layout.query_offset))
+        cut = shares_module.shares.function(
+            layout.head_patterns()[0], (layout.num_queries, num_keys, layout.query_offset)
+        )
         patch.setattr(compile_module, "shares", lambda *_: cut)
         blocks = compile_layout.function(layout, 4, CPU)
     check(layout, blocks)

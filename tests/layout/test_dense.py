@@ -52,7 +52,7 @@ def by_hand(layout: Layout, tokens: TokenMask, batch_size: int) -> Tensor:
     for row, documents in enumerate(tokens.documents(batch_size, layout.num_keys)):
         for document in documents:
             whole = Layout(layout.pattern, layout.num_heads, layout.num_keys, layout.num_keys, layer=layout.layer)
-            own = whole.of_document(document.start, document.stop, document.global_positions)
+            own = whole.of_document(document)
             for head, pattern in enumerate(own.head_patterns()):
                 for query in range(own.num_keys):
                     for key in range(own.num_keys):

@@ -16,7 +16,7 @@ LABELS = [*INDICES, SoftSpan(32, shift=1, num_inner=7)]
 @pytest.mark.parametrize("label", LABELS, ids=str)
 def test_json_and_plans(label: Label) -> None:
     assert Label.from_dict(label.to_dict()) == label
-    assert read_call_text(write_call_text(Band(1, 1), 3, (label,), 2, 8)) == (Band(1, 1), 3, (label,), 2, 8)
+    assert read_call_text(write_call_text(Band(1, 1), 3, (label,), 2, 8, True)) == (Band(1, 1), 3, (label,), 2, 8, True)
 
 
 @pytest.mark.parametrize("label", INDICES, ids=str)

@@ -6,7 +6,7 @@ import torch
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
-from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.bands import Band, Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 
 
@@ -55,17 +55,31 @@ def test_wrong_masks_are_refused(tokens: TokenMask, message: str) -> None:
 
 def test_a_layout_of_a_document_counts_from_zero() -> None:
     layout = Layout(Band(2, 2), 1, 4, 10, 6)
-    own = layout.of_document(5, 9)
+    own = layout.of_document(Document(5, 9))
     assert (own.num_queries, own.num_keys, own.query_offset) == (3, 4, 1)
-    assert layout.of_document(0, 6).num_queries == 0
+    assert layout.of_document(Document(0, 6)).num_queries == 0
+
+
+def test_queries_on_their_own_axis_read_the_documents_of_their_id() -> None:
+    """Id 2 twice among the keys, id 4 and a query of id 3 nowhere else, padding before the second query document."""
+    tokens = TokenMask(
+        segment_ids=torch.tensor([[2, 2, 1, 2, 4]]),
+        query_mask=torch.tensor([[True, True, False, True, True, True, True]]),
+        query_segment_ids=torch.tensor([[1, 1, 2, 2, 2, 2, 3]]),
+    )
+    (found,) = tokens.documents(1, 5, 7)
+    assert found == (Document(2, 3, queries=(0, 2)), Document(0, 2, queries=(3, 6)), Document(3, 4, queries=(3, 6)))
+    layout = Layout(Full(), 1, 3, 5, 4, is_cross=True)
+    own = [layout.of_document(document) for document in found]
+    assert [(each.num_queries, each.query_offset, each.num_keys) for each in own] == [(0, 2, 1), (2, 1, 2), (2, 1, 1)]
 
 
 def test_chosen_globals_are_causal_under_a_causal_pattern() -> None:
-    own = Layout(Band(2, 0), 1, 10, 10).of_document(0, 10, (4,))
+    own = Layout(Band(2, 0), 1, 10, 10).of_document(Document(0, 10, (4,)))
     assert own.pattern.is_causal
     assert own.pattern.allowed(9, 4)
     assert not own.pattern.allowed(2, 4)
-    assert Layout(Band(2, 2), 1, 10, 10).of_document(0, 10, (4,)).pattern == Band(2, 2) | GlobalTokens([4])
+    assert Layout(Band(2, 2), 1, 10, 10).of_document(Document(0, 10, (4,))).pattern == Band(2, 2) | GlobalTokens([4])
 
 
 @pytest.mark.parametrize("offset", [-1, 7])

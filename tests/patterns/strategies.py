@@ -7,6 +7,7 @@ from hf_efficient_attn.patterns import (
     BlockLocal,
     Blocks,
     Causal,
+    CompressedKeys,
     Dilated,
     Full,
     GlobalTokens,
@@ -34,6 +35,7 @@ positional = st.one_of(
     # rows so long that they are searched
     st.builds(KeyTable, st.lists(st.integers(0, 60).map(range), min_size=1, max_size=20)),
     st.builds(BlockLocal, small),
+    st.builds(CompressedKeys, small, small),
 )
 atoms: st.SearchStrategy[Pattern] = st.one_of(
     positional,

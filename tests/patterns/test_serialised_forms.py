@@ -23,6 +23,7 @@ from hf_efficient_attn.patterns import (
     Blocks,
     Causal,
     Complement,
+    CompressedKeys,
     Dilated,
     Full,
     GlobalTokens,
@@ -46,6 +47,7 @@ EXAMPLES: list[Pattern] = [
     Blocks(Band(1, -1), 4),
     Causal(),
     Complement(Band(0, 0)),
+    CompressedKeys(8, 4),
     Dilated(None, 6, 3),
     Full(),
     GlobalTokens([-1, 0], reads_all=False),
@@ -72,7 +74,7 @@ def through_config(pattern: Pattern, folder: Path) -> Pattern:
 
 
 def through_traced_text(pattern: Pattern) -> Pattern:
-    return read_call_text(_write_call_text(pattern, 1, (), 0, None))[0]
+    return read_call_text(_write_call_text(pattern, 1, (), 0, None, False))[0]
 
 
 def through_compiler(pattern: Pattern) -> Pattern:
@@ -136,4 +138,4 @@ def check_same(found: Pattern, pattern: Pattern) -> None:
 
 def check_same_text(found: Pattern, pattern: Pattern) -> None:
     assert write_call_text(found, 0, ()) == write_call_text(pattern, 0, ())
-    assert read_call_text(_write_call_text(found, 0, (), 0, None))[:3] == (pattern, 0, ())
+    assert read_call_text(_write_call_text(found, 0, (), 0, None, False))[:3] == (pattern, 0, ())

@@ -59,14 +59,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         q,
         k,
         v,
-        tokens.key_mask,
-        tokens.segment_ids,
-        tokens.global_mask,
+        list(tokens.tensors),
         [term.values for term in call.terms],
         call.sinks,
         torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None,
         call.query_start,
-        write_call_text(layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads),
+        write_call_text(
+            layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads, layout.is_cross
+        ),
         layout.query_offset,
         call.softcap,
         call.scale,

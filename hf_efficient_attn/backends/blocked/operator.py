@@ -27,9 +27,7 @@ def blocked_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-    global_mask: Tensor | None,
+    masks: list[Tensor | None],
     term_values: list[Tensor],
     sinks: Tensor | None,
     seed: Tensor | None,
@@ -43,12 +41,12 @@ def blocked_attention(
     """Return out [B, H, Nq, Dv] and lse [B, H, Nq].
 
     Args:
+        masks: the tensors of the token mask.
         term_values: the values of the terms whose labels are in the call text.
         seed: int64 scalar on the CPU, needed with dropout.
         query_start: int64 scalar that replaces `query_offset`.
         call_text: as `write_call_text` writes it.
     """
-    masks = (key_mask, segment_ids, global_mask)
     call = _call(q, k, v, masks, term_values, sinks, query_start, call_text, query_offset, softcap, scale, dropout)
     return execute.forward(q, k, v, call, _number(seed))
 
@@ -61,9 +59,7 @@ def blocked_attention_backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-    global_mask: Tensor | None,
+    masks: list[Tensor | None],
     term_values: list[Tensor],
     sinks: Tensor | None,
     seed: Tensor | None,
@@ -75,7 +71,6 @@ def blocked_attention_backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
-    masks = (key_mask, segment_ids, global_mask)
     call = _call(q, k, v, masks, term_values, sinks, query_start, call_text, query_offset, softcap, scale, dropout)
     # whoever calls backward() within autocast wants no gradient rounded more than the scores were
     with autocast_off(q.device.type):
@@ -86,7 +81,7 @@ def _call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    masks: tuple[Tensor | None, Tensor | None, Tensor | None],
+    masks: list[Tensor | None],
     term_values: list[Tensor],
     sinks: Tensor | None,
     query_start: Tensor | None,
@@ -97,10 +92,10 @@ def _call(
     dropout: float,
 ) -> AttentionCall:
     """Return the call whose parts an operator was given; it takes only tensors, numbers and text."""
-    pattern, layer, labels, first_head, num_model_heads = read_call_text(call_text)
+    pattern, layer, labels, first_head, num_model_heads, is_cross = read_call_text(call_text)
     query_offset = query_offset if query_start is None else int(query_start)
     lengths = (q.shape[2], k.shape[2], query_offset)
-    layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads)
+    layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads, is_cross)
     terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
     return AttentionCall(layout, inputs_of(q, k, v), TokenMask(*masks), terms, sinks, softcap, scale, dropout)
 
@@ -123,9 +118,7 @@ def _(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-    global_mask: Tensor | None,
+    masks: list[Tensor | None],
     term_values: list[Tensor],
     sinks: Tensor | None,
     *rest: Any,
@@ -135,21 +128,22 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, key_mask, segment_ids, global_mask, term_values, sinks, seed, query_start, *ctx.settings = inputs
+    q, k, v, masks, term_values, sinks, seed, query_start, *ctx.settings = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    masks = tuple(as_they_are(mask) for mask in (key_mask, segment_ids, global_mask))
-    ctx.save_for_backward(q, k, v, out, lse, *masks, sinks, seed, query_start, *term_values)
+    kept = [as_they_are(mask) for mask in masks]
+    ctx.num_masks = len(kept)
+    ctx.save_for_backward(q, k, v, out, lse, sinks, seed, query_start, *kept, *term_values)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, key_mask, segment_ids, global_mask, sinks, seed, query_start, *term_values = ctx.saved_tensors
-    masks = (key_mask, segment_ids, global_mask)
+    q, k, v, out, lse, sinks, seed, query_start, *rest = ctx.saved_tensors
+    masks, term_values = rest[: ctx.num_masks], rest[ctx.num_masks :]
     dq, dk, dv, d_learned = blocked_attention_backward(
-        grad, q, k, v, out, lse, *masks, term_values, sinks, seed, query_start, *ctx.settings
+        grad, q, k, v, out, lse, masks, term_values, sinks, seed, query_start, *ctx.settings
     )
     d_sinks = None if sinks is None else d_learned.pop()
-    return dq, dk, dv, None, None, None, d_learned, d_sinks, *[None] * 7
+    return dq, dk, dv, None, d_learned, d_sinks, *[None] * 7
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:

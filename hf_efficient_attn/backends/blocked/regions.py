@@ -49,12 +49,12 @@ def regions(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Ite
     """
     layout, tokens, group = call.layout, call.tokens, q.shape[1] // k.shape[1]
     num_folded = q.shape[1] // layout.num_heads
-    for example, documents in enumerate(tokens.documents(q.shape[0], layout.num_keys)):
+    for example, documents in enumerate(tokens.documents(q.shape[0], layout.num_keys, layout.num_positions)):
         for document in documents:
-            own = layout.of_document(document.start, document.stop, document.global_positions)
+            own = layout.of_document(document)
             if own.num_queries == 0:
                 continue
-            first_query = document.start + own.query_offset - layout.query_offset
+            first_query = document.query_start + own.query_offset - layout.query_offset
             queries = slice(first_query, first_query + own.num_queries)
             keys = slice(document.start, document.stop)
             holes = hole_bias(tokens, example, document)

@@ -57,6 +57,9 @@ def why_not(call: AttentionCall) -> str | None:
         ),
         f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
         "blocked or sdpa.": not call.tokens.is_empty and pattern.depends_on_length,
+        "flex lays masks over queries and keys of one sequence (cross is True): use blocked or sdpa.": (
+            call.layout.is_cross and not call.tokens.is_empty
+        ),
         f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
             not all(drawn.is_traceable for _, _, drawn in call.layout.head_groups())
         ),

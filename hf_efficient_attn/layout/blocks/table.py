@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import Document
+from hf_efficient_attn.layout.token_mask import NO_MASK, Document
 from hf_efficient_attn.patterns.intervals import Intervals, intersect, normalize, union
 
 Documents = tuple[tuple[Document, ...], ...]
@@ -49,7 +49,7 @@ def block_table(
     Raises:
         InputError: tables, which have a place for every pair of blocks, larger than MAX_TABLE_BYTES.
     """
-    examples = documents or ((Document(0, layout.num_keys),),)
+    examples = documents or NO_MASK.documents(1, layout.num_keys, layout.num_positions)
     groups = layout.head_groups()
     query_tokens, key_tokens = block_size
     num_rows, num_blocks = -(-layout.num_queries // query_tokens), -(-layout.num_keys // key_tokens)
@@ -87,16 +87,16 @@ def _rows(
     outer: list[Intervals] = [()] * num_rows
     inner: list[Intervals] = [()] * num_rows
     for document in documents:
-        own = layout.of_document(document.start, document.stop, document.global_positions)
+        own = layout.of_document(document)
         if own.num_queries == 0:
             continue
         pattern = own.head_patterns()[head]
-        first_query = document.start + own.query_offset - layout.query_offset
+        first_query = document.query_start + own.query_offset - layout.query_offset
         for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens):
             bounds = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)
             outer[row] = union(outer[row], _shifted(pattern.key_intervals(*bounds), document.start))
             if last - first + 1 == block_tokens and not document.has_holes:
-                inner[row] = _shifted(pattern.full_key_intervals(*bounds), document.start)
+                inner[row] = union(inner[row], _shifted(pattern.full_key_intervals(*bounds), document.start))
     return list(zip(outer, inner, strict=True))
 
 

@@ -12,7 +12,7 @@ from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term, look_up
-from hf_efficient_attn.layout.token_locations import token_locations
+from hf_efficient_attn.layout.token_locations import axis_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 AdditiveMask = tuple[Tensor | None, Tensor | None]
@@ -56,9 +56,8 @@ def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: 
     """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
     if not terms:
         return None
-    positions = token_locations(tokens, layout.num_keys, device).positions
-    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
-    queries, keys = positions[:, rows, None], positions[:, None, :]
+    of_queries, of_keys = axis_locations(layout, tokens, device)
+    queries, keys = of_queries.positions[:, layout.queries, None], of_keys.positions[:, None, :]
     return reduce(add, (_scores(term, queries, keys) for term in terms))
 
 

@@ -1,7 +1,8 @@
 """Which query may read which key, for every pair. Takes memory for all pairs."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
-from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, token_locations
+from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -38,7 +39,7 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     check_size(layout, batch_size)
     if layout.pattern.depends_on_length:
         return _of_documents(layout, tokens, batch_size, device)
-    return _of_locations(layout, token_locations(tokens, layout.num_keys, device))
+    return _of_locations(layout, tokens, device)
 
 
 def uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
@@ -72,8 +73,8 @@ def num_mask_heads(layout: Layout) -> int:
 
 def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
     return pairs_operator(
-        *(tokens.key_mask, tokens.segment_ids, tokens.global_mask),
-        write_call_text(layout.pattern, layout.layer, (), layout.first_head, layout.num_model_heads),
+        list(tokens.tensors),
+        write_call_text(layout.pattern, layout.layer, (), layout.first_head, layout.num_model_heads, layout.is_cross),
         [1 if tokens.is_empty else batch_size, layout.num_heads, layout.num_queries, layout.num_keys],
         layout.query_offset,
         device,
@@ -83,19 +84,18 @@ def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
 # it may look at masks on the host, which a CUDA graph cannot replay
 @torch.library.custom_op("hf_efficient_attn::allowed_pairs", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pairs_operator(
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-    global_mask: Tensor | None,
+    masks: list[Tensor | None],
     call_text: str,
     shape: Sequence[int],
     query_offset: int,
     device: torch.device,
 ) -> Tensor:
     """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace what patterns do."""
-    pattern, layer, _, first_head, num_model_heads = read_call_text(call_text)
+    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
     batch_size, num_heads, num_queries, num_keys = shape
-    layout = Layout(pattern, num_heads, num_queries, num_keys, query_offset, layer, first_head, num_model_heads)
-    allowed = allowed_pairs(layout, TokenMask(key_mask, segment_ids, global_mask), batch_size, device)
+    place = (query_offset, layer, first_head, num_model_heads, is_cross)
+    layout = Layout(pattern, num_heads, num_queries, num_keys, *place)
+    allowed = allowed_pairs(layout, TokenMask(*masks), batch_size, device)
     if allowed is None:
         return torch.ones(*shape, dtype=torch.bool, device=device)
     return allowed.expand(*shape).clone(memory_format=torch.contiguous_format)
@@ -103,9 +103,7 @@ def pairs_operator(
 
 @pairs_operator.register_fake
 def _(
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-    global_mask: Tensor | None,
+    masks: list[Tensor | None],
     call_text: str,
     shape: Sequence[int],
     query_offset: int,
@@ -119,10 +117,12 @@ def is_idle(tokens: TokenMask) -> bool:
     """Return whether the mask changes nothing; True is certain, False may only mean that asking would cost too much."""
     if tokens.is_empty:
         return True
-    key_mask = tokens.key_mask
-    if key_mask is None or tokens.segment_ids is not None or tokens.global_mask is not None:
+    if torch.compiler.is_compiling() or any(
+        mask is not None for mask in (tokens.segment_ids, tokens.global_mask, tokens.query_segment_ids)
+    ):
         return False
-    return key_mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(key_mask.all())
+    masks = [mask for mask in (tokens.key_mask, tokens.query_mask) if mask is not None]
+    return all(mask.device.type == "cpu" and bool(mask.all()) for mask in masks)
 
 
 def reads_everything(layout: Layout) -> bool:
@@ -175,15 +175,18 @@ def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
     return torch.cat([part.expand(-1, count, -1, -1) for part, (_, count, _) in zip(parts, groups, strict=True)], 1)
 
 
-def _of_locations(layout: Layout, locations: TokenLocations) -> Tensor:
+def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor:
     """Documents are laid under the pattern all at once; right for patterns that are the same at every length."""
-    batch_size, device = len(locations.positions), locations.positions.device
+    of_queries, locations = axis_locations(layout, tokens, device)
+    batch_size = max(len(of_queries.positions), len(locations.positions))
     groups, offset = _groups_on(layout, device), layout.query_offset
 
     def of_rows(some: slice) -> Tensor:
         rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))
-        queries, keys = locations.positions[:, rows], locations.positions
+        queries, keys = of_queries.positions[:, rows], locations.positions
         allowed = _of_heads(groups, queries, keys)
+        if layout.is_cross:
+            return allowed & _same_segment(tokens, rows, device)
         if locations.is_global is not None:
             chosen = locations.is_global[:, rows, None] | locations.is_global[:, None, :]
             if layout.pattern.is_causal:
@@ -192,6 +195,18 @@ def _of_locations(layout: Layout, locations: TokenLocations) -> Tensor:
         return allowed & _same_document(locations, rows)
 
     return _by_queries(layout, batch_size, device, of_rows)
+
+
+def _same_segment(tokens: TokenMask, rows: slice, device: torch.device) -> Tensor:
+    """Return which pairs are of tokens with equal ids, where queries have an axis of their own."""
+    conditions = []
+    if tokens.key_mask is not None:
+        conditions.append(tokens.key_mask[:, None, None])
+    if tokens.query_mask is not None:
+        conditions.append(tokens.query_mask[:, None, rows, None])
+    if tokens.segment_ids is not None and tokens.query_segment_ids is not None:
+        conditions.append(tokens.query_segment_ids[:, None, rows, None] == tokens.segment_ids[:, None, None])
+    return reduce(and_, conditions).to(device)
 
 
 def _same_document(locations: TokenLocations, rows: slice) -> Tensor:
@@ -206,7 +221,7 @@ def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     )
     for row, documents in enumerate(tokens.documents(batch_size, layout.num_keys)):
         for document in documents:
-            own = layout.of_document(document.start, document.stop, document.global_positions)
+            own = layout.of_document(document)
             first = document.start + own.query_offset - layout.query_offset
             if own.num_queries:
                 allowed[row, :, first : first + own.num_queries, document.start : document.stop] = _of_pattern(

@@ -30,10 +30,10 @@ def blocked(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern = PATTERN, **optio
 def test_opcheck(with_term: bool) -> None:
     labels = (Distance(-4, 4),) if with_term else ()
     values = [torch.randn(1, 4, 1, 9, requires_grad=True)] if with_term else []
-    mask = torch.arange(100).expand(2, -1) < torch.tensor([[100], [80]])
+    masks = [torch.arange(100).expand(2, -1) < torch.tensor([[100], [80]]), *[None] * 4]
     call_text = write_call_text(PATTERN, 0, labels)
     sinks, softcap = (torch.randn(4, requires_grad=True), 2.0) if with_term else (None, None)
-    arguments = (*inputs(), mask, None, None, values, sinks, None, None, call_text, 0, softcap, 0.25, 0.0)
+    arguments = (*inputs(), masks, values, sinks, None, None, call_text, 0, softcap, 0.25, 0.0)
     torch.library.opcheck(blocked_attention, arguments)
 
 
