@@ -2,8 +2,11 @@
 
 import importlib.util
 import os
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -20,3 +23,21 @@ def _let_children_find_the_same() -> None:
 
 
 _let_children_find_the_same()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let the tests of a file that makes something once for all of them run in one worker, so that it is made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySharedFixtures(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if _makes_something_once(config.rootpath / file) else nodeid
+
+    return BySharedFixtures(config, log)
+
+
+@cache
+def _makes_something_once(file: Path) -> bool:
+    return 'scope="module"' in file.read_text()

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_forked, write_rows
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline, set_seed
 
@@ -39,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of a run from start to end."""
     folder = tmp_path_factory.mktemp("finished")
     write_text(folder)
-    return folder, finish_example(start_example(folder, "train_char_lm.py", *TINY))
+    return folder, finish_example(start_forked(folder, "train_char_lm.py", *TINY))
 
 
 def results_of(folder: Path) -> dict:
@@ -123,13 +123,13 @@ def test_saved_model_continues_text(finished: tuple[Path, str]) -> None:
 def test_other_optimizer_network_and_kinds(tmp_path: Path) -> None:
     write_text(tmp_path)
     words = ["--optimizer", "adagrad", "--network", "modern", "--spans", "adaptive", "--span_learning_rate", "0.05"]
-    output = finish_example(start_example(tmp_path, "train_char_lm.py", *TINY, *words))
+    output = finish_example(start_forked(tmp_path, "train_char_lm.py", *TINY, *words))
     results = results_of(tmp_path)
     assert list(results["kinds"]) == ["adaptive"]
     assert "steps by adagrad" in output
     config = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "adaptive").config
     assert (config.norm_position, config.position_embedding_type) == ("pre", "rope")
-    again = start_example(tmp_path, "train_char_lm.py", *TINY)
+    again = start_forked(tmp_path, "train_char_lm.py", *TINY)
     assert "already holds a run" in refusal(again)
 
 

@@ -2,19 +2,17 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from run_example import start_forked
+from run_example import finish_example, start_example, start_forked
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "train_clm.py"
+SCRIPT = "train_clm.py"
 TINY_SHAPE = ["--config_overrides", "hidden_size=32,num_hidden_layers=2,num_attention_heads=2", "--vocab_size", "400"]
 TINY = [
     *TINY_SHAPE,
@@ -30,25 +28,11 @@ TINY = [
 BLOCKS = ("pre_ln", "sas_p")
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    words = [sys.executable, str(SCRIPT), "--output_dir", "run", *arguments]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    folder.mkdir(exist_ok=True)
-    return subprocess.Popen(words, cwd=folder, env=environment, **pipes)
-
-
-def finish(process: subprocess.Popen, exit_code: int = 0) -> str:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == exit_code, output
-    return output
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of a run from start to end."""
     folder = tmp_path_factory.mktemp("finished")
-    return folder / "run", finish(start(folder, *TINY))
+    return folder / "run", finish_example(start_forked(folder, SCRIPT, *TINY))
 
 
 def test_every_promised_file_is_there(finished: tuple[Path, str]) -> None:
@@ -89,13 +73,14 @@ def bits_per_byte(folder: Path, loss: float) -> float:
 
 def test_interrupted_and_resumed_run_ends_with_the_same_weights(finished: tuple[Path, str], tmp_path: Path) -> None:
     uninterrupted, _ = finished
-    process = start(tmp_path, *TINY)
+    # not forked, so that what depends on the order of sets would differ, too
+    process = start_example(tmp_path, SCRIPT, *TINY)
     interrupt_after_step(process, block="sas_p", step=4)
-    output = finish(process, exit_code=130)
+    output = finish_example(process, exit_code=130)
     assert "--resume_from_checkpoint" in output.splitlines()[-2]
     assert not (tmp_path / "run" / "sas_p" / "result.json").exists()
 
-    output = finish(start(tmp_path, *TINY, "--resume_from_checkpoint"))
+    output = finish_example(start_forked(tmp_path, SCRIPT, *TINY, "--resume_from_checkpoint"))
     assert "pre_ln at learning rate 0.001: already finished" in output
     for block in BLOCKS:
         expected = load_file(uninterrupted / block / "model.safetensors")
@@ -107,9 +92,9 @@ def test_interrupted_and_resumed_run_ends_with_the_same_weights(finished: tuple[
         )
         assert losses == pytest.approx(expected_losses, abs=1e-5)
 
-    output = finish(start(tmp_path, *TINY, "--seed", "1", "--resume_from_checkpoint"), exit_code=2)
-    assert "seed (was 42, now 1)" in output
-    assert "already holds a run" in finish(start(tmp_path, *TINY), exit_code=2)
+    other_seed = start_forked(tmp_path, SCRIPT, *TINY, "--seed", "1", "--resume_from_checkpoint")
+    assert "seed (was 42, now 1)" in finish_example(other_seed, exit_code=2)
+    assert "already holds a run" in finish_example(start_forked(tmp_path, SCRIPT, *TINY), exit_code=2)
 
 
 def interrupt_after_step(process: subprocess.Popen, block: str, step: int) -> None:
@@ -127,7 +112,7 @@ def test_own_text_file_and_learning_rate_grid(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("Ein Wort, naïve Größen; 日本語のテキスト.\n" * 400, encoding="utf-8")
     files = ["--train_file", "own.txt", "--block_size", "32", "--max_steps", "4", "--validation_split_percentage", "10"]
     grid = ["--blocks", "v_skipinit", "--learning_rate_grid", "1e-4,3e-3"]
-    finish(start(tmp_path, *TINY_SHAPE, *files, *grid))
+    finish_example(start_forked(tmp_path, SCRIPT, *TINY_SHAPE, *files, *grid))
     folder = tmp_path / "run"
     result = json.loads((folder / "results.json").read_text())["blocks"]["v_skipinit"]
     assert [tried["learning_rate"] for tried in result["tried"]] == [1e-4, 3e-3]
@@ -153,7 +138,7 @@ def test_bad_inputs_are_refused_with_a_reason(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "small.txt").write_text("one\ntwo\n" * 10)
-        processes[name] = start_forked(folder, SCRIPT.name, *arguments)
+        processes[name] = start_forked(folder, SCRIPT, *arguments)
     outputs = {name: process.communicate(timeout=240)[0] for name, process in processes.items()}
     for name, output in outputs.items():
         assert processes[name].returncode == 2, output

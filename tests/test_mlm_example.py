@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_forked, write_rows
 from tiny_packages import write_wheel
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
@@ -60,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("finished")
     write_bert(folder / "bert")
     write_rows(folder / "texts.jsonl", texts(30))
-    return folder, finish_example(start_example(folder, "continue_mlm.py", *TINY))
+    return folder, finish_example(start_forked(folder, "continue_mlm.py", *TINY))
 
 
 def test_every_promised_file_is_there(finished: tuple[Path, str]) -> None:

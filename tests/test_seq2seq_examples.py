@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_forked, write_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -40,7 +40,7 @@ def summarized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of a summarization run from start to end."""
     folder = tmp_path_factory.mktemp("summarized")
     write_rows(folder / "pages.jsonl", pages(30))
-    return folder, finish_example(start_example(folder, "summarize_man_pages.py", *TINY, *SUMMARIZE))
+    return folder, finish_example(start_forked(folder, "summarize_man_pages.py", *TINY, *SUMMARIZE))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def translated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of a translation run from start to end."""
     folder = tmp_path_factory.mktemp("translated")
     write_rows(folder / "pairs.jsonl", sentences(40))
-    return folder, finish_example(start_example(folder, "translate_help.py", *TINY, *TRANSLATE))
+    return folder, finish_example(start_forked(folder, "translate_help.py", *TINY, *TRANSLATE))
 
 
 def test_summaries_leave_what_they_promise(summarized: tuple[Path, str]) -> None:

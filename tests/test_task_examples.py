@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_example, start_forked, write_rows
+from run_example import EXAMPLES, finish_example, refusal, start_forked, write_rows
 from sklearn.metrics import accuracy_score
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
@@ -62,7 +62,7 @@ def classified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     write_rows(folder / "train.jsonl", documents(40, seed=0))
     write_rows(folder / "test.jsonl", documents(11, seed=1))
     columns = ["--text_column_name", "body", "--label_column_name", "topic", "--seeds", "3,4", "--max_steps", "6"]
-    return folder, finish_example(start_example(folder, "classify_documents.py", *TINY, *FILES, *CLASSIFY, *columns))
+    return folder, finish_example(start_forked(folder, "classify_documents.py", *TINY, *FILES, *CLASSIFY, *columns))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     write_rows(folder / "train.jsonl", questions(40, seed=0))
     write_rows(folder / "test.jsonl", questions(12, seed=1))
     return folder, finish_example(
-        start_example(folder, "answer_questions.py", *TINY, *FILES, *ANSWER, "--max_steps", "6")
+        start_forked(folder, "answer_questions.py", *TINY, *FILES, *ANSWER, "--max_steps", "6")
     )
 
 
@@ -188,5 +188,5 @@ def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_is_not_overwritten(answered: tuple[Path, str]) -> None:
     folder, _ = answered
     assert "already holds a run" in finish_example(
-        start_example(folder, "answer_questions.py", *TINY, *FILES, *ANSWER), exit_code=2
+        start_forked(folder, "answer_questions.py", *TINY, *FILES, *ANSWER), exit_code=2
     )

@@ -1,6 +1,6 @@
 """Two processes learn the spans that one does: the same to the last bit where both read the same text.
 
-One torchrun (two processes, gloo, CPU) and one plain process run `ddp_spans_script.py`.
+Two processes (gloo, CPU) and one alone run `ddp_spans_script.py`.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrun import torchrun
+from torchrun import run_together
 from training.ddp_spans_script import START
 from training.span_runs import build_model
 
@@ -27,7 +27,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     folder = tmp_path_factory.mktemp("spans")
     for processes in PROCESSES:
         (folder / str(processes)).mkdir()
-        torchrun(SCRIPT, folder / str(processes), processes=processes)
+        run_together(SCRIPT, folder / str(processes), processes=processes)
 
     def saved(kind: str, texts: str, processes: int, process: int = 0) -> dict[str, torch.Tensor]:
         weights = torch.load(folder / str(processes) / f"{kind}-{texts}-{process}.pt")

@@ -1,6 +1,6 @@
 """Under DeepSpeed's sequence parallelism (Ulysses) processes that share a text compute what one process would.
 
-One torchrun (two processes, gloo, CPU) runs `sequence_parallel_script.py` on models that this process saves.
+Two processes (gloo, CPU) run `sequence_parallel_script.py` on models that this process saves.
 With DeepSpeed itself, if it is installed: ULYSSES=--deepspeed pytest tests/training/test_sequence_parallel.py
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from sequence_parallel_script import batch, results
-from torchrun import torchrun
+from torchrun import run_together
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, PerHead, RandomBlocks
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = build(name)
         model.save_pretrained(folder / name)
         torch.save(results(model.double().eval(), batch(SIZES["vocab_size"])), folder / f"{name}-alone.pt")
-    torchrun(SCRIPT, folder, *os.environ.get("ULYSSES", "").split())
+    run_together(SCRIPT, folder, *os.environ.get("ULYSSES", "").split())
     return folder
 
 

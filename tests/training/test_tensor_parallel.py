@@ -1,6 +1,6 @@
 """Under tensor parallelism every process has some of the heads, and follows for them what one process would.
 
-One torchrun (two processes, gloo, CPU) runs `tensor_parallel_script.py` on models that this process saves and computes.
+Two processes (gloo, CPU) run `tensor_parallel_script.py` on models that this process saves and computes.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ import pytest
 import torch
 from models_cases import CASES, randomize
 from tensor_parallel_script import results
-from torchrun import torchrun
+from torchrun import run_together
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = randomize(build().eval())
         model.save_pretrained(folder / name)
         torch.save(results(model), folder / f"{name}-alone.pt")
-    torchrun(SCRIPT, folder)
+    run_together(SCRIPT, folder)
     return folder
 
 
