@@ -1,4 +1,4 @@
-"""What models of several families have in common: start values, capabilities, and the kernel they run on."""
+"""What models of several families share: start values, capabilities, and the choice of a kernel."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 
 
 class EfficientPreTrainedModel(PreTrainedModel):
-    """Base of the families whose layers read less than everything.
+    """Base of the families whose attention layers do not read every key.
 
-    What is read is part of the model; `attn_implementation` says how it is computed: "efficient" (default): the fastest
-    backend; "eager": the formula; "sdpa": densely with a mask; "flex_attention".
+    Which keys are read is part of the model; `attn_implementation` says how that is computed: "efficient" (default) by
+    the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" by flex.
     """
 
     supports_gradient_checkpointing = True
@@ -29,9 +29,9 @@ class EfficientPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = False
     _supports_context_parallel = False
     _can_compile_fullgraph = True
-    # what `before_forward` checks of other models on "efficient"
+    # checks by itself what `before_forward` checks for other models on "efficient"
     checks_inputs = True
-    # what the model is used for; a head says it
+    # what the model is used for; set by its head
     task: str | None = None
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +50,7 @@ class EfficientPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        # transformers guesses by the source of a module; here every layer asks the config at every call
+        # transformers guesses from the source of a module; here every layer asks the config at every call
         return True
 
     @classmethod
@@ -70,15 +70,15 @@ class EfficientPreTrainedModel(PreTrainedModel):
 class SparsePreTrainedModel(EfficientPreTrainedModel):
     """Base of the families with global tokens."""
 
-    # their layers attend by the engine itself, not through the attention interface of transformers
+    # their layers call the engine directly, not through the attention interface of transformers
     follows_patterns = True
 
     @torch.no_grad()
     def copy_local_to_global(self) -> None:
-        """Copy the local projections to those of global tokens anew, in every layer.
+        """Copy the local projections to those of global tokens again, in every layer.
 
-        Masked language modelling without global tokens never trains the copies, so the authors of Longformer copy again
-        after it, before fine-tuning.
+        Masked language modelling without global tokens never trains the copies. The authors of Longformer therefore
+        copy again between it and fine-tuning.
         """
         for module in self.modules():
             if isinstance(module, GlobalAttention):

@@ -13,10 +13,10 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "re
 def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the config saved at `path`, a folder or Hub name; empty if there is none, which loading will report.
 
-    kwargs: of `from_pretrained`; what concerns the Hub counts.
+    kwargs: those of `from_pretrained`; only the arguments for the Hub are used.
 
     Raises:
-        CheckpointError: there is one, and it is no JSON object.
+        CheckpointError: it is not a JSON object.
     """
     if path is None:
         return {}
@@ -24,19 +24,19 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     try:
         found = PreTrainedConfig.get_config_dict(path, **hub)[0]
     except OSError as error:
-        # transformers raises it for a file that is absent and for one that is no JSON
+        # transformers raises it both for a missing file and for one that is not JSON
         if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
             raise CheckpointError(
-                f"The config.json of {path} is damaged: it is no JSON. Copy or download the checkpoint again."
+                f"The config.json of {path} is damaged: it is not JSON. Copy or download the checkpoint again."
             ) from error
         return {}
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        # what is JSON, but no table, or too deep
+        # JSON, but not an object, or nested too deeply
         raise CheckpointError(
-            f"The config.json of {path} is damaged: it is no table of fields. Copy or download the checkpoint again."
+            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
         ) from error
     if not isinstance(found, dict):
         raise CheckpointError(
-            f"The config.json of {path} is damaged: it is no table of fields. Copy or download the checkpoint again."
+            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
         )
     return found

@@ -1,11 +1,11 @@
-"""Which backend computes what transformers' attention implementations stand for."""
+"""Which backend each attention implementation of transformers stands for."""
 
 from typing import Any
 
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
-# the function computed is always the model's own
+# every one computes the same function, the model's own
 BACKEND_OF_IMPLEMENTATION = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
 
 
@@ -13,7 +13,7 @@ def backend_of(config: Any) -> str:
     """Return the backend for the attention implementation of a config.
 
     Raises:
-        UnsupportedBackendError: an implementation that knows nothing of the model's attention.
+        UnsupportedBackendError: an implementation that would ignore the model's attention pattern.
     """
     implementation = config._attn_implementation or "efficient"
     if implementation not in BACKEND_OF_IMPLEMENTATION:

@@ -19,10 +19,10 @@ class PreparedCall:
     Attributes:
         embedded: the new tokens, [B, T, hidden_size].
         attention_mask: as the caller gave it: [B, K] over cached and new tokens, a matrix, a token table, or None.
-        position_ids: [B or 1, T]; None: counted over the real tokens.
-        documents: number of each token's packed document, [B, T]; None: nothing is packed.
-        cache: filled by the layers; None: nothing is kept.
-        past_tokens, num_keys: cached tokens, and keys that attention sees.
+        position_ids: [B or 1, T]; None: they are counted over the real tokens.
+        documents: the number of each token's packed document, [B, T]; None: nothing is packed.
+        cache: filled by the layers; None: nothing is cached.
+        past_tokens, num_keys: the numbers of cached tokens, and of keys that attention sees.
     """
 
     embedded: Tensor
@@ -36,7 +36,7 @@ class PreparedCall:
     @property
     def batch_size(self) -> int:
         """B, the number of rows."""
-        # a length would be a constant to a compiler
+        # the compiler would take `len` for a constant
         return self.embedded.shape[0]
 
     @property
@@ -45,15 +45,15 @@ class PreparedCall:
         return self.embedded.shape[1]
 
     def table(self, config: Any, is_causal: bool | None = None) -> Tensor | None:
-        """Return what the layers want to know about the keys, see `token_table`; None: nothing.
+        """Return what the layers need to know about the keys, see `token_table`; None: nothing.
 
-        is_causal: None: as the config says.
+        is_causal: whether the table is causal; None: as the config says.
         """
         is_causal = config.is_causal if is_causal is None else is_causal
         return token_table(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
 
     def where(self) -> tuple[int | Tensor, int]:
-        """Return (past_tokens, num_keys), as embeddings count positions by them."""
+        """Return (past_tokens, num_keys), by which embeddings count positions."""
         return self.past_tokens, self.num_keys
 
 
@@ -74,7 +74,7 @@ def prepare_call(
 
     Raises:
         InputError: a mask of another length or other values than 0 and 1; documents and positions that contradict each
-            other, or that stand behind cached tokens.
+            other, or that follow cached tokens.
     """
     batch_size, tokens = embedded.shape[:2]
     if use_cache and config.is_causal and cache is None:
@@ -94,7 +94,7 @@ def lengths(cache: Cache | None, tokens: int) -> tuple[int | Tensor, int]:
 
 
 class TableGeneration:
-    """What causal heads give `generate` under a static cache: a mask of a shape that does not grow, for compilation."""
+    """Mixin of causal heads for `generate` with a static cache: masks whose shape does not grow, for compilation."""
 
     @staticmethod
     def create_masks_for_generate(

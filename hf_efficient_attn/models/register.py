@@ -23,7 +23,7 @@ HEADS = (
     "SequenceClassification",
     "TokenClassification",
 )
-# heads whose class and Auto class have different names
+# heads whose class is not named as their Auto class
 RENAMED_HEADS = {"ConditionalGeneration": "Seq2SeqLM"}
 
 

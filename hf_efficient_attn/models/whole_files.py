@@ -4,7 +4,7 @@ import json
 import zipfile
 from pathlib import Path
 
-# no header of a real model is as large, so that a damaged length is not taken for one
+# headers of real models are smaller; a larger length is damaged
 MOST_HEADER_BYTES = 100_000_000
 SAFETENSORS = ".safetensors"
 # as torch.save writes them
@@ -12,7 +12,7 @@ ZIPS = (".bin", ".pt", ".pth")
 
 
 def why_not_whole(file: Path) -> str | None:
-    """Return what of a file of safetensors or of `torch.save` is missing, as the end of a sentence; None: nothing."""
+    """Return what is wrong with a file of safetensors or `torch.save`, as the end of a sentence; None: nothing."""
     try:
         if not file.is_file():
             return "is missing" if not file.exists() else "is no file"
@@ -27,7 +27,11 @@ def tensor_names(file: Path) -> set[str]:
 
 
 def _header(file: Path) -> tuple[dict[str, dict], int]:
-    """Return the header of a file of safetensors, and where the numbers begin in bytes; ValueError: it has none."""
+    """Return the header of a file of safetensors, and the byte at which the numbers begin.
+
+    Raises:
+        ValueError: it has no header.
+    """
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if not 0 < size <= MOST_HEADER_BYTES:
@@ -52,7 +56,7 @@ def _why_not_safetensors(file: Path) -> str | None:
 def _why_not_zip(file: Path) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
-            # the list of what is inside stands at the end
+            # the list of members is at the end
             return None if archive.namelist() else "is empty"
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
         return "is cut off"

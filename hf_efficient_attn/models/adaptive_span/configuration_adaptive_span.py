@@ -29,29 +29,29 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     networks, `modern` is a pre-norm network with rotary positions; every field can be changed on top.
 
     Args:
-        span: "adaptive", a learned span per head; "dynamic", one that every token chooses; "fixed", all of the limit.
-        span_limit: the longest span S, in tokens. Changed at load, it would stretch all spans; see `set_span_limit`.
+        span: "adaptive", a learned span per head; "dynamic", a span that every token chooses; "fixed", the limit.
+        span_limit: the longest span S, in tokens. To change it in a trained model, see `set_span_limit`.
         span_ramp: R, over how many tokens the mask falls from 1 to 0 beyond the span.
         span_penalty: λ; training minimises the mean loss of a token in nats plus λ · Σ over layers of the mean span of
             the heads in tokens (R not counted).
         span_init: learned spans at the start, as a share of the limit.
         dynamic_span_bias: b of span S · sigmoid(v·x + b) at the start; v starts at 0.
-        include_self: whether a token reads itself; the authors' network reads only what stands before it.
+        include_self: whether a token reads itself; in the authors' network it reads only earlier tokens.
         frozen_spans: spans in tokens, a list per layer with a number per head, that are no longer trained; see
             `freeze_spans`.
-        is_causal: each token sees the past, or both sides, with a ramp on either.
+        is_causal: each token reads the past only; if False, both sides, with a ramp on each.
         position_embedding_type: "relative_keys", a trained vector per distance added to the keys, shared by heads and
             layers (causal only); "rope"; "none".
-        norm_position, norm_type, norm_eps, norm_bias: "post" or "pre", then a norm follows the last block;
-            "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
+        norm_position, norm_type, norm_eps, norm_bias: "post", or "pre" with another norm after the last block;
+            "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
             output; MLP; vocabulary.
         gated_mlp: act(x·W_gate) * (x·W_up).
         activation_dropout, attention_dropout: of the MLP's inner activations and of attention weights.
-        matrix_init: "normal", N(0, initializer_range²), or "uniform", ±1/√(inputs), as torch starts a linear map.
+        matrix_init: "normal", N(0, initializer_range²), or "uniform", ±1/√(inputs), as in torch's linear maps.
         embedding_init_std: standard deviation of embeddings at the start; None: initializer_range.
-        classifier_pooling: what stands for a sequence: its "first", "last" or "mean" token; None: "last" if causal,
-            else "mean".
+        classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
+            otherwise "mean".
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -114,7 +114,7 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
-    # the sum of the embeddings has neither of these
+    # the sum of the embeddings uses neither
     scale_embedding = False
     embedding_norm = False
     type_vocab_size = 0
@@ -140,7 +140,7 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads with keys and values of their own: all."""
+        """Number of key heads: as many as query heads."""
         return self.num_attention_heads
 
     @property
@@ -149,7 +149,7 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
         return 4 * self.num_hidden_layers
 
     def check(self) -> None:
-        """Raise ConfigurationError if no model can be built from these fields; bring `frozen_spans` into JSON."""
+        """Raise ConfigurationError if no model can be built from these fields; write `frozen_spans` in JSON types."""
         check_fields(self, CHOICES)
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         check_spans(self)

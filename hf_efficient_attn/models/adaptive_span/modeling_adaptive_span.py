@@ -7,9 +7,9 @@ read in segments, each with the layers' inputs of the one before.
 
 Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), sections 2 and 3, and, where
 the text is silent, what its code is known to compute: scores are scaled, layers are post-norm, the distance to the
-nearest key counts as 0. Where we differ: each head computes its own span and not the longest of its layer; what lies
-before a text is not read (theirs: zeros, that take their share of the softmax). The paper does not say what a dynamic
-span's penalty averages over: here, over the real tokens of the batch.
+nearest key counts as 0. We differ in two points: each head computes its own span, not the longest of its layer; and
+nothing is read before the start of a text, where theirs reads zeros, which take a share of the softmax. The paper does
+not say over what the penalty of dynamic spans is averaged: here, over the real tokens of the batch.
 """
 
 from collections.abc import Sequence
@@ -88,9 +88,9 @@ class SpanAttention(nn.Module):
             attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
             memory: inputs of this layer before these, [B, C, hidden_size].
             position_table: [limit, D], a vector per distance.
-            position_embeddings: cosines and sines of the positions of at least all keys, of which the last count.
-            real_tokens: bool [B, T]; the mean of dynamic spans is over these.
-            bounds: of every layer's spans, where they are known.
+            position_embeddings: cosines and sines of the positions of all keys; if there are more, the last are used.
+            real_tokens: bool [B, T]; dynamic spans are averaged over these.
+            bounds: the bounds of every layer's spans, if known.
         """
         spans, window = self.spans(hidden_states), checked_window(self.config, self.spans)
         own_bounds = None if bounds is None else bounds[self.layer_idx]
@@ -134,7 +134,7 @@ def rotate_last(states: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> T
 
 
 class AdaptiveSpanLayer(GradientCheckpointingLayer):
-    """One block, post-norm as the authors' or pre-norm. [B, T, hidden_size] → the same, and the mean span."""
+    """One block, post-norm (the authors') or pre-norm. [B, T, hidden_size] → the same, and the mean span."""
 
     def __init__(self, config: AdaptiveSpanConfig, layer_idx: int) -> None:
         super().__init__()
@@ -220,16 +220,16 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         segment_index: Tensor | None = None,
         **kwargs: Any,
     ) -> BackboneOutput:
-        """Return the last hidden state, with `use_cache` the cache, and of learned spans in training `auxiliary_loss`.
+        """Return the last hidden state, the cache with `use_cache`, and in training the spans' `auxiliary_loss`.
 
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
                 with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
-                a packed document begins; documents do not see each other.
-            segment_index: int [B], the number of this segment in the text of its row; the layers then read what they
-                have kept of the segment before, which must have been the last call. Training and evaluation keep
-                their own. None: the input stands for itself.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
+                cached yet), a packed document begins; documents do not read each other.
+            segment_index: int [B], the number of this segment in the text of its row. The layers then read what they
+                have kept of the previous segment, which must have been the last call; training and evaluation are
+                kept separately. None: the input is a text of its own.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         compare_processes(self)
@@ -269,7 +269,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
     def _run_layers(
         self, hidden_states: Tensor, memories: list[Tensor | None], kwargs: dict[str, Any], keeps_inputs: bool
     ) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
-        """Return the last hidden states, the mean span of every layer, and the layers' inputs, if they are kept."""
+        """Return the last hidden states, the mean span of every layer, and the layers' inputs if they are kept."""
         inputs, spans = [], []
         for layer, memory in zip(self.layers, memories, strict=True):
             if keeps_inputs:
@@ -288,7 +288,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
 
 
 class DistanceTable(nn.Module):
-    """A vector for each distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as the authors'."""
+    """A vector per distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as in the authors' code."""
 
     def __init__(self, config: AdaptiveSpanConfig) -> None:
         super().__init__()
@@ -302,12 +302,12 @@ class DistanceTable(nn.Module):
         return self.weight
 
     def set_distances(self, num_distances: int) -> None:
-        """Change the number of distances; new ones start as the others did."""
+        """Change the number of distances; new ones are initialised as the others were."""
         self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
 
 
 def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, exclusive: dict[str, Any]) -> None:
-    """Raise InputError for what segments of a text cannot be combined with."""
+    """Raise InputError for inputs that cannot be combined with segments of a text."""
     if attention_mask is not None and not bool((on_host(attention_mask) == 1).all()):
         raise InputError(
             "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "

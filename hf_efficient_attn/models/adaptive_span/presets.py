@@ -1,7 +1,7 @@
 """The authors' networks and a modern one, as fields of `AdaptiveSpanConfig`.
 
-Every function is a classmethod of it; keywords change or add fields. The vocabularies of 28 and 205 symbols, with an
-end of line, are not printed in the paper: with them the parameter counts round to those it prints.
+Every function is a classmethod of it; keywords change or add fields. The paper does not print the vocabularies of 28
+and 205 symbols, which include an end of line; with them the parameter counts round to those that it prints.
 """
 
 from typing import Any, TypeVar
@@ -29,17 +29,17 @@ def text8_small(cls: type[Config], **fields: Any) -> Config:
 
 
 def text8_large(cls: type[Config], **fields: Any) -> Config:
-    """Return the 24-layer network for text8: 208,638,172 parameters; source as of `text8_small`."""
+    """Return the 24-layer network for text8: 208,638,172 parameters; for the source see `text8_small`."""
     return cls(**{**LARGE, **TEXT8, **fields})
 
 
 def enwik8_small(cls: type[Config], **fields: Any) -> Config:
-    """Return the 12-layer network for enwik8: 38,538,541 parameters; source as of `text8_small`."""
+    """Return the 12-layer network for enwik8: 38,538,541 parameters; for the source see `text8_small`."""
     return cls(**{**SMALL, **ENWIK8, **fields})
 
 
 def enwik8_large(cls: type[Config], **fields: Any) -> Config:
-    """Return the 24-layer network for enwik8: 208,910,221 parameters; source as of `text8_small`."""
+    """Return the 24-layer network for enwik8: 208,910,221 parameters; for the source see `text8_small`."""
     return cls(**{**LARGE, **ENWIK8, **fields})
 
 
@@ -57,9 +57,9 @@ def enwik8_demo(cls: type[Config], **fields: Any) -> Config:
 
 
 def modern(cls: type[Config], **fields: Any) -> Config:
-    """Return a network of today's kind: pre-norm RMSNorm, gated MLP, rotary positions; a token reads itself.
+    """Return a modern network: pre-norm RMSNorm, gated MLP, rotary positions; a token reads itself.
 
-    No paper trains this one; spans and penalty act as in the authors' network.
+    No paper trains it; spans and penalty work as in the authors' network.
     """
     preset: dict[str, Any] = {
         "include_self": True,

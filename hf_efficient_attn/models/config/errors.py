@@ -1,4 +1,4 @@
-"""What transformers refuses in a config, in errors of this package: which field, its value, and what is allowed."""
+"""What transformers refuses in a config, as errors of this package: which field, its value, and what is allowed."""
 
 import re
 import traceback
@@ -19,9 +19,9 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.models.config.inherited import RULES
 
 Config = TypeVar("Config")
-# letters of what transformers says that a message repeats
+# how many letters of transformers' own message are repeated
 LETTERS = 160
-# what transformers' own code raises when it computes with a wrong value
+# the exceptions of transformers' own code when it computes with a wrong value
 RAISED = (
     StrictDataclassError,
     ValueError,
@@ -36,7 +36,7 @@ RAISED = (
 class FieldError(
     ConfigurationError, StrictDataclassFieldValidationError, StrictDataclassClassValidationError, TypeError
 ):
-    """A field of a config that transformers would refuse; also all that transformers raises there.
+    """A field of a config that transformers refuses, under every type of exception that transformers would raise.
 
     Args:
         message: what is wrong, the value, and what is allowed.
@@ -47,7 +47,7 @@ class FieldError(
 
 
 def strict_config(cls: type[Config]) -> type[Config]:
-    """Make a config class `strict`, so that the types of its fields are checked, with errors of this package."""
+    """Make a config class `strict`, so that the types of its fields are checked; wrong ones raise FieldError."""
     checked: Any = strict(cls)
     build, write, validate = checked.__init__, checked.__setattr__, checked.validate
 
@@ -55,7 +55,7 @@ def strict_config(cls: type[Config]) -> type[Config]:
     def __init__(self: Any, *args: Any, **fields: Any) -> None:
         if args:
             raise FieldError(f"{checked.__name__}({shown(args[0])}, …): fields are given by name, as hidden_size=64.")
-        # another name of a field is read before all are checked
+        # aliases of fields are resolved before all are checked
         fields = {checked.attribute_map.get(name, name): value for name, value in fields.items()}
         with refused(checked, fields):
             build(self, **fields)
@@ -83,7 +83,7 @@ def strict_config(cls: type[Config]) -> type[Config]:
 
 
 def allowed_types(cls: Any, name: str) -> str:
-    """Return what a field of a config may be, in words: "int or None"."""
+    """Return the types a field of a config may have, in words: "int or None"."""
     kind = cls.__dataclass_fields__[name].type
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
     return re.sub(r"\b(typing|transformers)\.(\w+\.)*", "", text).replace(" | ", " or ")
@@ -91,7 +91,7 @@ def allowed_types(cls: Any, name: str) -> str:
 
 @contextmanager
 def refused(cls: type, fields: Mapping[str, Any]) -> Iterator[None]:
-    """Raise FieldError where transformers cannot compute with the fields of a config, naming those it stumbled over."""
+    """Raise FieldError where transformers cannot compute with the fields of a config, naming the likely ones."""
     try:
         yield
     except EfficientAttentionError:
@@ -104,7 +104,7 @@ def refused(cls: type, fields: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _suspects(cls: Any, fields: Mapping[str, Any], error: Exception) -> list[str]:
-    """Return the fields that an error, or the functions it comes through, are named after; else those not of ours."""
+    """Return the fields that an error or the functions in its traceback mention; if none, those that are not ours."""
     told = ""
     each: BaseException | None = error
     while each is not None:
@@ -115,7 +115,7 @@ def _suspects(cls: Any, fields: Mapping[str, Any], error: Exception) -> list[str
 
 
 def _check_rule(name: str, value: Any) -> None:
-    """Raise FieldError for a field that no class of ours declares, and transformers reads without checking it."""
+    """Raise FieldError for a field that none of our classes declares and that transformers reads without checking."""
     rule: tuple[Callable[[Any], bool], str] | None = RULES.get(name)
     if rule is not None and not rule[0](value):
         raise FieldError(f"{name}={shown(value)}; it must be {rule[1]}.")

@@ -1,4 +1,4 @@
-"""What the fields that every config inherits from transformers may hold, where their types alone do not say it."""
+"""Which values are allowed in the fields that every config inherits from transformers, beyond their types."""
 
 from collections.abc import Callable
 from numbers import Integral
@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-# transformers writes a name for each
+# transformers stores a name for each
 MAX_LABELS = 2**20
 PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
-# powers of it are taken in floating point
+# its powers are computed in floating point
 MAX_NUMBER = 1e30
 POSITIVE_IN_ROPE = ("rope_theta", "factor", "original_max_position_embeddings")
 
 
 def is_dtype(value: Any) -> bool:
-    """Return whether this is None, a dtype of torch, or its name."""
+    """Return whether this is None, a dtype of torch, or the name of one."""
     return value is None or isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype)
 
 
 def is_list_of_names(value: Any) -> bool:
-    """Return whether this is None or a list of texts."""
+    """Return whether this is None or a list of strings."""
     return value is None or (isinstance(value, list) and all(isinstance(each, str) for each in value))
 
 
@@ -36,12 +36,12 @@ def is_label_count(value: Any) -> bool:
 
 
 def is_problem_type(value: Any) -> bool:
-    """Return whether this is None, or what a head for sequences can be trained for."""
+    """Return whether this is None or a problem type of sequence classification."""
     return isinstance(value, str | None) and value in PROBLEM_TYPES
 
 
 def is_label_names(value: Any) -> bool:
-    """Return whether this is None, or names by the numbers of labels, which JSON writes as text."""
+    """Return whether this is None or maps label numbers, which JSON writes as strings, to names."""
     keys = value if isinstance(value, dict) else ()
     return (value is None or isinstance(value, dict)) and all(
         isinstance(key, Integral) or (isinstance(key, str) and key.removeprefix("-").isdecimal() and len(key) < 20)
@@ -50,14 +50,14 @@ def is_label_names(value: Any) -> bool:
 
 
 def is_label_numbers(value: Any) -> bool:
-    """Return whether this is None, or the numbers of labels by their names, which older files write as text."""
+    """Return whether this is None or maps label names to numbers, which older files write as strings."""
     return value is None or (
         isinstance(value, dict) and all(isinstance(number, Integral | str) for number in value.values())
     )
 
 
 def is_quantization(value: Any) -> bool:
-    """Return whether this is None, or says how weights are quantised in a form that a config can be saved with."""
+    """Return whether this is None or a description of quantised weights that a config can be saved with."""
     return value is None or isinstance(value, dict) or callable(getattr(value, "to_dict", None))
 
 
@@ -67,7 +67,7 @@ def is_switch(value: Any) -> bool:
 
 
 def is_rope(value: Any) -> bool:
-    """Return whether this is None, or parameters of rotary positions of a known kind, whose numbers are positive."""
+    """Return whether this is None or parameters of rotary positions of a known type, with positive numbers."""
     if not isinstance(value, dict):
         return value is None
     kind = value.get("rope_type", value.get("type", "default"))
@@ -83,7 +83,7 @@ def _is_positive(value: Any) -> bool:
 
 
 SWITCH = (is_switch, "True or False")
-# field → (whether a value is allowed, what is)
+# field → (whether a value is allowed, which values are)
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dtype": (is_dtype, "None, a torch.dtype or the name of one, as 'float32'"),
     "num_labels": (is_label_count, f"an integer from 0 to {MAX_LABELS}"),

@@ -1,4 +1,4 @@
-"""What libraries that train or adapt models read from a config, and transformers' own classes do not promise."""
+"""What training and adapter libraries read from a config, although transformers' base class does not define it."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ class LibraryConfig:
     """Mixin for configs, before `PreTrainedConfig`.
 
     Attributes:
-        auto_map: Auto class → class in code of the model's own; empty unless saved with such code. TRL reads it of
-            every model that is not in transformers.
+        auto_map: Auto class → class in the model's own code; empty unless saved with such code. TRL reads it from every
+            model that is not in transformers.
     """
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -21,7 +21,7 @@ class LibraryConfig:
         warn_of_unknown(self, kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `PreTrainedConfig.to_dict`; without `auto_map` where there is no such code.
+        """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`.
 
         Raises:
             FieldError: a value that transformers cannot write.
@@ -35,9 +35,9 @@ class LibraryConfig:
 
 
 def count_key_heads(config: Any) -> None:
-    """Write the number of key heads into the config of a model, where None stood for as many as there are heads.
+    """Write the number of key heads into the config of a model, where None stands for as many as query heads.
 
-    PEFT multiplies by it. Not before a model is built: until then the number of heads may be changed.
+    PEFT multiplies by it. This waits until a model is built, since the number of heads may change until then.
     """
     if getattr(config, "num_key_value_heads", 0) is None:
         config.num_key_value_heads = config.key_value_heads

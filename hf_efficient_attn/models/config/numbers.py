@@ -1,4 +1,4 @@
-"""Which numbers the fields of a config may have: one table for all families, by what a field's name says it counts."""
+"""Which numbers the fields of a config may have: one table for all families, by the ends of the fields' names."""
 
 import dataclasses
 from math import isqrt
@@ -9,9 +9,9 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import MAX_HEADS, MAX_INTEGER
 
 MAX_LAYERS = 10_000
-# numbers of a token
+# numbers per token
 MAX_WIDTH = 2**24
-# (ends of names, least, most); the first that fits
+# (ends of names, least, most); the first that matches counts
 RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("_dropout",), 0, 1),
     (("_eps", "_std", "_range"), 0, MAX_INTEGER),
@@ -24,9 +24,9 @@ RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
 
 
 def check_numbers(config: Any) -> None:
-    """Raise ConfigurationError for a number that is out of the range of its field, or no finite one.
+    """Raise ConfigurationError for a number that is not finite, or out of the range of its field.
 
-    transformers checks the types of fields when they are written.
+    transformers has checked the types when the fields were set.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -38,7 +38,7 @@ def check_numbers(config: Any) -> None:
 def _check_number(name: str, number: float) -> None:
     ranges = (limits for ends, *limits in RANGES if name.endswith(ends))
     least, most = next(ranges, (-MAX_INTEGER, MAX_INTEGER))
-    # no comparison with NaN holds
+    # comparisons with NaN are False
     if least <= number <= most:
         return
     if name.endswith("_dropout"):

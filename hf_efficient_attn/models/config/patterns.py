@@ -1,4 +1,4 @@
-"""What the configs of the sparse families have in common: their pattern, and what no model can be built from."""
+"""What the configs of the sparse families share: their pattern, and the checks of fields that exclude each other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,11 +26,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def write_pattern(config: Any) -> None:
-    """Bring `attention_pattern` into JSON types, after checking that the config's layers can have it.
+    """Write `attention_pattern` in JSON types, after checking that the config's layers can have it.
 
     Raises:
-        ConfigurationError: a pattern of unknown form, one for another number of layers, one without a causal form in
-            causal layers, or with global tokens beyond the end of the position table.
+        ConfigurationError: a pattern of unknown form or for another number of layers, a pattern without a causal form
+            in causal layers, or global tokens beyond the end of the position table.
     """
     if config.attention_pattern is not None:
         config.attention_pattern = checked_spec(config.attention_pattern, config)
@@ -39,14 +39,14 @@ def write_pattern(config: Any) -> None:
 
 
 def check_causal_forms(config: Any) -> None:
-    """Raise ConfigurationError for a pattern of causal layers that has no causal form, or one for each length."""
+    """Raise ConfigurationError for a pattern of causal layers without a causal form that holds for every length."""
     if config.is_encoder_decoder or config.is_causal:
         for pattern in set(config_patterns(config.attention_pattern, config, DECODER) or ()) - {None}:
             causal_form(pattern)
 
 
 def check_pattern_positions(config: Any) -> None:
-    """Raise ConfigurationError for global tokens of a pattern where the learned position table has no rows."""
+    """Raise ConfigurationError for global tokens of a pattern beyond the rows of the learned position table."""
     if config.position_embedding_type != "learned":
         return
     for part, field in ((ENCODER, "max_position_embeddings"), (DECODER, "max_target_position_embeddings")):
@@ -68,7 +68,7 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) 
 
 
 def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ConfigurationError for a field that has none of its `choices`, or is out of its range."""
+    """Raise ConfigurationError for a field whose value is not among its `choices`, or out of its range."""
     check_numbers(config)
     for name, allowed in {**CHOICES, **choices}.items():
         value = getattr(config, name, allowed[0])
@@ -84,8 +84,8 @@ def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
 def check_short_inputs(config: Any) -> None:
     """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model.
 
-    Block 0 in the place of random blocks follows the number of the last block, and full attention the length: text
-    behind a token would change it.
+    Which blocks block 0 replaces depends on the last block, and full attention on the length: text after a token would
+    change it.
     """
     if not config.is_causal:
         return

@@ -1,4 +1,4 @@
-"""Fields given to a config that no config of its family has: refused where they hide a method, else asked about."""
+"""Fields that no config of a family has: refused if they hide a method, otherwise warned of with a guess."""
 
 import dataclasses
 import difflib
@@ -13,21 +13,21 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import FieldError
 
 logger = logging.get_logger(__name__)
-# how alike two names are, from 0 to 1
+# from 0 to 1: names at least this similar are taken for misspelt
 ALIKE = 0.85
-# letters of a name that is compared
+# letters; longer names are not compared
 LONGEST = 100
 _OR_PATTERN = ", or set the fields yourself: attention_pattern=Band(32, 32) is a window of 64"
 
 
 def check_names(config: Any, fields: Mapping[str, Any]) -> None:
-    """Raise FieldError for fields that are something else in the class of a config, and would change nothing there.
+    """Raise FieldError for names that are not fields of a config, but a method, a property or a preset's argument.
 
-    A method, a computed value, or an argument of a preset, also misspelt: only the preset makes fields of it.
+    They would change nothing. Arguments of presets are recognised even if misspelt; only a preset makes fields of them.
     """
     cls = type(config)
     for name, value in fields.items():
-        # as it stands in the class: a property is not read
+        # found in the class without calling a property
         found = inspect.getattr_static(cls, name, None)
         is_computed = isinstance(found, property) and found.fset is None
         if is_computed or callable(getattr(cls, name, None)) or isinstance(found, Mapping) > isinstance(value, Mapping):
@@ -38,7 +38,7 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
 
 
 def refuse_argument_of_preset(cls: Any, name: str, value: Any) -> None:
-    """Raise FieldError for what a preset of a config class takes as an argument, or was probably meant to be that."""
+    """Raise FieldError for a name that is, or probably was meant to be, an argument of a preset."""
     arguments = preset_arguments(cls)
     meant = name if name in arguments else next(iter(_close(name, [*arguments]) + _longer(name, arguments)), None)
     if meant is None:
@@ -53,7 +53,7 @@ def refuse_argument_of_preset(cls: Any, name: str, value: Any) -> None:
 
 
 def preset_arguments(cls: Any) -> dict[str, list[str]]:
-    """Return the arguments that presets of a config class take and make fields of, with the presets of each.
+    """Return the arguments from which presets of a config class make fields, each with its presets.
 
     >>> from hf_efficient_attn import SparseTransformerConfig
     >>> preset_arguments(SparseTransformerConfig)["attention_window"]
@@ -71,7 +71,7 @@ def preset_arguments(cls: Any) -> dict[str, list[str]]:
 
 
 def warn_of_unknown(config: Any, fields: Mapping[str, Any]) -> None:
-    """Say once which field was probably meant by one that is new, since transformers keeps any without a word."""
+    """Warn once of an unknown field, naming the one probably meant; transformers silently keeps every field."""
     for name in fields:
         if name in vars(config) and not hasattr(type(config), name):
             meant = nearest_field(type(config), name)
@@ -83,7 +83,7 @@ def warn_of_unknown(config: Any, fields: Mapping[str, Any]) -> None:
 
 
 def nearest_field(cls: Any, name: str) -> str | None:
-    """Return the field of a config class that a name is a misspelling or a shorter form of; None: of none.
+    """Return the field of a config class of which a name is a misspelling or a short form; None: there is none.
 
     >>> from hf_efficient_attn import SparseTransformerConfig
     >>> nearest_field(SparseTransformerConfig, "num_layer"), nearest_field(SparseTransformerConfig, "is_decoder")
@@ -98,7 +98,7 @@ def nearest_field(cls: Any, name: str) -> str | None:
 
 
 def _close(name: str, names: list[str]) -> list[str]:
-    # difflib compares every letter with every other
+    # difflib takes quadratic time
     return difflib.get_close_matches(name, names, n=1, cutoff=ALIKE) if len(name) < LONGEST else []
 
 

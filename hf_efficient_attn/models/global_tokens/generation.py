@@ -1,4 +1,4 @@
-"""Global tokens in `generate`: chosen for the prompt, known at every step."""
+"""Global tokens in `generate`: they are chosen for the prompt and known at every step."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ def extend_global_mask(
     inputs_embeds: Tensor | None,
     global_attention_mask: Tensor | None,
 ) -> Tensor | None:
-    """Return which tokens of the text so far are global, [batch, tokens]; None: the model's rule needs no help.
+    """Return which tokens of the text so far are global, [batch, tokens]; None: the model's rule needs no mask.
 
-    A mask that the caller gave for the prompt goes on with zeros: tokens that were generated are not global.
+    A mask that the caller gave for the prompt is extended by zeros: generated tokens are not global.
 
     Args:
-        input_ids: the text so far; of a prompt given as embeddings, only what followed it.
-        inputs_embeds: such a prompt, [batch, tokens, hidden_size].
+        input_ids: the text so far; after a prompt of embeddings, only what followed it.
+        inputs_embeds: a prompt of embeddings, [batch, tokens, hidden_size].
     """
     if global_attention_mask is not None:
         tokens = input_ids.shape[1] + (0 if inputs_embeds is None else inputs_embeds.shape[1])

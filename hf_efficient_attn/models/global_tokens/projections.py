@@ -1,7 +1,7 @@
-"""Longformer's second set of projections: what a global token reads, it reads with projections of its own.
+"""Longformer's second set of projections, with which global tokens read.
 
 Source: Beltagy et al. (arXiv:2004.05150), section 3.1 (Q_g, K_g, V_g, which start as copies of Q_s, K_s, V_s) and the
-authors' code: they serve the rows of global tokens only; other tokens read a global one by the local projections.
+authors' code: only global tokens read with them; other tokens read a global one with the local projections.
 """
 
 import torch
@@ -17,11 +17,11 @@ class CopiedLinear(nn.Linear):
 
     def __init__(self, source: nn.Linear) -> None:
         super().__init__(source.in_features, source.out_features, bias=source.bias is not None)
-        # in a tuple, so that it is not a submodule here
+        # in a tuple, so that it does not become a submodule
         self.source = (source,)
 
     def initialize(self) -> None:
-        """Copy the other map, unless a checkpoint has brought a weight."""
+        """Copy the other map, unless the weight comes from a checkpoint."""
         (source,) = self.source
         init.copy_(self.weight, source.weight)
         if self.bias is not None:
@@ -31,8 +31,9 @@ class CopiedLinear(nn.Linear):
 class GlobalAttention(nn.Module):
     """Attention of the global tokens over everything. Shapes: hidden states [B, T, hidden_size] → [B, X, H, D].
 
-    With few global tokens the keys and values of all tokens are never made: X queries times W_k, and X weighted sums of
-    hidden states times W_v, give the same numbers at X·H / hidden_size of the cost.
+    With few global tokens the keys and values of all tokens are never computed: X queries times W_k, and X weighted
+        sums
+    of hidden states times W_v, give the same numbers at X·H / hidden_size of the cost.
     """
 
     def __init__(self, q_proj: nn.Linear, k_proj: nn.Linear, v_proj: nn.Linear, num_heads: int, dropout: float) -> None:
@@ -44,10 +45,10 @@ class GlobalAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def copy_local(self) -> None:
-        """Copy the local projections anew, as the authors do between masked language modelling and fine-tuning."""
+        """Copy the local projections again, as the authors do between masked language modelling and fine-tuning."""
         with torch.no_grad():
             for projection in (self.q_proj, self.k_proj, self.v_proj):
-                # an adapter keeps the map it stands before; its own weights stay
+                # an adapter wraps the map; the adapter's own weights stay
                 copied = getattr(projection, "base_layer", projection)
                 (source,) = copied.source
                 copied.load_state_dict(source.state_dict())
@@ -97,7 +98,7 @@ class GlobalAttention(nn.Module):
         scores = (through.flatten(1, 2) @ hidden_states.transpose(1, 2)).unflatten(1, query.shape[1:3])
         if self.k_proj.bias is None:
             return scores
-        # no softmax can see it, but the parameter needs its (zero) gradient
+        # the softmax is invariant to it, but the parameter needs its (zero) gradient
         bias = self.k_proj.bias.view(1, self.num_heads, self.head_dim, 1)
         return scores + query @ bias
 
@@ -112,7 +113,7 @@ class GlobalAttention(nn.Module):
 
     def _weights(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
         if allowed is not None and allowed.dtype == torch.bool:
-            # a place that is no global token may read nothing; what it gets is never used
+            # an entry that is no global token may read nothing; its result is never used
             scores = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min)
         elif allowed is not None:
             scores = scores + allowed[:, None]
@@ -123,7 +124,7 @@ class GlobalAttention(nn.Module):
 def is_plain(module: nn.Module) -> bool:
     """Return whether a map is nothing but its weight and bias: no adapter, no quantisation, no hook that loads it.
 
-    Quantised, cut or otherwise special weights stand in the same module, but are no plain parameters.
+    Quantised, sharded or otherwise special weights may sit in the same module, but are no plain parameters.
     """
     return (
         type(module) is CopiedLinear

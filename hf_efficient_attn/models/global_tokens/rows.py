@@ -1,4 +1,4 @@
-"""Where the global tokens stand among the queries of a call, for projections of their own."""
+"""Where the global tokens are among the queries of a call, for the global projections."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ from hf_efficient_attn.models.inputs.read_locations import last_positions, locat
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """The queries that are global tokens, X of them in the example that has most; X is at least 1.
+    """The queries that are global tokens. X is the most that any example has, and at least 1.
 
     Attributes:
         is_row: bool [batch, queries], which queries are global.
-        index: int [batch, X], their places on the axis of the queries.
-        is_global: bool [batch, X]; False: this example has fewer, and the place is any query's.
+        index: int [batch, X], their indices among the queries.
+        is_global: bool [batch, X]; False: the example has fewer, and the index is that of any query.
         allowed: which keys they read: bool [batch, X, keys], or a floating-point matrix to add; None: all.
     """
 
@@ -42,11 +42,11 @@ def find_global_rows(
     max_global_tokens: int,
     device: torch.device,
 ) -> GlobalRows:
-    """Return where the global tokens stand among the queries.
+    """Return where the global tokens are among the queries.
 
     Args:
         attention_mask: a token table, a matrix [batch or 1, 1, queries, keys], or None.
-        max_global_tokens: how many there may be where the number cannot be asked for: while tracing.
+        max_global_tokens: how many there may be while tracing, when they cannot be counted.
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
     columns, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
@@ -125,7 +125,7 @@ def _global_keys(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor
 
 
 def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limit: int) -> int:
-    """Return the number of global queries of the example that has most of them, at least 1."""
+    """Return the largest number of global queries of an example, at least 1."""
     if not torch.compiler.is_compiling():
         return max(1, int(is_row.sum(1).max()))
     if choice.mask is None and columns.segment_ids is None:
@@ -137,7 +137,7 @@ def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limi
 
 
 def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` true places of each row, and which of them are: the rest are any places."""
+    """Return the indices of the first `count` true entries of each row, and which indices are real."""
     # a symbolic length must not be compared with the count
     padded = torch.nn.functional.pad(is_row, (0, count))
     index = padded.int().argsort(dim=1, descending=True, stable=True)[:, :count]

@@ -1,6 +1,6 @@
 """Global tokens: which tokens of a batch read, and are read by, everything.
 
-A config says it by a rule (`global_tokens`), a call by `global_attention_mask`, which takes the rule's place.
+A config chooses them by a rule (`global_tokens`), a call by `global_attention_mask`, which replaces the rule.
 Source: Beltagy et al., "Longformer" (arXiv:2004.05150), sections 3.1 and 5.
 """
 
@@ -33,10 +33,10 @@ class GlobalTokenChoice:
     """The global tokens of one batch.
 
     Attributes:
-        positions: counted within each document, the same for all of them; they become part of the pattern.
-        mask: bool [batch, keys], where they differ between examples; None: they do not.
-        every: each position that it divides, in the place of `positions` where lengths are symbols.
-        is_named: the config names the positions, so that every document must have them.
+        positions: counted within each document, the same in all of them; they become part of the pattern.
+        mask: bool [batch, keys], if they differ between examples; None: they do not.
+        every: all positions divisible by it are global; used instead of `positions` if lengths are symbols.
+        is_named: whether the config names the positions, so that every document must have them.
     """
 
     positions: tuple[int, ...] = ()
@@ -50,9 +50,9 @@ class GlobalTokenChoice:
 
 
 def check_rule(rule: Rule, vocab_size: int, num_positions: int | None) -> None:
-    """Raise ConfigurationError if `global_tokens` is none of the rules, or names what no input can have.
+    """Raise ConfigurationError if `global_tokens` is not one of the rules, or names what no input can have.
 
-    num_positions: longest input in tokens; None: there is none.
+    num_positions: the longest input in tokens; None: there is no limit.
     """
     if rule is None or rule in WORDS:
         return
@@ -90,16 +90,16 @@ def choose_by_rule(
     sep_token_id: int | None,
     past_tokens: int | Tensor = 0,
 ) -> GlobalTokenChoice:
-    """Return the global tokens that a rule gives a batch; "auto" must be resolved before.
+    """Return the global tokens of a batch by a rule, in which "auto" is already resolved.
 
     Args:
         num_keys: cached and new tokens.
-        input_ids: [batch, tokens]; None where embeddings were given.
-        is_token: [batch, keys], nonzero = no padding; None: all are tokens.
-        sep_token_id: ends the question.
+        input_ids: [batch, tokens]; None if embeddings were given.
+        is_token: [batch, keys], 0 for padding; None: all are tokens.
+        sep_token_id: the token that ends the question.
 
     Raises:
-        InputError: a question without separator, or a rule that looks at tokens where they are not known.
+        InputError: a question without a separator, or a rule that looks at tokens when these are unknown.
     """
     if rule is None:
         return GlobalTokenChoice()
@@ -163,7 +163,7 @@ def choose_by_mask(
 
     Args:
         global_attention_mask: [batch, tokens], 1 or True = global, over cached and new tokens.
-        is_token: [batch, tokens], nonzero = no padding; None: all are tokens.
+        is_token: [batch, tokens], 0 for padding; None: all are tokens.
 
     Raises:
         InputError: a mask of another shape, other values, or one that marks nothing but padding in some example.

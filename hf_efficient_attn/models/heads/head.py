@@ -1,4 +1,4 @@
-"""What every task head is: a mixin over a family's `PreTrainedModel` that puts something on its `backbone_class`."""
+"""The base of every task head: a mixin over a family's `PreTrainedModel` that puts layers on its `backbone_class`."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from hf_efficient_attn.models.heads.parts import add_auxiliary_loss, name_inputs
 
 
 class Head:
-    """Builds the backbone and then, in `build_head`, what stands on it; puts its loss and outputs together.
+    """Builds the backbone and then, in `build_head`, the layers on top; assembles loss and outputs.
 
-    Inputs that only a family has are named in `extra_inputs` of its `PreTrainedModel`, and handed on to the backbone.
+    Inputs that only one family has are named in `extra_inputs` of its `PreTrainedModel` and passed on to the backbone.
 
     Attributes:
-        backbone_class: of the model that stands in `self.model`.
-        requires_causal: what the config must say of `is_causal`; None: either.
-        task: what a backbone is told that its outputs are for.
+        backbone_class: the class of `self.model`.
+        requires_causal: the value that the config's `is_causal` must have; None: either.
+        task: what the outputs are used for, which the backbone is told.
         accepts_loss_kwargs: whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it
             accumulates gradients.
-        output_class: of what `forward` returns.
-        recorded: what of the backbone's outputs is handed on.
+        output_class: the class of what `forward` returns.
+        recorded: the outputs of the backbone that are passed on.
     """
 
     backbone_class: type
@@ -67,7 +67,7 @@ class Head:
 
 
 class LabelHead(Head):
-    """A head whose loss compares its logits with `labels`; what these are, `compute_logits` and `compute_loss` say."""
+    """A head whose loss compares logits with `labels`, as its `compute_logits` and `compute_loss` define them."""
 
     @can_return_tuple
     def forward(
@@ -79,10 +79,10 @@ class LabelHead(Head):
         labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> ModelOutput:
-        """Return the head's outputs, with a loss where there are `labels`.
+        """Return the head's outputs, with a loss if `labels` are given.
 
         Args:
-            input_ids: [B, T]; or inputs_embeds, [B, T, hidden_size].
+            input_ids: [B, T]; alternatively inputs_embeds, [B, T, hidden_size].
             attention_mask, position_ids: as of the backbone.
             labels: as the head's docstring says.
         """

@@ -1,8 +1,8 @@
 """What backbones and heads return: transformers' outputs, and the losses besides the task's in one field.
 
-`auxiliary_loss` is what the layers of a backbone ask for in training beside the loss of the task, a number with its
-weight in it: the penalty of learned spans. It is None in evaluation, and where a model asks for nothing. A head adds it
-to its `loss`, once; whoever computes a loss from the outputs adds it, too.
+`auxiliary_loss` is a loss that the layers of a backbone add to the task's in training, already weighted: the penalty of
+learned spans. It is None in evaluation, and in models that have none. A head adds it to its `loss` once; code that
+computes a loss from the outputs has to add it, too.
 """
 
 from dataclasses import dataclass

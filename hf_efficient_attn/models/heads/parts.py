@@ -1,4 +1,4 @@
-"""What task heads are made of: dense maps before the last one, pooling, and the names of a family's own inputs."""
+"""Parts of task heads: dense maps before the last one, pooling, and the names of inputs that only one family has."""
 
 import functools
 import inspect
@@ -13,9 +13,9 @@ from hf_efficient_attn.models.parts.blocks import build_norm
 
 
 class PredictionTransform(nn.Module):
-    """A dense map, an activation and a norm, as BERT has before its vocabulary. [..., hidden_size] → same.
+    """A dense map, an activation and a norm, as in BERT before the vocabulary. [..., hidden_size] → the same.
 
-    The activation is the config's `transform_activation`, or, without one, that of its MLPs.
+    The activation is the config's `transform_activation`, or that of its MLPs if it has none.
     """
 
     def __init__(self, config: Any) -> None:
@@ -29,7 +29,7 @@ class PredictionTransform(nn.Module):
 
 
 class DenseActivation(nn.Module):
-    """A dense map, `classifier_activation` and dropout, as RoBERTa has before its labels. [B, hidden_size] → same."""
+    """A dense map, `classifier_activation` and dropout, as in RoBERTa before the labels. [B, hidden_size] → same."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class DenseActivation(nn.Module):
 
 
 class ResidualMLP(nn.Module):
-    """Norm(x + MLP(x)), which transformers' BigBird has before the answer's ends. [B, T, hidden_size] → same."""
+    """Norm(x + MLP(x)), as in transformers' BigBird before the answer's ends. [B, T, hidden_size] → same."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ResidualMLP(nn.Module):
 def exclude_question(
     logits: torch.Tensor, input_ids: torch.Tensor, real: torch.Tensor, sep_token_id: int
 ) -> torch.Tensor:
-    """Return the logits [B, T, 2] with the question out of reach: what ends at the first separator, but for token 0."""
+    """Return the logits [B, T, 2] with the question excluded: the tokens up to the first separator, except token 0."""
     is_separator = (input_ids == sep_token_id) & real
     last = torch.where(is_separator.any(1), is_separator.int().argmax(1), -1)
     index = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -69,13 +69,13 @@ def exclude_question(
 
 
 def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """Return `forward` with further keyword arguments in its signature, which it takes as `**kwargs`.
+    """Return `forward` with these keyword arguments added to its signature; it receives them as `**kwargs`.
 
     Trainer drops the columns of a dataset that the signature does not name.
     """
     signature = inspect.signature(forward)
     parameters = list(signature.parameters.values())
-    # a class made of this one, as sharding does, has them already
+    # a class derived from this one, as by sharding, has them already
     missing = [name for name in names if name not in signature.parameters]
     new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in missing]
 
@@ -90,7 +90,7 @@ def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable
 def real_tokens(
     hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, pad_token_id: int | None
 ) -> torch.Tensor:
-    """Return which tokens are not padding, from the mask or, without one, from `pad_token_id`. Shape [B, T], bool."""
+    """Return which tokens are not padding, by the mask or, without one, by `pad_token_id`: bool [B, T]."""
     if attention_mask is not None and attention_mask.ndim == 2:
         return attention_mask.to(hidden.device).bool()
     if input_ids is not None and pad_token_id is not None:
@@ -101,7 +101,7 @@ def real_tokens(
 def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: bool) -> torch.Tensor:
     """Return one vector per sequence: its `first` or `last` real token or the `mean` of all of them.
 
-    By default the last if causal (the only one that saw everything), else the mean.
+    By default this is the last if causal (the only one that has seen everything), otherwise the mean.
     Shapes: hidden [B, T, hidden_size], real [B, T] → [B, hidden_size].
     """
     how = how or ("last" if is_causal else "mean")
@@ -116,14 +116,14 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
 def add_auxiliary_loss(
     loss: torch.Tensor | None, outputs: Any, labels: torch.Tensor | None = None, num_items: Any = None
 ) -> torch.Tensor | None:
-    """Return the loss with the backbone's auxiliary loss, if it has one, which is beside the mean loss of a token.
+    """Return the loss plus the backbone's auxiliary loss, if it has one, which belongs to a mean over tokens.
 
-    Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, over all
-    processes. A batch then carries the share of the auxiliary loss that its tokens have in the step: shares add up to
-    1.
+    Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, in all
+    processes. A batch then gets the share of the auxiliary loss that its tokens have in the step, so that the shares
+    add up to 1.
 
     Args:
-        labels: those that are counted, -100 = not.
+        labels: -100 marks those that do not count.
     """
     auxiliary_loss = getattr(outputs, "auxiliary_loss", None)
     if loss is None or auxiliary_loss is None:

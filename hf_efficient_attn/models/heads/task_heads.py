@@ -1,7 +1,7 @@
 """Task heads, written once: mixins over a family's `PreTrainedModel` that put a head on its `backbone_class`.
 
-A family joins by `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)` that sets `backbone_class`;
-its config says `is_causal`.
+A family writes `class XForTokenClassification(TokenClassificationHead, XPreTrainedModel)` and sets `backbone_class`;
+its config has `is_causal`.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ from hf_efficient_attn.models.inputs.axes import check_axes
 class LanguageModelHead(Head):
     """A projection to the vocabulary, tied to the embedding if the config says so.
 
-    A config may have `lm_head_transform` (a dense map, activation and norm before it) and `lm_head_bias`.
+    A config may set `lm_head_transform` (a dense map, activation and norm before it) and `lm_head_bias`.
     """
 
     task = "language_modeling"
@@ -107,10 +107,10 @@ class MaskedLMHead(LanguageModelHead, LabelHead):
 
 
 class ClassificationHead(LabelHead):
-    """Dropout and a linear map, for what is classified by tokens, sequences or choices.
+    """Dropout and a linear map, to classify tokens, sequences or choices.
 
-    A config may ask for `classifier_head="transform"`: a dense map, activation and norm first, as ModernBERT; or, where
-    whole sequences are classified, for "dense": a dense map first.
+    A config may ask for `classifier_head="transform"` (first a dense map, activation and norm, as in ModernBERT) or, if
+    whole sequences are classified, for "dense" (first a dense map).
     """
 
     pools = True
@@ -160,7 +160,7 @@ class QuestionAnsweringHead(Head):
 
     A config may ask for `question_answering_head="residual_mlp"` or "transform" (a dense map, activation and norm), and
     for `question_answering_excludes_question`: no answer then begins or ends in the tokens up to the first
-    `sep_token_id`, but for the first token of all.
+    `sep_token_id`, except in token 0.
     """
 
     task, output_class = "question_answering", QuestionAnsweringHeadOutput

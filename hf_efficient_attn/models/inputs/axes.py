@@ -1,4 +1,4 @@
-"""The axes of a model's input, token by token or as embeddings."""
+"""The axes of a model's input, be it token ids or embeddings."""
 
 from torch import Tensor
 
@@ -9,11 +9,11 @@ from hf_efficient_attn.errors import InputError
 def check_axes(
     input_ids: Tensor | None, inputs_embeds: Tensor | None, axes: tuple[str, ...] = ("batch", "tokens")
 ) -> None:
-    """Raise InputError for inputs that are missing or doubled, have other axes, or no tokens at all.
+    """Raise InputError if not exactly one input is given, if it has other axes, or no tokens at all.
 
-    A batch without examples is refused, too: transformers' own models cannot compute it either.
+    A batch without examples is refused, too, as transformers' own models cannot compute one either.
 
-    axes: those of input_ids; embeddings have one more.
+    axes: the names of the axes of input_ids; embeddings have one more.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise InputError("Pass exactly one of input_ids and inputs_embeds.")

@@ -1,4 +1,4 @@
-"""What a batch's masks say: packed documents, padding, and the form in which attention wants to know it."""
+"""What a batch's masks say about packed documents and padding, in the form in which attention reads it."""
 
 from typing import Any
 
@@ -32,13 +32,13 @@ def token_table(
     documents: Tensor | None,
     is_causal: bool,
 ) -> Tensor | None:
-    """Return what `attend_layer` wants to know about the keys, the same for every layer; None: nothing.
+    """Return what `attend_layer` needs to know about the keys, the same for every layer; None: nothing.
 
     Args:
         config: of the model, which a `PatternCache` must have been made for.
         embedded: [B, T, hidden_size] of the new tokens.
-        attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a token table made
-            before, or a matrix [B, 1, T, K], and returned as it is.
+        attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a token table
+            made earlier, or a matrix [B, 1, T, K], and is returned as it is.
         documents: [B, T], as `find_documents` returns them.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
@@ -64,7 +64,7 @@ def token_table(
             attention_mask=attention_mask,
             allow_is_causal_skip=is_plain,
             device=embedded.device,
-            # documents of all the keys: the mask function need not be asked
+            # with the documents of all keys the mask function need not be called
             documents=None if documents is None or not is_whole else derived(lambda numbers: 1 + numbers, documents),
             config=config,
             **({} if is_causal else {"allow_is_bidirectional_skip": is_plain}),
@@ -80,11 +80,11 @@ def find_documents(
 ) -> torch.Tensor | None:
     """Return the number of the packed document each token belongs to, or None if nothing is packed.
 
-    A document begins where the position of a real token follows neither that of the real token before it nor that of
-    the token before it, masked or not: a hole, a masked token between others, ends no document by itself, and
-    `generate` counts on from the last column of a prompt, which padding on the right has masked. Behind cached tokens,
-    whose documents nobody knows, that is warned of. Nothing is looked for under a mask that is a matrix. While tracing,
-    the answer is always a tensor. Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
+    A document begins at a real token whose position follows neither that of the previous real token nor that of the
+    previous token, masked or not. So a hole (a masked token between others) does not end a document, and neither does
+    `generate`, which counts on from the last column of a prompt even if padding on the right has masked it. After
+    cached tokens, whose documents are unknown, it warns. With a mask that is a matrix it finds nothing. While tracing,
+    the result is always a tensor. Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
     """
     is_first = isinstance(past_tokens, int) and past_tokens == 0
     is_matrix = isinstance(attention_mask, dict) or (attention_mask is not None and attention_mask.ndim != 2)
@@ -110,16 +110,16 @@ def find_documents(
 
 
 def bring_inputs(*inputs: Any) -> None:
-    """Copy from the device, at once, what is asked about a call's masks, positions and token types; no matrices."""
+    """Copy to the host, at once, the masks, positions and token types of a call that will be read; no matrices."""
     bring(*(each for each in inputs if isinstance(each, Tensor) and each.ndim <= 2))
 
 
 def check_mask(
     attention_mask: Any, batch_size: int, tokens: int, past_tokens: int | torch.Tensor, room: int | None = None
 ) -> None:
-    """Raise InputError for a padding mask of other axes, batch or length, or with other values than 0 and 1.
+    """Raise InputError for a padding mask of other axes, batch or length, or with values other than 0 and 1.
 
-    room: so many columns a first mask may have, where a static cache has room for tokens to come; None: `tokens`.
+    room: how many columns a first mask may have, if a static cache has room for later tokens; None: `tokens`.
     """
     refuse_other_types(attention_mask)
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:
@@ -142,9 +142,9 @@ def check_mask(
 
 
 def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> None:
-    """Raise InputError for a mask that is a list, an array, a text or a number.
+    """Raise InputError for a mask that is a list, an array, a string or a number.
 
-    One that is none of them, and no tensor, may be of another implementation.
+    Other types that are no tensors may belong to another attention implementation.
     """
     if isinstance(attention_mask, NO_MASKS) or type(attention_mask).__module__ == "numpy":
         raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")

@@ -21,7 +21,7 @@ def read_locations(
 
 
 def locations_on_host(columns: TokenColumns, num_keys: int) -> TokenLocations:
-    """Return the same locations on the host, where they can be asked."""
+    """Return the same locations on the host, where they can be read without waiting."""
     masks = (columns.key_mask, columns.segment_ids)
     bring(*masks)
     tokens = TokenMask(*(None if mask is None else on_host(mask) for mask in masks))

@@ -1,4 +1,4 @@
-"""The parts of a Transformer that no paper here changes: norms, MLPs and plain softmax attention.
+"""The parts of a Transformer that none of these papers changes: norms, MLPs and plain softmax attention.
 
 Shapes: B batch, T tokens, D head size, H heads, Q query tokens, K key tokens.
 """
@@ -11,12 +11,12 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import repeat_kv
 
-# the same function, in one pass over memory instead of eight
+# the same functions, in one pass over memory instead of eight
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, in the dtype of its weight: under autocast its input may be narrower, of which torch warns."""
+    """torch's RMSNorm in the dtype of its weight: under autocast the input may be narrower, and torch would warn."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -26,9 +26,9 @@ NORMS: dict[str, type[nn.Module]] = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNo
 
 
 def build_norm(config: Any, kind: str | None = None) -> nn.Module:
-    """Return a norm over `hidden_size`, of the config's `norm_type` or another kind.
+    """Return a norm over `hidden_size`, of the config's `norm_type` or of another `kind`.
 
-    Reads from the config: `hidden_size`, `norm_eps`, and for `layernorm` `norm_bias`, which a config may lack: True.
+    Reads from the config: `hidden_size`, `norm_eps`, and for `layernorm` also `norm_bias` (True if it has none).
     """
     kind = kind or config.norm_type
     bias = {} if kind == "rmsnorm" else {"bias": getattr(config, "norm_bias", True)}
@@ -36,7 +36,7 @@ def build_norm(config: Any, kind: str | None = None) -> nn.Module:
 
 
 def finite(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return float16 states with overflow cut to the largest number (less 1,000), as encoders of BART's kind do."""
+    """Return the states; in float16, overflow is clamped to the largest number less 1,000, as in BART's encoder."""
     if hidden_states.dtype != torch.float16:
         return hidden_states
     limit = torch.finfo(torch.float16).max - 1000
@@ -44,7 +44,7 @@ def finite(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 class InitializedLinear(nn.Linear):
-    """A linear map whose weight starts as N(0, `std`²); None: as every other linear map of the model."""
+    """A linear map whose weight starts as N(0, `std`²), or, with None, as every other linear map of the model."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, std: float | None = None) -> None:
         super().__init__(in_features, out_features, bias=bias)
@@ -58,8 +58,8 @@ class InitializedLinear(nn.Linear):
 def drop_rate(dropout: nn.Dropout) -> float:
     """Return the probability with which attention weights are dropped now; 0 in evaluation.
 
-    Attention reads it from a submodule, as BERT does: whoever sets every `nn.Dropout` to 0 (TRL) or to evaluation
-    means these weights, too, and a number in the config would survive it.
+    Attention reads it from a submodule, as BERT does, because code that sets every `nn.Dropout` to 0 (TRL) or to
+    evaluation means these weights, too; it would not reach a number in the config.
     """
     return dropout.p if dropout.training else 0.0
 

@@ -1,4 +1,4 @@
-"""New keys and values behind those of a cache, whatever dtypes they have."""
+"""New keys and values appended to those of a cache, whatever their dtypes."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from hf_efficient_attn.layout.autocast import autocast_states
 def append_to_cache(cache: Cache, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of cached and new tokens, [B, H, K, D], in the dtypes of the new ones.
 
-    Under autocast both come in its dtype, in which attention reads them anyhow. A layer of a cache keeps the dtype of
-    its first keys: a static one has buffers, and cannot hold what an earlier pass in another precision has not left.
+    Under autocast both have its dtype, in which attention reads them anyway. A layer of a cache keeps the dtype of its
+    first keys, since the buffers of a static cache cannot change theirs.
     """
     key, value = autocast_states(key, value)
     held = held_dtype(cache, layer_idx) or key.dtype
@@ -20,7 +20,7 @@ def append_to_cache(cache: Cache, key: Tensor, value: Tensor, layer_idx: int) ->
 
 
 def held_dtype(cache: Cache, layer_idx: int) -> torch.dtype | None:
-    """Return the dtype of what a layer holds; None: it holds nothing yet."""
+    """Return the dtype of the keys that a layer holds; None: it holds none yet."""
     if layer_idx >= len(cache.layers):
         return None
     keys = cache.layers[layer_idx].keys

@@ -1,4 +1,4 @@
-"""What stands before the first block: token, position and type embeddings, their norm and dropout."""
+"""What comes before the first block: token, position and type embeddings, their norm and dropout."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from hf_efficient_attn.models.prologue import PreparedCall
 
 
 class TokenEmbedding(nn.Embedding):
-    """The embedding of tokens, which may start as N(0, `embedding_init_std`²); None: as every other matrix."""
+    """The embedding of tokens. It starts as N(0, `embedding_init_std`²), or, with None, as every other matrix."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.initial_std = config.embedding_init_std
 
     def initialize(self) -> None:
-        # a checkpoint may have brought the weight, padding included
+        # the weight, padding included, may come from a checkpoint
         if self.initial_std is None or getattr(self.weight, "_is_hf_initialized", False):
             return
         init.normal_(self.weight, std=self.initial_std)
@@ -48,7 +48,7 @@ class EmbeddingSum(nn.Module):
         """Return the first hidden states, and keyword arguments for every attention layer; see `Positions`.
 
         Raises:
-            InputError: token types for a model that has none or fewer, or a position past the end of a learned table.
+            InputError: token types for a model that has none or fewer, or a position beyond the end of a learned table.
         """
         embedded = call.embedded if self.scale is None else call.embedded * self.scale
         embedded, where = self.positions(embedded, call)

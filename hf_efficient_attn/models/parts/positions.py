@@ -18,12 +18,12 @@ from hf_efficient_attn.models.prologue import PreparedCall
 
 
 class Positions(nn.Module):
-    """Tell a model where its tokens are: add to the embedding, or hand something to attention.
+    """Tell a model where its tokens are, by adding to the embedding or by arguments for attention.
 
     Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
-    `relative`, which is the attention's own affair, `none`), `hidden_size`, `num_attention_heads`,
-    `sinusoid_amplitude`; for `rope` `rope_parameters`; for `learned` the `size_field`, which names its rows; and where
-    a config has them `position_offset` (rows of the learned table before that of position 0), `sinusoid_layout` and
+    `relative`, which attention computes itself, `none`), `hidden_size`, `num_attention_heads`, `sinusoid_amplitude`;
+    for `rope` also `rope_parameters`; for `learned` also the field that `size_field` names, its number of rows; and, if
+    a config has them, `position_offset` (rows of the learned table before that of position 0), `sinusoid_layout` and
     `rope_theta_per_layer`.
     """
 
@@ -49,12 +49,12 @@ class Positions(nn.Module):
         """Return the embedding with positions added, and keyword arguments for every attention layer.
 
         Args:
-            embedded: [B, T, hidden_size], in the place of the call's.
-            call: its `position_ids` count; where it has none, positions count the real tokens of a mask [B, K or more],
-                or all tokens. A mask that is a matrix says nothing about positions.
+            embedded: [B, T, hidden_size], instead of the call's.
+            call: its `position_ids` are used; if it has none, positions count the real tokens of a mask [B, K or more],
+                or else all tokens. A mask that is a matrix says nothing about positions.
 
         Raises:
-            InputError: a position past the end of the learned table.
+            InputError: a position beyond the end of the learned table.
         """
         tokens, past_tokens, num_keys = call.tokens, call.past_tokens, call.num_keys
         position_ids, attention_mask = call.position_ids, call.attention_mask
@@ -64,7 +64,7 @@ class Positions(nn.Module):
             if self.config._attn_implementation == "flex_attention":
                 bias = bias.expand(embedded.shape[0], -1, -1, -1)  # flex looks it up by row and does not broadcast
             return embedded, {"position_bias": bias}
-        # counted over tokens, no position is behind the last of them
+        # if positions are counted over tokens, none lies beyond the last token
         last = past_tokens + tokens - 1 if position_ids is None and isinstance(past_tokens, int) else None
         if position_ids is None:
             position_ids = index.unsqueeze(0)
@@ -95,10 +95,10 @@ class Positions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Return `scale` times sin and cos of the positions; no table, so no longest sequence.
+    """Return `scale` times sin and cos of the positions; without a table, and so for sequences of any length.
 
-    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings multiplied up to unit variance. Where
-    embeddings keep their start instead, a config's `sinusoid_amplitude` is `initializer_range`: the same sum up to a
+    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings scaled to unit variance. Where
+    embeddings are not scaled, a config's `sinusoid_amplitude` is `initializer_range`: the sum is then the same up to a
     common factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at
     1/√hidden_size (crammed BERT). Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
     """
@@ -154,7 +154,7 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> torch.Tensor:
     """Return −slope·|q − k| for every head, query and key; the slopes are those of Press et al. (arXiv:2108.12409).
 
-    Shapes: query_positions [Q], counted in the keys' index → [1, H, Q, K], float32.
+    Shapes: query_positions [Q], on the axis of the keys → [1, H, Q, K], float32.
 
     >>> alibi_bias(2, torch.arange(3), 3)[0, 0, 2].tolist()
     [-0.125, -0.0625, -0.0]

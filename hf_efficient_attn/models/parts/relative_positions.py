@@ -1,4 +1,4 @@
-"""Relative sinusoidal positions of Transformer-XL, for windows, dilated ones included.
+"""Relative sinusoidal positions of Transformer-XL, for plain and dilated windows.
 
 The score of query i and key j is (q_i + u)·k_j + (q_i + v)·W_r·R(i − j), with trained vectors u and v per head and the
 sinusoids R. Source: Dai et al. (arXiv:1901.02860), section 3.3; Beltagy et al. (arXiv:2004.05150), section 4.1, use
@@ -17,13 +17,13 @@ from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.models.parts.positions import sinusoids
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# lengths for which a model is compiled apart
+# a model is compiled separately for each of these lengths
 COMPILED_KEYS = tuple(4**power for power in range(4, 12))
 
 
 @dataclass(frozen=True)
 class ReachGroup:
-    """Neighbouring heads, the pattern of each, and the distances query − key that they need."""
+    """Neighbouring heads with equal patterns, and the distances query − key that they need."""
 
     heads: slice
     pattern: Pattern
@@ -31,7 +31,7 @@ class ReachGroup:
 
 
 class RelativePositions(nn.Module):
-    """Return the queries for the keys, and for each group of heads the term of its distances.
+    """Return the queries to be multiplied by the keys, and for each group of heads the term of its distances.
 
     Shapes: query [B, H, T, D] → the same, terms of [B, heads of the group, T, distances].
     """
@@ -58,7 +58,7 @@ class RelativePositions(nn.Module):
         distances = torch.arange(first, last + 1, device=query.device)
         table = self.r_proj(sinusoids(distances, self.hidden_size).to(query.dtype))
         table = table.unflatten(-1, self.content_bias.shape[::2]).permute(1, 2, 0)
-        # before the product, which is much larger
+        # scaled before the product, which is much larger
         scaled = (query + self.position_bias) * scale
         terms = []
         for group, reach in zip(groups, reaches, strict=True):
@@ -68,9 +68,9 @@ class RelativePositions(nn.Module):
 
 
 def within(reach: Distance, num_keys: int) -> Distance:
-    """Return a reach without the distances that are longer than any between `num_keys` keys.
+    """Return a reach without the distances that do not occur among `num_keys` keys.
 
-    A compiled model, whose lengths may be symbols, is compiled for a few numbers of keys; an exported one for all.
+    A compiled model, whose lengths may be symbols, is compiled for a few numbers of keys; an exported model for all.
 
     >>> within(Distance(-9, 9), 4), within(Distance(0, 9), 4)
     (Distance(first=-3, last=3), Distance(first=0, last=3))
@@ -84,7 +84,7 @@ def within(reach: Distance, num_keys: int) -> Distance:
 
 
 def reach_groups(pattern: Pattern, max_distance: int, num_heads: int) -> tuple[ReachGroup, ...]:
-    """Return the runs of heads that read alike, and the distances each needs; random heads cannot be told apart.
+    """Return the runs of heads with equal patterns, with the distances each needs; random patterns make one group.
 
     >>> from hf_efficient_attn.patterns.bands import Band, Dilated
     >>> from hf_efficient_attn.patterns.per_head import PerHead
@@ -121,6 +121,6 @@ def reach_of(pattern: Pattern, max_distance: int, num_heads: int) -> Distance:
 
 
 def _probes(pattern: Pattern, max_distance: int) -> range:
-    """Return queries in the middle of a sequence, as many as show everything that repeats."""
+    """Return queries in the middle of a sequence, enough of them to cover one period of the pattern."""
     period = pattern.period
     return range(2 * max_distance, 2 * max_distance + (max_distance if period is None else min(period, max_distance)))

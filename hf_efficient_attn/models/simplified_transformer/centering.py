@@ -1,8 +1,8 @@
 """The centring term C of shaped attention: the mean of the values a query may attend to.
 
-C is what the softmax matrix becomes when all logits are equal, so C·V is the mean over the allowed keys: a running
-mean if causal, the mean of the real tokens if bidirectional, restarting at each packed document. No [T, T] matrix is
-ever built, unless the caller passes a mask that is one.
+C is the softmax matrix at equal logits, so C·V is the mean of the values over the allowed keys: a running mean if
+causal, the mean of the real tokens if bidirectional, in each packed document. No [T, T] matrix is built unless the
+caller passes one as a mask.
 
 Source: He & Hofmann (arXiv:2311.01906), section 4.1, after Noci et al. (arXiv:2306.17759). The paper defines C without
 padding; here it is renormalised over the allowed keys, so that A = C at zero logits under any mask.
@@ -19,14 +19,14 @@ SCAN_TOKENS = 16
 
 
 class Centering(NamedTuple):
-    """What the mean over allowed values needs, computed once per forward and shared by all layers.
+    """What is needed for the mean over allowed values; computed once per forward pass and shared by all layers.
 
     Shapes: B batch, T new tokens, K cached and new tokens.
         weights [B, T, 1]: True for a real token, False for padding; None if all are real.
         counts [B or 1, T or 1, 1]: number of keys each query may attend to, at least 1.
         past_weights [B, K - T, 1]: `weights` of cached tokens; None if all are real or nothing is cached.
         bounds ([B, T, 1], [B, T, 1]): first and last token a query sees of its packed document; None if not packed.
-        matrix [B, T, K]: C itself, from a mask the caller made; the other fields are then unused.
+        matrix [B, T, K]: C itself, from a mask that the caller passed; the other fields are then unused.
     """
 
     is_causal: bool
@@ -103,7 +103,7 @@ def prefix_mean(x: torch.Tensor, counts: torch.Tensor, past_sum: torch.Tensor | 
 
 
 def _scans_natively(x: torch.Tensor) -> bool:
-    # while compiling, blocks would tie the graph to one length
+    # compiled, blocks would tie the graph to one length
     return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
@@ -121,7 +121,7 @@ def build_centering(
         tokens, past_tokens: lengths of the new and of the cached part.
         attention_mask: None, [B, K or more] (1 = real token) or [B, 1, T, K] (True or 0.0 = allowed).
         documents: [B, T], equal numbers for tokens of one packed document, ascending; None if not packed.
-        is_causal, device: as the model's.
+        is_causal, device: those of the model.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return Centering(is_causal, matrix=_matrix(attention_mask))

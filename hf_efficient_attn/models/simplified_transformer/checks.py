@@ -13,11 +13,11 @@ from .configuration_simplified_transformer import SimplifiedTransformerConfig
 def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> None:
     """Raise CheckpointError if the checkpoint at `path` was written by another block or another family.
 
-    `kwargs` are those of `from_pretrained`: what is wanted stands in its `config` or in single fields.
+    `kwargs` are those of `from_pretrained`: its `config` or single fields say what is wanted.
     """
     saved = saved_config(path, kwargs)
     if not saved:
-        return  # no config here: an adapter, or nothing at all, which from_pretrained reports in its own words
+        return  # there is no config: an adapter, or nothing at all, which from_pretrained reports itself
     config_class = model_class.config_class
     if saved.get("model_type", config_class.model_type) != config_class.model_type:
         raise CheckpointError(
@@ -45,9 +45,9 @@ def _own_fields(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_implementation(config: SimplifiedTransformerConfig, implementation: str | None, paged: bool = False) -> None:
-    """Raise UnsupportedBackendError where `implementation` would compute something else than the config describes.
+    """Raise UnsupportedBackendError if `implementation` would not compute what the config describes.
 
-    `paged`: the call comes from continuous batching, which hands attention a paged cache of keys and values.
+    `paged`: whether the call comes from continuous batching, which gives attention a paged cache of keys and values.
     """
     name = implementation or "eager"
     if config.span is not None and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):

@@ -1,4 +1,4 @@
-"""Which configs of the simplified Transformer family no model can be built from, and what to say about them."""
+"""Checks of simplified Transformer configs: fields from which no model can be built, and their messages."""
 
 import difflib
 from collections.abc import Iterable
@@ -135,12 +135,12 @@ def _check_spans(config: Any) -> None:
 
 
 def gain_fields() -> list[str]:
-    """Return every field of the config that is about gains."""
+    """Return the names of all config fields about gains."""
     return [*GAIN_SYMBOLS, "first_value_gain", "last_projection_gain", "per_head_gains", "trainable_gains"]
 
 
 def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
-    """Return the message for a value that is not among those allowed, with the nearest one that is."""
+    """Return the message for a value that is not allowed, with the nearest one that is."""
     names = [str(name) for name in allowed]
     close = difflib.get_close_matches(shown(value).strip("'"), names, n=1)
     hint = f" Did you mean {shown(close[0])}?" if close else ""

@@ -43,8 +43,8 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
             `learned`, `alibi`, `rope`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
         attention_bias: which attention maps have a bias vector: `none`, `query_key` or `all`.
         query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: standard deviation of W^Q, W^K, plain normal
-            W^V and W^P, and the last map of the MLP at the start. W^Q: 0 under shaped attention; else and for the
-            others `initializer_range`.
+            W^V and W^P, and the last map of the MLP at the start. W^Q starts at 0 in shaped attention; otherwise,
+            and for the others, `initializer_range`.
         identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head.
         per_head_gains: False shares one α, β, γ among the heads of a layer.
         attention_skip_gain, attention_gain, mlp_skip_gain, mlp_gain: α_SA, β_SA, α_FF, β_FF of sequential blocks.
@@ -57,11 +57,11 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
             W_init can be tied: `last_layer` makes the product of all W^V·W^P the identity through the last W^P;
             `all_layers` sets every W^P to the inverse of its layer's W^V. `matrix_seed` draws the orthogonal ones.
         trainable_gains: names of the gains that are trained; the others are constants.
-        classifier_pooling: token that stands for a sequence in classification: `last` real token (default if causal),
+        classifier_pooling: token that represents a sequence in classification: `last` real token (default if causal),
             `mean` over real tokens (default otherwise) or `first`.
         span: how far heads read: None, everything; "adaptive", "dynamic" or "fixed", as in `AdaptiveSpanConfig`, with
             its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
-            then what the soft mask leaves of equal logits, so that A = C at the start as before.
+            then taken under the same soft mask, so that A = C at the start as before.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -76,7 +76,7 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     model_type = "simplified_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]
-    # a token of these blocks reads itself
+    # in these blocks a token reads itself
     include_self = True
     # exact for every block: the MLP is split, attention (which may have no output matrix to reduce over) is replicated
     base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
@@ -173,12 +173,12 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     @property
     def sinusoid_amplitude(self) -> float:
-        """What sinusoidal positions are multiplied by: as large as the embeddings they are added to."""
+        """The factor of sinusoidal positions, so that they are as large as the embeddings they are added to."""
         return self.initializer_range
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads with keys and values of their own."""
+        """Number of key heads."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
@@ -188,7 +188,7 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
         return sum(4 - self.is_identity(layer, "value") - self.is_identity(layer, "projection") for layer in layers)
 
     def is_identity(self, layer_idx: int, matrix: str) -> bool:
-        """Return whether W^V (`matrix="value"`) or W^P (`"projection"`) of a layer is the identity, and no module."""
+        """Return whether W^V (`matrix="value"`) or W^P (`"projection"`) of a layer is the identity and no module."""
         if not self.is_reparameterized or self.resolved_matrix_init != "identity":
             return False
         return self.gain(f"{matrix}_skip_gain", layer_idx) == 1 and self.gain(f"{matrix}_gain", layer_idx) == 0
@@ -229,7 +229,7 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
         return 0.0 if self.is_shaped else self.initializer_range
 
     def gain(self, name: str, layer_idx: int | None = None) -> float:
-        """Return the start value of gain `name`, in layer `layer_idx` where layers differ.
+        """Return the start value of gain `name`, in layer `layer_idx` if layers differ.
 
         Raises:
             ConfigurationError: no gain of this name, or `block` does not have it.
@@ -268,7 +268,7 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     @property
     def structure(self) -> dict[str, Any]:
-        """What decides which weights a model has, resolved: configs that differ here cannot share a checkpoint."""
+        """The resolved fields that decide which weights a model has; configs that differ here share no checkpoints."""
         names = ("block", "norm_type", "final_norm_type", "gated_mlp", "attention_bias", "mlp_bias", "per_head_gains")
         return {
             **{name: getattr(self, name) for name in names},

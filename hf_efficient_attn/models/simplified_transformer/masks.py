@@ -1,4 +1,4 @@
-"""Which tokens a query may attend to, in the form that attention wants it in."""
+"""Which tokens a query may attend to, in the form that the attention implementation needs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def attention_allowed(
     cache: Cache | None,
     documents: torch.Tensor | None,
 ) -> Any:
-    """Return the mask in the form the chosen attention implementation wants, or None if it needs none."""
+    """Return the mask in the form that the chosen attention implementation needs, or None if it needs none."""
     overlay = None if documents is None else packed_sequence_mask_function(documents)
     if config.is_causal:
         return create_causal_mask(config, inputs_embeds, attention_mask, cache, and_mask_function=overlay)

@@ -1,14 +1,14 @@
 """Simplified Transformer: Pre-LN, parallel, V-SkipInit, SAS, SAS-P and norm-free SAS-P in one family.
 
-With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C
-its value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (but for the first layer), W^P and the attention
-skip; SAS-P also computes the MLP beside attention and drops the last skip. The matrix is never formed:
-α·V + β·A·V − γ·C·V is an attention function of transformers plus a running mean.
+With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
+value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (except in the first layer), W^P and the attention
+skip; SAS-P also computes the MLP in parallel to attention and drops the last skip. The matrix is never formed: α·V +
+β·A·V − γ·C·V is an attention function of transformers plus a running mean.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
-silent, as the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before block 1 and
-after the last. Where we differ: C is renormalised under padding and packing; attention dropout acts on the softmax
-weights A alone (theirs on the whole shaped matrix); RMSNorm adds its epsilon under the root.
+silent, this follows the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before
+block 1 and after the last. Where we differ: C is renormalised under padding and packing; attention dropout acts on the
+softmax weights A alone (theirs on the whole shaped matrix); RMSNorm adds its epsilon under the root.
 """
 
 from typing import Any
@@ -230,13 +230,13 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BackboneOutput:
-        """Return the last hidden state, with `use_cache` the cache, and of learned spans in training `auxiliary_loss`.
+        """Return the last hidden state, the cache with `use_cache`, and in training the spans' `auxiliary_loss`.
 
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
                 with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
-                a packed document begins; documents do not see each other.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
+                cached yet), a packed document begins; documents do not read each other.
         """
         check_axes(input_ids, inputs_embeds)
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
@@ -255,7 +255,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         if call.cache is not None and self.config.is_centered and self.config.span is None:
             attach_running_sums(call.cache, self.config.num_hidden_layers)
         if call.position_ids is not None:
-            where["position_ids"] = call.position_ids  # by which flash attention finds packed documents
+            where["position_ids"] = call.position_ids  # from which flash attention finds packed documents
         if self.config.span is not None:
             where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
         hidden_states = self.dropout(hidden_states)
@@ -297,7 +297,7 @@ class SimplifiedTransformerForCausalLM(
         position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the masks of one step under a static cache, all of shapes that do not grow, as compilation needs."""
+        """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
         if config.span is not None:
             return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
         mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)

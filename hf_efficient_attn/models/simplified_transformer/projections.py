@@ -14,9 +14,9 @@ from .configuration_simplified_transformer import SimplifiedTransformerConfig
 
 
 class Gain(nn.Module):
-    """Multiply by one number, or by one number per head; a parameter if trained, else a constant.
+    """Multiply by one number, or by one number per head: a parameter if trained, otherwise a constant.
 
-    Shapes: [..., H, D] → the same with `num_heads`; any shape → the same without.
+    Shapes: with `num_heads` [..., H, D] → the same; without, any shape → the same.
     """
 
     def __init__(self, config: SimplifiedTransformerConfig, name: str, layer_idx: int, num_heads: int = 1) -> None:

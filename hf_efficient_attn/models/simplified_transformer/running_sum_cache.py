@@ -1,8 +1,8 @@
 """Cache layers that also keep the running sum of their values, so that C·V costs O(1) per generated token.
 
-The sum is state besides keys and values: it moves with beams and is dropped by cropping (assisted decoding), after
-which the next forward rebuilds it from the cached values. `attach_running_sums` turns the plain layers of any
-transformers cache into these, whoever made the cache; layers of other kinds (quantised) keep working without the sum.
+The sum is state besides keys and values: it is reordered with beams, and dropped by cropping (assisted decoding), after
+which the next forward pass rebuilds it from the cached values. `attach_running_sums` turns the plain layers of any
+transformers cache into these; layers of other kinds (quantised) keep working without the sum.
 """
 
 import torch
@@ -67,7 +67,7 @@ class RunningSumStaticLayer(StaticLayer):
             if not torch.compiler.is_compiling():
                 torch._dynamo.mark_static_address(self.value_sum)
         if self.is_stale:
-            self.value_sum.copy_(centering.sum_past(merge_heads(self.values)))  # slots not yet used hold zeros
+            self.value_sum.copy_(centering.sum_past(merge_heads(self.values)))  # unused slots hold zeros
             self.is_stale = False
         past_sum = self.value_sum.clone()
         self.value_sum.add_(centering.sum(values))
@@ -108,10 +108,10 @@ def attach_running_sums(cache: Cache, num_layers: int) -> None:
 def sum_before(
     cache: Cache, layer_idx: int, centering: Centering | None, values: torch.Tensor
 ) -> torch.Tensor | float | None:
-    """Return the sum of a layer's cached values and have the layer add the new ones, before `cache.update`.
+    """Return the sum of a layer's cached values and have the layer add the new ones; call it before `cache.update`.
 
-    0.0 where no sum is needed; None where the layer keeps none, so that the caller must add up what it gets back from
-    `update`. Shape: [B, 1, hidden_size].
+    It is 0.0 if no sum is needed, and None if the layer keeps none, so that the caller must add up what `update`
+    returns. Shape: [B, 1, hidden_size].
     """
     if centering is None:
         return 0.0

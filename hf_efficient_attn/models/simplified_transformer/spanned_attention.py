@@ -1,8 +1,8 @@
 """Shaped attention within spans: A and C over the keys that a head's soft mask leaves.
 
-C is what A becomes at equal logits, under the same mask: the average of the values with the weights of the soft mask.
-No paper combines the two; this keeps what makes shaped attention start as the identity (He & Hofmann,
-arXiv:2311.01906, section 4.1), for every span.
+C is A at equal logits under the same mask, so C·V is the average of the values weighted by the soft mask. No paper
+combines the two; this keeps the property that shaped attention starts as the identity (He & Hofmann, arXiv:2311.01906,
+section 4.1), for every span.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from hf_efficient_attn.models.spans.penalty import mean_span
 
 
 class SpannedAttention(nn.Module):
-    """What a layer with spans reads. Parameters: the spans."""
+    """Attention of a layer with spans; its only parameters are the spans."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class SpannedAttention(nn.Module):
         """Return A·V [B, T, H, D], the weights A or None, C·V or None, and the mean span of the heads.
 
         Args:
-            hidden_states: what dynamic spans are chosen by, [B, T, hidden_size].
+            hidden_states: the states by which dynamic spans are chosen, [B, T, hidden_size].
             query, key, value: [B, H, T or K, D].
             attention_mask: a token table, a matrix that a user gave, or None.
             dropout: probability with which a weight of A is dropped.
-            bounds: of every layer's spans, where they are known.
+            bounds: the bounds of every layer's spans, if known.
         """
         spans = self.spans(hidden_states)
         own_bounds = None if bounds is None else bounds[self.layer_idx]

@@ -1,9 +1,8 @@
-"""Attention in which every head reads only as far as its span: computed, not only masked.
+"""Attention in which every head reads only as far as its span; keys beyond are not computed at all.
 
-Heads whose spans end in the same granule are computed together; each group reads a band as wide as its own heads need,
-through the kernels that serve any pattern. Without a table of relative positions and without attention dropout, nothing
-is added to the scores within a span: only the keys around the ramp pass through the slower kernel that knows learned
-terms.
+Heads whose spans end in the same granule are computed together. Each group reads a band as wide as its own heads need,
+with the same kernels as any pattern. Without a table of relative positions and without attention dropout, nothing is
+added to the scores within a span, and only the keys around the ramp need the slower kernel for learned terms.
 """
 
 from collections.abc import Sequence
@@ -26,22 +25,22 @@ from hf_efficient_attn.models.spans.module import log_soft_mask
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# spans are rounded outwards to so many tokens, so that few layouts are compiled while they move
+# spans are rounded up to a multiple of this, so that few layouts are compiled while they change
 GRANULE = 32
-# with fewer queries, as in decoding, a call costs more than the keys it saves
+# up to this number of queries, as in decoding, another call costs more than the keys that it saves
 FEW_QUERIES = 8
-# so many keys of all heads such a query reads in less time than a further call takes
+# such a query reads this many keys of all heads in less time than another call takes
 CHEAP_KEYS = 256
 
 
 @dataclass(frozen=True)
 class SpanWindow:
-    """Which keys exist for a head: `limit` of them, counted from the nearest.
+    """The keys that a head chooses from: `limit` of them, counted from the nearest.
 
     Attributes:
         limit, ramp: S and R, in tokens.
-        include_self: the nearest key is the query itself; else the one before it.
-        is_causal: only keys before the query; else as many after it.
+        include_self: whether the nearest key is the query itself, or the one before it.
+        is_causal: whether there are only keys before the query, or as many after it.
     """
 
     limit: int
@@ -55,7 +54,7 @@ class SpanWindow:
         return 0 if self.include_self else 1
 
     def num_keys(self, span: float) -> int:
-        """Return how many keys a head of this span gives any weight, on one side."""
+        """Return to how many keys on one side a head of this span gives weight."""
         return min(self.limit, ceil(span) + self.ramp)
 
     def band(self, num_keys: int) -> Pattern:
@@ -70,8 +69,8 @@ class SpanGroup:
 
     Attributes:
         heads: their indices.
-        num_inner: so many of the nearest keys have weight 1 in all of them.
-        num_keys: so many can have any weight.
+        num_inner: how many of the nearest keys have weight 1 in all of these heads.
+        num_keys: how many of the nearest keys may have any weight.
     """
 
     heads: tuple[int, ...]
@@ -82,7 +81,7 @@ class SpanGroup:
 def span_groups(
     lowest: Sequence[float], highest: Sequence[float], window: SpanWindow, num_queries: int
 ) -> list[SpanGroup]:
-    """Return the heads with spans between `lowest` and `highest`, by how far they read, in granules.
+    """Return the heads, whose spans lie between `lowest` and `highest`, grouped by how far they read in granules.
 
     >>> window = SpanWindow(limit=1024, ramp=32, include_self=False, is_causal=True)
     >>> span_groups([0.0, 500.0, 3.0], [0.0, 500.0, 3.0], window, 1024)
@@ -116,7 +115,7 @@ def merge_groups(groups: list[SpanGroup]) -> list[SpanGroup]:
     least = 0
     for group in groups:
         if not merged or group.num_keys > max(2 * least, CHEAP_KEYS):
-            # what the head with the fewest keys of the next group needs
+            # what the head with the fewest keys in the next group needs
             least = group.num_keys
         else:
             last = merged.pop()
@@ -146,15 +145,15 @@ def attend_spans(
     Args:
         query: [B, H, T, D]; the queries are the last of the K positions.
         key, value: [B, H, K, D].
-        spans: tokens, [1, H, 1] or [B, H, T]; None: every head reads all of the limit.
+        spans: in tokens, [1, H, 1] or [B, H, T]; None: every head reads up to the limit.
         attention_mask: a token table, a matrix that a user gave, or None.
-        position_table: [limit, D], a vector a distance, from the nearest key on, that is added to the keys.
-        bounds: of the spans, which nobody then reads from the device.
-        need_weights: compute densely, and return the weights.
+        position_table: [limit, D], a vector per distance, the nearest key first, that is added to the keys.
+        bounds: of the spans, which then are not read from the device.
+        need_weights: compute densely and return the weights.
     """
     bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
     groups = groups_of(spans, bounds, window, query)
-    # a table may say that other keys follow the queries; a matrix, of a user or of weights, has a column for each key
+    # a table may have keys after the queries; a user's matrix and the weights have a column for each key
     is_cut = attention_mask is None and window.is_causal and not need_weights
     is_per_head = attention_mask is not None and not is_table(attention_mask)
     if is_per_head:
@@ -191,9 +190,9 @@ def attend_spans(
 
 
 def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, window: SpanWindow) -> Tensor:
-    """Return the last of the states before the queries, [B, C, hidden_size], that any head reads.
+    """Return the last states before the queries, [B, C, hidden_size], as many as any head reads.
 
-    Dynamic spans are known only when they are computed, and until then the limit is remembered; of others hardly more
+    Dynamic spans are unknown until they are computed, so the whole limit is remembered; for other spans hardly more
     than they reach.
     """
     if bounds is None or not is_dynamic or torch.compiler.is_compiling():
@@ -203,7 +202,7 @@ def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, wi
 
 
 def pick(tensor: Tensor, heads: Sequence[int]) -> Tensor:
-    """Return these heads of a tensor [B, H, ...]: of neighbours a view."""
+    """Return these heads of a tensor [B, H, ...]; a view if they are neighbours."""
     first, last = heads[0], heads[-1]
     if last - first + 1 == len(heads):
         return tensor[:, first : last + 1]
@@ -218,7 +217,7 @@ def in_order(parts: list[Tensor], dim: int, order: list[int]) -> Tensor:
 
 
 def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) -> bool:
-    """Return whether there is one query that has keys, as in decoding, and nobody asks for a backend or compiles."""
+    """Return whether there is one query with keys, as in decoding, no backend was asked for, and nothing compiles."""
     is_free = backend == preferred_backend() == AUTO and not torch.compiler.is_compiling()
     return is_free and query.shape[2] == 1 and key.shape[2] > window.shift
 
@@ -236,13 +235,13 @@ def attend_nearest(
 ) -> Tensor:
     """Return the output [B, 1, H, D] of a single query, the last position: a row of scores needs no pattern.
 
-    Args as for `attend_spans`, of the heads of a group.
+    The arguments are those of `attend_spans`, for the heads of one group.
     """
     end = key.shape[2] - window.shift
     start = max(0, end - group.num_keys)
     bias = None
     if spans is not None and group.num_inner < group.num_keys:
-        # ahead of the ramp the mask changes nothing
+        # before the ramp the mask changes nothing
         num_free = min(group.num_inner - 1, end - start)
         bias = pad(log_soft_mask(spans, num_free, end - start - num_free, window.ramp), (num_free, 0))
     if position_table is not None:
@@ -255,7 +254,7 @@ def attend_nearest(
 
 
 def groups_of(spans: Tensor | None, bounds: SpanBounds | None, window: SpanWindow, query: Tensor) -> list[SpanGroup]:
-    """Return the groups of a call; without bounds, which a compiler cannot know, one of all heads and all keys."""
+    """Return the groups of a call; without bounds, as while compiling, one group of all heads and all keys."""
     heads = tuple(range(query.shape[1]))
     if spans is None:
         return [SpanGroup(heads, window.limit, window.limit)]
@@ -273,7 +272,7 @@ def terms_of(
     position_table: Tensor | None,
     scale: float,
 ) -> tuple[Term, ...]:
-    """Return what is added to the scores of a group: the scores of the distances, and the logarithm of the mask."""
+    """Return the terms of a group's scores: the scores of the distances, and the logarithm of the mask."""
     terms = []
     if position_table is not None:
         values = query @ position_table[: group.num_keys].to(query.dtype).T * scale

@@ -1,6 +1,6 @@
-"""Between which numbers learned spans lie, read from the device: once for all layers of a forward pass, if they can be.
+"""The bounds of learned spans, read from the device once for all layers of a forward pass where possible.
 
-Spans that every token chooses depend on what the layers before compute, and are read in every layer.
+Dynamic spans depend on the output of earlier layers, and are read in every layer.
 """
 
 from collections.abc import Iterable
@@ -26,17 +26,17 @@ class SpanBounds:
 
 
 def all_bounds(modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
-    """Return the bounds of the spans of every layer that can be known before the layers compute; None for others.
+    """Return the bounds of every layer's spans; None for spans that cannot be known before the layers compute.
 
-    Reads all of a device at once; nothing while compiling. Sharded and offloaded spans are whole only within their
-    layer.
+    All are read from a device at once; while compiling, none are. Sharded and offloaded spans are whole only within
+    their layer.
 
     Args:
-        modules: `Spans`, or what stands in their place.
-        inputs: what else will be asked of the host, see `bring_inputs`.
+        modules: `Spans`, or modules that replace them.
+        inputs: what else will be read on the host, see `bring_inputs`.
 
     Raises:
-        InputError: spans that are no numbers.
+        InputError: spans that are not numbers.
     """
     modules = list(modules)
     bounds: list[SpanBounds | None] = [None] * len(modules)
@@ -62,17 +62,17 @@ def is_whole(module: Any) -> bool:
     """Return whether the learned spans of a layer can be read outside of it."""
     if module.kind != ADAPTIVE or module.is_away:
         return False
-    # shards of a DTensor have the method; those of flat parameters are no parameters, or have other sizes
+    # a DTensor has the method; shards of flat parameters are no parameters, or have other sizes
     return isinstance(module.ratio, nn.Parameter) and not hasattr(module.ratio, "full_tensor")
 
 
 def bounds_of(spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx: int) -> SpanBounds | None:
-    """Return the bounds of the spans of a layer, [1, H, 1] or [B, H, T]; None: it has none, or a compiler knows none.
+    """Return the bounds of a layer's spans, [1, H, 1] or [B, H, T]; None if it has no spans, or while compiling.
 
-    frozen: spans that are numbers anyway, for which nothing is read.
+    frozen: spans that are known as numbers, so that nothing is read.
 
     Raises:
-        InputError: spans that are no numbers.
+        InputError: spans that are not numbers.
     """
     if frozen is not None:
         return SpanBounds(frozen, frozen)
@@ -87,7 +87,7 @@ def bounds_of(spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx:
 
 
 def checked(bounds: SpanBounds, layer_idx: int) -> SpanBounds:
-    """Return the bounds, or raise InputError if they are no numbers."""
+    """Return the bounds, or raise InputError if they are not numbers."""
     numbers = (*bounds.lowest, *bounds.highest)
     if not all(isfinite(number) for number in numbers):
         raise InputError(

@@ -1,4 +1,4 @@
-"""A cache for `generate` that holds of each layer only the keys that its heads can still read."""
+"""A cache for `generate` that holds, for each layer, only the keys that its heads can still read."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
 
 
 class SpanCache(PatternCache):
-    """As `PatternCache`; a layer keeps as many keys as its longest span with its ramp, a dynamic one the limit.
+    """As `PatternCache`; a layer keeps as many keys as its longest span plus ramp, with dynamic spans up to the limit.
 
     Args:
-        model: with spans, of any family; they must not change while the cache is in use.
+        model: of any family, with spans that do not change while the cache is in use.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,18 +30,18 @@ class SpanCache(PatternCache):
         Cache.__init__(self, layers=layers)
 
     def check(self, config: Any) -> None:
-        """Check nothing: no pattern of a config says what spans read."""
+        """Check nothing: what spans read is not in a config's pattern."""
 
 
 class UncountedPadding(Padding):
-    """Padding anywhere: layers that keep the last tokens, and no first ones, need not know how much there is."""
+    """Padding anywhere: layers that keep only the last tokens need not know how much there is."""
 
     def note(self, is_token: Tensor | None) -> None:
         """Count nothing."""
 
 
 def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> int:
-    """Return how many tokens before a query the heads of a layer can read; `bounds`: of its spans, where known."""
+    """Return how many tokens before a query the heads of a layer can read; `bounds`: those of its spans, if known."""
     window = span_window(config)
     if spans.kind == DYNAMIC:
         longest: float = window.limit
@@ -51,9 +51,9 @@ def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> in
 
 
 class SpanGeneration:
-    """Mixin for causal language models: `generate` uses a `SpanCache` by default, where the model has spans.
+    """Mixin for causal language models: `generate` uses a `SpanCache` by default if the model has spans.
 
-    Not where tokens are taken back (assisted decoding), and not where a text has padding behind it.
+    It does not in assisted decoding, which takes tokens back, and with padding after a text.
     """
 
     def _prepare_cache_for_generation(
@@ -71,6 +71,6 @@ class SpanGeneration:
 
 
 def pads_behind(model_kwargs: dict[str, Any]) -> bool:
-    """Return whether a padding mask masks tokens after others that it does not mask."""
+    """Return whether a padding mask masks a token after one that it does not mask."""
     mask = model_kwargs.get("attention_mask")
     return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :-1] > mask[:, 1:]).any())

@@ -1,4 +1,4 @@
-"""The layer of a cache in which a new token is written behind the others and moves none of them."""
+"""The layer of a cache in which new tokens are written after the others without moving them."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 
-# least room for new tokens behind those that a layer holds
+# least room for new tokens after those that a layer holds
 ROOM_TOKENS = 32
 
 
 class SpanLayer(PatternLayer):
-    """The last keys and values of one layer, in buffers with room behind: a new token is written, no other moves."""
+    """The last keys and values of one layer, in buffers with room for more: writing new tokens moves no others."""
 
     def __init__(self, num_first: int, left: int, padding: Padding) -> None:
         super().__init__(num_first, left, padding)
@@ -31,19 +31,20 @@ class SpanLayer(PatternLayer):
 
 
 class Buffer:
-    """Tokens [batch, heads, tokens, head_dim] with room for further ones behind them."""
+    """Tokens [batch, heads, tokens, head_dim] with room for more after them."""
 
     def __init__(self) -> None:
         self.tokens: Tensor | None = None
-        # the tokens held, a view that ends at place `stop`
+        # the tokens held, a view that ends at index `stop`
         self.held: Tensor | None = None
         self.stop = 0
 
     def append(self, held: Tensor, new: Tensor, num_kept: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens held with new ones behind them, and the last `num_kept` of these; both are views.
+        """Return the tokens held with the new ones appended, and the last `num_kept` of these; both are views.
 
         Args:
-            held: what the last call returned as kept; anything else, as after a reordering of beams, is copied first.
+            held: the kept tokens that the last call returned; any other tensor, as after reordering beams, is copied
+                first.
         """
         num_held, num_new = held.shape[2], new.shape[2]
         if held is not self.held or not self.has_room(num_new):
@@ -58,7 +59,7 @@ class Buffer:
         return joined, self.held
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether so many tokens can be written behind those held."""
+        """Return whether this many tokens can be written after those held."""
         if self.tokens is None or (self.tokens.is_inference() and not torch.is_inference_mode_enabled()):
             return False
         return self.stop + num_tokens <= self.tokens.shape[2]

@@ -1,4 +1,4 @@
-"""What a checkpoint with spans must agree with before and after its weights are read."""
+"""Checks of a checkpoint with spans before and after its weights are read."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, span_modules
 
-# what trained spans mean
+# the fields that give trained spans their meaning
 MEANING = ("span", "span_ramp", "frozen_spans")
 
 
 def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    """Raise CheckpointError if spans are asked for that are not the saved ones.
+    """Raise CheckpointError if other spans are asked for than the saved ones.
 
     Args:
         saved: the config of the checkpoint.
@@ -46,7 +46,7 @@ def checked_spans_of(loaded: Any) -> Any:
     """Return what `from_pretrained` returned.
 
     Raises:
-        CheckpointError: its spans lie outside of 0 and the limit.
+        CheckpointError: its spans do not lie between 0 and the limit.
     """
     for spans in span_modules(loaded[0] if isinstance(loaded, tuple) else loaded):
         spans.check()

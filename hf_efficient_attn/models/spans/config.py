@@ -1,4 +1,4 @@
-"""What every config with spans has in common: its checks, and the window its heads choose from."""
+"""What all configs with spans share: their checks, and the window that heads choose from."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def check_spans(config: Any) -> None:
 
 
 def check_frozen(config: Any) -> None:
-    """Bring `frozen_spans` into JSON types, or raise ConfigurationError."""
+    """Write `frozen_spans` in JSON types, or raise ConfigurationError."""
     if config.span == "dynamic":
         raise ConfigurationError(
             "frozen_spans with span='dynamic': there every token chooses its span, so no list of numbers stands for "

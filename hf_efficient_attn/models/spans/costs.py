@@ -20,9 +20,9 @@ def average_span(model: nn.Module) -> float:
 
 
 def max_span(model: nn.Module) -> int:
-    """Return the keys that the head with the longest span reads, its ramp included, in tokens.
+    """Return how many keys the head with the longest span reads, ramp included.
 
-    Of dynamic spans, the head and token of the last forward pass.
+    For dynamic spans this is over the heads and tokens of the last forward pass.
 
     Raises:
         InputError: no spans, or offloaded ones.

@@ -1,4 +1,4 @@
-"""Learned spans made constants, and moved to another limit."""
+"""Making learned spans constant, and moving them to another limit."""
 
 from typing import Any, TypeVar
 
@@ -16,12 +16,12 @@ Model = TypeVar("Model", bound=nn.Module)
 def freeze_spans(model: Model) -> Model:
     """Make the learned spans of a model constants of its config, in place, and return the model.
 
-    It computes what it computed, ramp included, from one static pattern per head, known to compilers and exports. The
-    spans are saved in `config.frozen_spans`, in tokens; the parameters and the penalty are gone. Spans that are
-    frozen already stay.
+    It computes the same function, ramp included, by one static pattern per head, which can be compiled and exported.
+    The spans are saved in `config.frozen_spans`, in tokens; the parameters and the penalty are removed. Spans that are
+    already frozen stay as they are.
 
     Raises:
-        InputError: the model has no spans that are learned once for all texts, offloaded ones, or some that are no
+        InputError: the model has no spans that are learned once for all texts, or its spans are offloaded or not
             numbers.
     """
     found = known_spans(model)
@@ -43,11 +43,12 @@ def freeze_spans(model: Model) -> Model:
 
 
 def set_span_limit(model: Model, span_limit: int) -> Model:
-    """Give the heads of a model another limit, in place, and return the model.
+    """Give the spans of a model another limit, in place, and return the model.
 
-    Spans keep their tokens, up to the limit. Saved as shares of it, they become min(1, share · old limit / new limit).
-    A table of relative positions loses its farthest rows, or gets new ones, which start as such a table starts. Dynamic
-    spans, which are shares by nature, become longer or shorter.
+    Spans keep their length in tokens, up to the limit: saved as shares of it, they become min(1, share · old limit /
+        new
+    limit). A table of relative positions loses its farthest rows, or gets new ones, initialised as the others were.
+    Dynamic spans, which are shares by nature, become longer or shorter.
 
     Raises:
         ConfigurationError: a limit below 1, or below a frozen span.
@@ -64,10 +65,10 @@ def set_span_limit(model: Model, span_limit: int) -> Model:
 
 
 def change_config(config: Any, **fields: Any) -> None:
-    """Set fields of a config; one that is refused leaves all as they were.
+    """Set fields of a config; if one is refused, all stay as they were.
 
     Raises:
-        ConfigurationError: of `config.check()`.
+        ConfigurationError: `config.check()` refuses them.
     """
     before = {name: getattr(config, name) for name in fields}
     try:
@@ -81,7 +82,7 @@ def change_config(config: Any, **fields: Any) -> None:
 
 
 def fit_rows(table: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return a table [rows, width] cut to, or filled up with N(0, 1) to, so many rows."""
+    """Return a table [rows, width] cut to this many rows, or extended to them with N(0, 1)."""
     missing = max(0, num_rows - len(table))
     new = torch.randn(missing, table.shape[1], dtype=table.dtype, device=table.device)
     return torch.cat((table[:num_rows], new))

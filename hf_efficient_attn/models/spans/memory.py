@@ -1,8 +1,8 @@
 """What a model remembers from one segment of a text to the next: the inputs of its layers, without gradients.
 
-Keys and values are computed from them anew, with the weights of the moment. Source: Dai et al., "Transformer-XL"
-(arXiv:1901.02860), section 3.2; Sukhbaatar et al. (arXiv:1905.07799), whose code does the same. That starts with zeros,
-which queries read; here what does not exist is not read.
+Keys and values are computed from them again, with the current weights. Source: Dai et al., "Transformer-XL"
+(arXiv:1901.02860), section 3.2; Sukhbaatar et al. (arXiv:1905.07799), whose code does the same. Their code starts
+with zeros, which queries read; here, what does not exist is not read.
 """
 
 import torch
@@ -13,7 +13,7 @@ from hf_efficient_attn.layout.host_copies import on_host
 
 
 class SegmentMemory:
-    """Past inputs of every layer, [B, C, hidden_size] each, for training and evaluation apart."""
+    """Past inputs of every layer, [B, C, hidden_size] each, kept separately for training and evaluation."""
 
     def __init__(self) -> None:
         self._kept: dict[bool, tuple[int, list[Tensor]]] = {}
@@ -23,7 +23,7 @@ class SegmentMemory:
         self._kept.clear()
 
     def read(self, segment_index: Tensor, is_training: bool, num_layers: int) -> tuple[int, list[Tensor | None]]:
-        """Return the number of the segment, and what each layer has kept; None where a text begins.
+        """Return the number of the segment, and what each layer has kept, or None where a text begins.
 
         Args:
             segment_index: int [B], the number of this segment in its row, the same in all rows.
@@ -51,7 +51,7 @@ class SegmentMemory:
         return numbers[0], list(kept)
 
     def write(self, number: int, is_training: bool, states: list[Tensor]) -> None:
-        """Keep these inputs of the segment of this number for the one that follows."""
+        """Keep the layers' inputs of segment `number` for the segment that follows."""
         self._kept[is_training] = (number, [tensor.detach() for tensor in states])
 
 

@@ -1,10 +1,10 @@
-"""How far the heads of a layer read: all of a limit, a learned span each, or a span that every token chooses.
+"""How far the heads of a layer read: to a limit, to a learned span each, or to a span that every token chooses.
 
-With span z a head weighs the key at index x (0 is the nearest one it may read) by m_z(x) = clamp((R + z − x) / R, 0, 1)
-before the softmax is normalised, which is softmax(s + log m). The ramp of R tokens carries the gradient of z.
+With span z, a head weighs the key at index x (0 is the nearest one it may read) by m_z(x) = clamp((R + z − x) / R, 0,
+1) before the softmax is normalised, which equals softmax(s + log m). The ramp of R tokens carries the gradient of z.
 
-Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), section 2.2. As the authors'
-code and unlike the letter of the paper, the nearest key has index 0 and not 1, so that span 0 reads R keys.
+Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), section 2.2. As in the authors'
+code, and unlike in the paper's text, the nearest key has index 0 and not 1, so that span 0 reads R keys.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ KINDS = (FIXED, ADAPTIVE, DYNAMIC)
 class Spans(nn.Module):
     """The spans of one layer's heads. Shapes: hidden states [B, T, hidden_size] → spans in tokens.
 
-    `adaptive`: a parameter `ratio` [H], spans are `limit` · ratio, kept within 0 and 1 by `clamp_`, which `clamp_spans`
-    calls before every forward pass in training. `dynamic`: limit · sigmoid(weight·x_t + bias), with a vector a head,
-    which starts at 0 (the paper does not say), and a bias. `fixed`: the limit. `frozen`: the config's `frozen_spans`.
-    Parameters stay in float32 whatever the model is cast to: in bfloat16 a span of 8,192 tokens moves by 32.
+    `adaptive`: spans are `limit` · `ratio`, a parameter [H] that `clamp_` keeps between 0 and 1; `clamp_spans` calls it
+    before every forward pass in training. `dynamic`: limit · sigmoid(weight·x_t + bias), with a bias and a vector per
+    head, which starts at 0 (the paper does not say). `fixed`: the limit. `frozen`: the config's `frozen_spans`.
+    Parameters stay in float32 whatever the model is cast to: in bfloat16 a span of 8,192 tokens moves in steps of 32.
 
     Reads from the config: `span`, `span_limit`, `span_ramp`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
     """
@@ -42,7 +42,7 @@ class Spans(nn.Module):
         self.kind = config.span if config.frozen_spans is None else FROZEN
         self.frozen = None if config.frozen_spans is None else tuple(config.frozen_spans[layer_idx])
         self.initial_ratio, self.initial_bias = float(config.span_init), float(config.dynamic_span_bias)
-        # mean and longest of the last forward pass, for reports
+        # mean and longest span in the last forward pass, for reports
         self.seen: Tensor | None = None
         self.seen_longest: Tensor | None = None
         if self.kind == ADAPTIVE:
@@ -61,16 +61,17 @@ class Spans(nn.Module):
             init.constant_(self.bias, self.initial_bias)
 
     def forward(self, hidden_states: Tensor | None) -> Tensor | None:
-        """Return spans in tokens, float32 [1, H, 1] or, if dynamic, [B, H, T]; None: all heads read the limit.
+        """Return spans in tokens, float32 [1, H, 1] or, if dynamic, [B, H, T]; None: all heads read up to the limit.
 
-        hidden_states: `adaptive` spans need none.
+        hidden_states: needed by dynamic spans only.
         """
         if self.kind == FIXED:
             return None
         if self.kind == FROZEN:
             return device_numbers(self.frozen, hidden_states.device, torch.float32)[None, :, None]
         if self.kind == ADAPTIVE:
-            # nobody clamps in evaluation, and an optimizer may have moved it: the value is cut, its gradient is not
+            # in evaluation nothing clamps what an optimizer may have moved: the value is clamped here, its gradient is
+            # not
             ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()
             return self.limit * ratio[None, :, None]
         with torch.autocast(hidden_states.device.type, enabled=False):
@@ -78,11 +79,11 @@ class Spans(nn.Module):
         return self.limit * torch.sigmoid(logits).transpose(1, 2)
 
     def note(self, spans: Tensor | None, real_tokens: Tensor | None) -> None:
-        """Keep the mean and the longest span of each head, for reports, where tokens choose them; not while compiling.
+        """Keep the mean and the longest dynamic span of each head for reports; not while compiling.
 
         Args:
             spans: as `forward` returned them.
-            real_tokens: bool [B, T], of which alone is spoken; None: all.
+            real_tokens: bool [B, T], True for the tokens that count; None: all do.
         """
         if self.kind != DYNAMIC or spans is None or torch.compiler.is_compiling():
             return
@@ -91,13 +92,13 @@ class Spans(nn.Module):
         self.seen, self.seen_longest = counted.sum((0, 2)) / weights.sum().clamp(min=1), counted.amax((0, 2))
 
     def clamp_(self) -> None:
-        """Bring learned spans back between 0 and the limit, in place; an optimizer does not know these bounds."""
+        """Clamp learned spans to 0 … limit, in place; an optimizer does not know these bounds."""
         if self.kind == ADAPTIVE:
             with torch.no_grad():
                 if torch.compiler.is_compiling():
                     self.ratio.clamp_(0.0, 1.0)
                 else:
-                    # .data: two forward passes before a backward one must not count as a change of what was saved
+                    # .data, so that a second forward pass before backward() does not count as changing a saved tensor
                     self.ratio.data.clamp_(0.0, 1.0)
 
     @property
@@ -106,9 +107,9 @@ class Spans(nn.Module):
         return any(parameter.is_meta for parameter in self.parameters())
 
     def head_spans(self) -> Tensor:
-        """Return the span of each head in tokens, ramp not counted, [H]; dynamic: its mean over the last tokens seen.
+        """Return the span of each head in tokens without the ramp, [H]; dynamic: its mean over the last tokens seen.
 
-        Before a dynamic span has seen a token, what it starts with. The limit where the parameter is offloaded.
+        A dynamic span that has seen no token gives its start value, an offloaded parameter the limit.
         """
         with torch.no_grad():
             if self.kind == FIXED or self.is_away:
@@ -120,7 +121,7 @@ class Spans(nn.Module):
             return self.limit * torch.sigmoid(whole(self.bias)) if self.seen is None else self.seen
 
     def longest_spans(self) -> Tensor:
-        """Return the longest span of each head in tokens, ramp not counted, [H]; dynamic: over the last tokens seen."""
+        """Return the longest span of each head in tokens without the ramp, [H]; dynamic: over the last tokens seen."""
         return self.head_spans() if self.seen_longest is None else self.seen_longest
 
     def freeze(self, tokens: list[float]) -> None:
@@ -130,26 +131,26 @@ class Spans(nn.Module):
 
     @torch.no_grad()
     def set_limit(self, limit: int) -> None:
-        """Change the limit; learned spans keep their tokens, as far as the limit allows."""
+        """Change the limit; learned spans keep their length in tokens, as far as the limit allows."""
         if self.kind == ADAPTIVE:
             self.ratio.mul_(self.limit / limit).clamp_(0.0, 1.0)
         self.limit = limit
 
     def check(self) -> None:
-        """Raise CheckpointError if learned spans lie outside of 0 … limit, as no training leaves them."""
+        """Raise CheckpointError if learned spans lie outside of 0 … limit, where training never leaves them."""
         if self.kind != ADAPTIVE or self.is_away:
             return
         ratios = whole(self.ratio)
         if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):
             raise CheckpointError(
                 f"Layer {self.layer_idx} has span ratios {[round(ratio, 4) for ratio in ratios.tolist()]}; a ratio is "
-                f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens in the "
-                "place of shares (divide them by the span limit), or was written without clamping them after the last "
+                f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens instead "
+                "of shares (divide them by the span limit), or was written without clamping them after the last "
                 "step."
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Spans":
-        """Move as told, but never to a dtype narrower than float32."""
+        """Move the module as told, but never to a dtype narrower than float32."""
 
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -160,9 +161,9 @@ class Spans(nn.Module):
 
 
 def span_modules(model: nn.Module) -> list[Spans]:
-    """Return the spans of all layers of a model, in the order of the layers; empty: it has none.
+    """Return the spans of all layers of a model, in the order of the layers; empty if it has none.
 
-    Where an adapter trains a copy (PEFT's `modules_to_save`), that copy and not the original.
+    Where an adapter trains a copy (PEFT's `modules_to_save`), this is the copy and not the original.
     """
     return [
         module
@@ -172,12 +173,12 @@ def span_modules(model: nn.Module) -> list[Spans]:
 
 
 def clamp_before_saving(module: nn.Module, *_: Any) -> None:
-    """Clamp spans of which the weights are asked for; at the top of this file, so that a model can be pickled."""
+    """Clamp the spans of a module whose weights are about to be saved; defined here, so that it can be pickled."""
     module.clamp_()  # type: ignore[operator]
 
 
 def known_spans(model: nn.Module) -> list[Spans]:
-    """Return the spans of all layers, which can be read.
+    """Return the spans of all layers, after checking that they can be read.
 
     Raises:
         InputError: the model has none, or their parameters are offloaded.
@@ -198,9 +199,10 @@ def known_spans(model: nn.Module) -> list[Spans]:
 
 
 def clamp_spans(model: nn.Module) -> None:
-    """Clamp the learned spans of a backbone that is about to compute in training; nothing in evaluation.
+    """Clamp the learned spans of a backbone before a forward pass in training; in evaluation, do nothing.
 
-    Before its layers are called: sharded parameters (FSDP) are still what the optimizer moves, and not a copy.
+    It must run before the layers are called: sharded parameters (FSDP) are then still those that the optimizer moves,
+    not copies.
     """
     if model.training:
         for spans in span_modules(model):
@@ -219,5 +221,5 @@ def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:
 
 
 def whole(parameter: Tensor) -> Tensor:
-    """Return a parameter as one tensor, also where it is sharded over processes."""
+    """Return a parameter as one tensor, even if it is sharded over processes."""
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

@@ -1,4 +1,4 @@
-"""What keeps spans short: λ times the mean span of the heads, summed over the layers, beside the loss in training.
+"""The penalty that keeps spans short: λ times the mean span of the heads, summed over layers, added to the loss.
 
 Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2; the mean is over the heads of a layer, the sum over layers.
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
-    """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: they are no numbers.
+    """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: there are no spans.
 
     Args:
         real_tokens: bool [B, T]; None: all.
@@ -21,7 +21,7 @@ def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None
 
 
 def real_tokens(attention_mask: Any, num_tokens: int) -> Tensor | None:
-    """Return which new tokens are no padding, bool [B, T], by a mask over cached and new ones; None: not said."""
+    """Return which new tokens are not padding, bool [B, T], by a mask over cached and new ones; None: unknown."""
     is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
     return attention_mask[:, -num_tokens:].bool() if is_padding_mask else None
 
@@ -30,7 +30,7 @@ def span_penalty(model: nn.Module, spans: list[Tensor | None]) -> Tensor | None:
     """Return λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that do not train.
 
     Args:
-        spans: the mean span of every layer; None: it is no number.
+        spans: the mean span of every layer; None: it has none.
     """
     config: Any = model.config
     trained = [span for span in spans if span is not None]

@@ -1,4 +1,4 @@
-"""Multi-head attention that follows a pattern: of the sparse Transformer's layers, and of sparse encoders.
+"""Multi-head attention that follows a pattern, for the layers of the sparse Transformer and of sparse encoders.
 
 Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
 """
@@ -71,8 +71,8 @@ class SparseAttention(nn.Module):
 
         Args:
             attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
-            global_positions, global_mask: global tokens of all examples, and of each, bool [B, K].
-            global_rows: where they stand among the T queries; only with projections of their own.
+            global_positions, global_mask: the global tokens that all examples share, and those of each, bool [B, K].
+            global_rows: where they are among the T queries; only with global projections.
             position_embeddings: cosines and sines of rotary positions, or those of each theta.
         """
         query, key, value = (
@@ -106,7 +106,8 @@ class SparseAttention(nn.Module):
         out = self.o_proj(out.flatten(2))
         if global_rows is not None:
             read, read_weights = self.global_attention(hidden_states, global_rows, rotation, cached_globals)
-            # behind o_proj, whose input is kept for the backward pass: before it, a second copy would be
+            # after o_proj, which keeps its input for the backward pass: replacing rows before it would keep a second
+            # copy
             out = replace_rows(out, global_rows, self.o_proj(read.flatten(2)), 1)
             weights = None if weights is None else replace_rows(weights, global_rows, read_weights, 2)
         return out, weights
@@ -119,7 +120,7 @@ class SparseAttention(nn.Module):
     def _update(
         self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Return keys and values of all tokens, and those of the global projections, which the cache keeps as heads."""
+        """Return the keys and values of all tokens, and those of the global projections, cached as more heads."""
         if self.global_attention is None:
             return *append_to_cache(cache, key, value, self.layer_idx), None
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
@@ -138,7 +139,7 @@ class SparseAttention(nn.Module):
             return LayerPattern(Full(), reads_all=True)
         if not global_positions or followed.reads_all:
             return followed
-        # rows of global tokens with projections of their own are computed apart
+        # rows of global tokens with global projections are computed separately
         joined = remembered(
             self, join_globals, followed.pattern, global_positions, self.global_attention is None, self.is_causal
         )
@@ -158,7 +159,7 @@ class SparseAttention(nn.Module):
     def _attend_relative(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with relative positions, in heads that read alike at once: each needs other distances."""
+        """Attend with relative positions, one group of heads at a time, since each group needs other distances."""
         groups = remembered(self, reach_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
         query, terms = self.relative(query, groups, key.shape[2], self.scaling)
         key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
@@ -171,7 +172,7 @@ class SparseAttention(nn.Module):
 
 
 def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by others, who know nothing of keys of global tokens."""
+    """Raise UnsupportedBackendError if a cache was filled by code that does not know the keys of global tokens."""
     held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
     if held is not None and held.numel() and held.shape[1] != num_heads:
         raise UnsupportedBackendError(
@@ -181,7 +182,7 @@ def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:
 
 
 def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:
-    """Return the pattern with global tokens, or its causal form. reads_all: whether they read everything by it, too."""
+    """Return the pattern with global tokens, or its causal form; `reads_all`: whether they read everything, too."""
     joined = pattern | GlobalTokens(positions, reads_all=reads_all)
     return joined.causal() if is_causal else joined
 
@@ -189,11 +190,11 @@ def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, 
 def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Tensor:
     """Return `states` with the rows of global tokens, which lie on `axis`, replaced.
 
-    Shapes: states [B, T, hidden_size] (axis 1) or [B, H, T, K] (axis 2); new, the same with X in the place of T.
+    Shapes: states [B, T, hidden_size] (axis 1) or [B, H, T, K] (axis 2); new, the same with X instead of T.
     """
     shape = [-1 if dim == axis else 1 for dim in range(states.ndim)]
     shape[0] = states.shape[0]
     index = rows.index.view(shape).expand(new.shape)
     found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
-    # places that are no global token come more than once, and add nothing
+    # indices that are no global token may repeat, and add nothing
     return torch.where(rows.is_row.view(shape), torch.zeros_like(states).scatter_add(axis, index, found), states)

@@ -1,7 +1,7 @@
-"""BigBird as transformers evaluates it: in eval mode each random block is replaced by another copy of block 0.
+"""BigBird as transformers evaluates it: in eval mode each random block is replaced by a copy of block 0.
 
-The paper and the authors' code read the same random blocks in training and evaluation. This is the other function,
-for checkpoints that were used with transformers and shall give the same logits: `random_blocks_in_eval="transformers"`.
+The paper and the authors' code read the same random blocks in training and evaluation. This variant is for checkpoints
+that must give the same logits as in transformers: `random_blocks_in_eval="transformers"`.
 """
 
 import math
@@ -21,14 +21,14 @@ from hf_efficient_attn.patterns.pattern import Pattern
 def repeat_first_block(
     block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, attention_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys that count block 0 once for each of the random blocks of a row, which are left out.
+    """Return queries and keys that count block 0 once more for each random block of a row, instead of these.
 
-    A key that stands r more times in a softmax has log(1 + r) added to its score: here by one more dimension, 1 in the
-    queries outside of the first and the last block, the bonus in the keys of block 0.
+    A key that occurs r more times in a softmax has log(1 + r) added to its score. Here one more dimension does that: it
+    is 1 in the queries outside of the first and the last block, and the bonus in the keys of block 0.
     Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
 
-    attention_mask: a token table, or None; blocks count from the first real token of a document to its last, as the
-        pattern does, where transformers counts padding as well.
+    attention_mask: a token table, or None. Blocks are counted from the first real token of a document to its last,
+        as in the pattern; transformers counts padding as well.
     """
     _, locations = read_locations(attention_mask, query.shape[0], query.shape[2], key.shape[2], key.device)
     block, last = locations.positions // block_tokens, last_positions(locations) // block_tokens
@@ -42,7 +42,7 @@ def repeat_first_block(
 
 
 def check_packing(full_attention_up_to: int | None, documents: Tensor | None, tokens: int) -> None:
-    """Refuse packed documents where alone each would be read by full attention, and in a longer row is not.
+    """Refuse packed documents that would be read by full attention alone, but not in a longer row.
 
     documents: [B, T], as `find_documents` returns them.
 
@@ -58,19 +58,19 @@ def check_packing(full_attention_up_to: int | None, documents: Tensor | None, to
     )
     if not is_tracing(documents):
         raise InputError(message)
-    # while tracing there are always documents, perhaps one a row
+    # while tracing there are always documents, perhaps one per row
     torch._assert_async((documents == 0).all(), message)
 
 
 def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
-    """Return the part of a union that is not random, the block length in tokens, and the random blocks of a row.
+    """Return the part of a union that is not random, the block length in tokens, and the random blocks per row.
 
     >>> from hf_efficient_attn.patterns.big_bird import bigbird
     >>> split_random(bigbird(block_tokens=16, num_random_blocks=2))[1:]
     (16, 2)
 
     Raises:
-        ConfigurationError: random parts that are no blocks of one length joined to the rest.
+        ConfigurationError: the random parts are not blocks of one length joined to the rest by `|`.
     """
     members = pattern.members()
     rest = [member for member in members if not member.is_random]

@@ -1,4 +1,4 @@
-"""The block of a sparse Transformer: attention and MLP, each with a skip and a norm after (BERT) or before it."""
+"""The block of a sparse Transformer: attention and MLP, each with a skip and a norm after it (BERT) or before it."""
 
 from typing import Any
 

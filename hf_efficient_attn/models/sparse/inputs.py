@@ -1,4 +1,4 @@
-"""The inputs of a sparse model: checked, and its global tokens found, once for all layers."""
+"""The inputs of a sparse model are checked, and its global tokens found, once for all layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ from hf_efficient_attn.models.prologue import PreparedCall
 
 
 def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
-    """Raise for inputs that are missing, doubled or of another shape, and for calls from continuous batching.
+    """Refuse inputs that are missing, doubled or of another shape, and calls from continuous batching.
 
     Raises:
         InputError: see `check_axes`.
@@ -44,7 +44,7 @@ def resolved_rule(config: Any, task: str | None) -> Rule:
 
 
 def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor | None:
-    """Return the tokens, if the rule for global tokens looks at them; None: it does not."""
+    """Return the tokens if the rule for global tokens looks at them, otherwise None."""
     rule = resolved_rule(config, task)
     is_by_place = rule is None or rule == "first" or (isinstance(rule, Mapping) and "token_ids" not in rule)
     return None if is_by_place else input_ids
@@ -58,11 +58,11 @@ def global_arguments(
     input_ids: Tensor | None,
     global_attention_mask: Tensor | None,
 ) -> dict[str, Any]:
-    """Return what attention layers want to know about global tokens, as keyword arguments.
+    """Return what attention layers need to know about global tokens, as keyword arguments.
 
     Args:
         table: of the call (`PreparedCall.table`).
-        input_ids: [B, T]; None where embeddings were given.
+        input_ids: [B, T]; None if embeddings were given.
         global_attention_mask: [B, cached + T], or None.
 
     Raises:
@@ -75,7 +75,7 @@ def global_arguments(
     if choice.every is not None:
         choice = GlobalTokenChoice(mask=global_keys(choice, *place, device))
     elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
-        # a static cache has room for tokens to come
+        # a static cache has room for later tokens
         missing = call.num_keys - choice.mask.shape[1]
         choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
     rows = None
@@ -87,7 +87,7 @@ def global_arguments(
 def _choice(
     config: Any, task: str | None, call: PreparedCall, input_ids: Tensor | None, marked: Tensor | None
 ) -> GlobalTokenChoice:
-    """Return the global tokens that the call marks or, where it marks none, those of the config's rule."""
+    """Return the global tokens that the call marks or, without a mask, those of the config's rule."""
     mask, past = call.attention_mask, call.past_tokens
     is_token = mask if mask is not None and mask.ndim == 2 else None
     if marked is None:

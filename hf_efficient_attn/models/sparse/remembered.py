@@ -1,4 +1,4 @@
-"""What modules work out once in Python, of things that a compiler cannot trace: the algebra of patterns."""
+"""Results that modules compute once in Python because a compiler cannot trace them: the algebra of patterns."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -15,16 +15,16 @@ _results: BoundedCache[Any] = BoundedCache(SMALL_BYTES)
 
 
 def remembered(module: nn.Module, build: Callable[..., Any], pattern: Pattern, *arguments: Hashable) -> Any:
-    """Return `build(pattern, *arguments)`, which is kept.
+    """Return `build(pattern, *arguments)`, computed once per module.
 
-    A compiler does not look into `build`, and takes its result for granted.
+    A compiler does not trace `build`, and treats its result as a constant.
     """
     if not torch.compiler.is_compiling():
         return _build(build, pattern, *arguments)
     name = f"_{build.__name__}"
-    # as text, whose making is traced: so the graph is guarded by the fields of the pattern
+    # as text, whose writing is traced, so that the graph is guarded by the fields of the pattern
     run_untraced(_keep, module, name, build, to_text(pattern), *arguments)
-    # not from __dict__, of which the compiler may hold a copy that is older
+    # not from __dict__, of which the compiler may hold an older copy
     return getattr(module, name)
 
 

@@ -27,21 +27,22 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
 
     Args:
         attention_pattern: who reads whom in the encoder, in any form that `sparsify` takes: a pattern, its dict, a list
-            per layer, or a tile; {"encoder": ..., "decoder": ...} gives the decoder's self-attention one, too, in its
-            causal form. None: full attention. Every target token reads the whole source.
-        global_tokens: which source tokens read, and are read by, everything, where a call has no
+            per layer, or a tile; {"encoder": ..., "decoder": ...} also gives the decoder's self-attention a pattern, in
+            its causal form. None: full attention. Every target token reads the whole source.
+        global_tokens: which source tokens read, and are read by, everything, if a call has no
             `global_attention_mask`: "first"; "question", those before the first `sep_token_id`; "choice", those after
             its second part begins; {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head,
             "first" in sequence classification, "question" in question answering, none elsewhere.
-        global_projections: global tokens read by queries, keys and values of their own, which start as copies.
+        global_projections: global tokens read with query, key and value projections of their own, which start as
+            copies.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
-            `global_projections`, where they cannot be counted.
+            `global_projections`, which cannot count them.
         random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
             which replaces them by copies of block 0 in eval mode.
-        full_attention_up_to: sources of at most so many tokens are read by full attention (transformers'
+        full_attention_up_to: sources of at most this many tokens are read by full attention (transformers'
             BigBird-Pegasus: 704); None: the pattern holds at every length.
-        norm_position: "post", as Vaswani et al. and BART, or "pre"; then a norm follows each stack.
-        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
+        norm_position: "post", as in Vaswani et al. and BART, or "pre", with another norm after each stack.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         norm_before_first_layer: False leaves out the first norm of both stacks in pre-norm models.
         embedding_norm: a norm on the sum of token and position embeddings.
         position_embedding_type: "learned", "sinusoidal" or "none".
@@ -55,16 +56,16 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
             with hidden_size**-0.5.
         embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
             embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
-            the labels; 0 but in the presets, where the papers' networks drop embeddings and hidden states with 0.1
-            (`vanilla` "big": 0.3). Every one is an `nn.Dropout` of the model.
+            the labels; 0 except in the presets: the papers' networks drop embeddings and hidden states with 0.1
+            (`vanilla` "big": 0.3). Each is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         lm_head_bias: a bias on the projection to the vocabulary, which is the token embedding if
             `tie_word_embeddings`. Source and target always share the embedding.
-        label_smoothing: ε of the training loss of `SparseSeq2SeqForConditionalGeneration`: (1 − ε) on the target and
-            ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy, whose exponential is the
-            perplexity.
+        label_smoothing: ε of the training loss of `SparseSeq2SeqForConditionalGeneration`: weight 1 − ε on the target
+            and ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy, whose exponential is
+            the perplexity.
         classifier_head, classifier_activation: "dense", a map of `hidden_size` and an activation before the labels, as
-            BART; or "linear".
+            in BART; or "linear".
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -151,36 +152,36 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads with keys and values of their own: all."""
+        """Number of key heads: as many as query heads."""
         return self.num_attention_heads
 
     @property
     def is_causal(self) -> bool:
-        """The encoder reads both sides; the decoder is causal by itself."""
+        """Whether the encoder is causal: it reads both sides; the decoder is causal in any case."""
         return False
 
     @property
     def type_vocab_size(self) -> int:
-        """There are no token types."""
+        """The number of token types: there are none."""
         return 0
 
     @property
     def gated_mlp(self) -> bool:
-        """The MLP has no gate."""
+        """Whether the MLP is gated: it is not."""
         return False
 
     @property
     def mlp_output_init_std(self) -> None:
-        """The MLP starts like every other map."""
+        """The standard deviation of the MLP's last map at the start: None, that of every other map."""
         return None
 
     @property
     def sinusoid_amplitude(self) -> float:
-        """What sinusoids are multiplied by: as large as the embeddings they are added to."""
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return 1.0 if self.scale_embedding else self.initializer_range
 
     def check(self) -> None:
-        """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""
+        """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         if not 0 <= self.label_smoothing < 1:

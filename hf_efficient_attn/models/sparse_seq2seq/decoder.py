@@ -55,7 +55,7 @@ class CrossAttention(nn.Module):
         source_mask: bool [B, 1, 1, S], True = a token; None: all are.
         """
         query = self._split(self.q_proj(hidden_states))
-        # the cache may have been filled in another precision
+        # the cache may hold another precision
         key, value = (each.to(query.dtype) for each in self._keys_and_values(encoder_hidden_states, past_key_values))
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         if need_weights:
@@ -101,7 +101,7 @@ class SparseDecoderLayer(GradientCheckpointingLayer):
         self.mlp_norm = build_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    # positional, as reentrant checkpointing sees only gradients of positional arguments
+    # positional, since reentrant checkpointing returns gradients for positional arguments only
     def forward(
         self,
         hidden_states: Tensor,
@@ -183,7 +183,7 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
 
 
 def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
-    """Return a cache that has room for the source; one of the target alone is completed."""
+    """Return a cache with room for the source; a cache for the target alone is completed."""
     if cache is None or isinstance(cache, EncoderDecoderCache):
         return cache
     return EncoderDecoderCache(cache, DynamicCache())

@@ -1,4 +1,4 @@
-"""Task heads of an encoder-decoder: they read what the decoder makes of the source."""
+"""Task heads of an encoder-decoder, which read the decoder's output."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from .seq2seq_inputs import shift_right
 
 
 class Seq2SeqHead(Head):
-    """Builds the backbone, whose encoder learns what the model is used for, and what stands on the decoder."""
+    """Builds the backbone, whose encoder is told the task, and the head on the decoder."""
 
     recorded = (
         "past_key_values",
@@ -74,7 +74,7 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise InputError(
                 "Pass labels, from which the decoder's input is made, or decoder_input_ids. (A Trainer that smooths "
-                "labels takes them away: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
+                "labels removes them: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
                 "decoder_input_ids, or config.label_smoothing.)"
             )
         outputs = self.model(
@@ -99,12 +99,12 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
         return self.output(outputs, loss, logits=logits)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Return the labels behind the start token, as `DataCollatorForSeq2Seq` asks."""
+        """Return the labels after the start token, as `DataCollatorForSeq2Seq` needs them."""
         return shift_right(self.config, labels)
 
 
 class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead):
-    """One label, several, or numbers per source, read by the decoder at its last end token, as BART does.
+    """One label, several, or numbers per source, read off at the decoder's last end token, as in BART.
 
     Shapes: input_ids [B, S] → logits [B, num_labels]. By default the decoder reads the source, shifted.
     """
@@ -148,7 +148,7 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead)
 
 
 class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
-    """Start and end of the answer in the source, which the decoder reads, shifted.
+    """Start and end of the answer in the source, which the decoder reads shifted.
 
     Shapes: input_ids [B, S] → start_logits, end_logits [B, S].
     """
@@ -196,7 +196,7 @@ def smoothed_loss(
 ) -> Tensor:
     """Return the cross-entropy to (1 − ε)·target + ε / vocab_size, the mean over labels other than −100.
 
-    Of the variants in use this is torch's, and that of Trainer's `label_smoothing_factor`. Shapes: logits [B, T, V],
+    This is the variant of torch and of Trainer's `label_smoothing_factor`. Shapes: logits [B, T, V],
     labels [B, T] → a number in float32 or wider.
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -212,17 +212,17 @@ def smoothed_loss(
 def last_end(
     eos_token_id: int | list[int] | None, input_ids: Tensor | None, attention_mask: Tensor | None, hidden: Tensor
 ) -> Tensor:
-    """Return where each source's last end token stands, [B]; of embeddings, its last real token.
+    """Return the index of each source's last end token, [B]; for embeddings, of its last real token.
 
     Raises:
-        InputError: a source without end token, or a decoder input of another length than the source.
+        InputError: a source without an end token, or a decoder input that is not as long as the source.
     """
     batch_size, tokens = hidden.shape[:2]
     source = attention_mask if input_ids is None else input_ids
     if source is not None and source.shape[1] != tokens:
         raise InputError(
             f"The label is read at the source's last end token, but the decoder reads {tokens} tokens and the source "
-            f"has {source.shape[1]}. Leave decoder_input_ids out, or give one token a source token."
+            f"has {source.shape[1]}. Leave decoder_input_ids out, or give one token for each source token."
         )
     index = torch.arange(tokens, device=hidden.device).expand(batch_size, -1)
     if input_ids is None:

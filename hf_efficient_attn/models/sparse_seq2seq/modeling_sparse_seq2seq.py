@@ -83,7 +83,7 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
     Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size].
     """
 
-    # the head, cut by columns, has the same weight; transformers adds this by itself where a config has a plan
+    # the head, sharded by columns, has the same weight; transformers adds this itself if a config has a plan
     _tp_plan = {"embed_tokens": "embedding_rowwise"}
 
     def __init__(self, config: SparseSeq2SeqConfig) -> None:
@@ -116,13 +116,13 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
 
         Args:
             attention_mask: 1 = a source token, [B, S], padded on either side.
-            decoder_input_ids: [B, T]; by default the source behind the start token, as BART reads it.
+            decoder_input_ids: [B, T]; by default the source after the start token, as in BART.
             decoder_attention_mask: 1 = a target token, [B, K] over cached and new tokens; None: all are.
-            encoder_outputs: what the encoder has returned before, in the place of input_ids.
-            past_key_values: target tokens read before, and the source's keys and values.
-            inputs_embeds, decoder_inputs_embeds: embeddings in the place of tokens; √hidden_size is applied here.
-            global_attention_mask: 1 = a source token that reads and is read by the whole source, [B, S]; in the place
-                of what the config's `global_tokens` says.
+            encoder_outputs: earlier outputs of the encoder, instead of input_ids.
+            past_key_values: cache of earlier target tokens and of the source's keys and values.
+            inputs_embeds, decoder_inputs_embeds: embeddings instead of tokens; √hidden_size is applied here.
+            global_attention_mask: 1 = a source token that reads and is read by the whole source, [B, S]; instead of
+                the config's `global_tokens`.
 
         Raises:
             InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.

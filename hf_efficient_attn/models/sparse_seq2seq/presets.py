@@ -43,8 +43,8 @@ def led(cls: type[Config], size: str = "base", attention_window: int | Sequence[
 
     Args:
         size: "base" (6 + 6 layers of 768) or "large" (12 + 12 layers of 1,024).
-        attention_window: source tokens that a source token reads around itself, both sides together, even; a list gives
-            one per encoder layer.
+        attention_window: how many source tokens a source token reads around itself, both sides together, an even
+            number; a list gives one per encoder layer.
 
     Source: Beltagy et al. (arXiv:2004.05150), section 7; position tables of 16,384 and 1,024 rows as released.
     """
@@ -110,8 +110,8 @@ def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
     """Return the original Transformer: full attention, post-norm, interleaved sinusoids, one shared scaled embedding.
 
     Attention weights and inner MLP activations are not dropped, as in the paper. Biases, on which the paper is silent,
-    are those of `torch.nn.Transformer`; there is no norm after the stacks. Matrices start by Glorot's uniform rule, the
-    embedding with unit variance after its scaling. `training.noam_schedule` has the paper's optimizer.
+    are those of `torch.nn.Transformer`; there is no norm after the stacks. Matrices are initialised by Glorot's uniform
+    rule, the embedding with unit variance after scaling. `training.noam_schedule` has the paper's optimizer.
 
     Args:
         size: "base" (width 512, 8 heads, dropout 0.1) or "big" (width 1,024, 16 heads, dropout 0.3).
@@ -146,7 +146,7 @@ def _check_size(size: str, sizes: dict[str, Any]) -> None:
 
 
 def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields; refuse a count of layers that does not say of which stack."""
+    """Return the fields; refuse a number of layers that does not say of which stack."""
     if "num_hidden_layers" in fields:
         raise ConfigurationError(
             f"num_hidden_layers={fields['num_hidden_layers']} does not say which stack it is of. Pass encoder_layers "

@@ -1,4 +1,4 @@
-"""What the backbone of the sparse encoder-decoder, its two stacks and its heads have in common."""
+"""What the backbone of the sparse encoder-decoder, its two stacks and its heads share."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -23,25 +23,25 @@ class SparseSeq2SeqPreTrainedModel(SparsePreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # a copied or otherwise special map has set its own start values
+        # copied and other special maps set their own start values
         if self.config.matrix_init == "glorot" and type(module) is nn.Linear:
             init.xavier_uniform_(module.weight)
 
 
 def record_layers(layer_class: type[nn.Module], count: str) -> OutputRecorder:
-    """Return what records the hidden states of a stack whose layers the config's attribute `count` counts.
+    """Return the recorder of a stack's hidden states; `count` is the config's attribute with its number of layers.
 
-    Transformers before hidden states could be selected by negative numbers has no place for the count, nor a need.
+    Versions of transformers that cannot select hidden states by negative numbers neither take nor need the count.
     """
     named = {field.name for field in fields(OutputRecorder)}
     return OutputRecorder(layer_class, **({"num_hidden_layers_key": count} if "num_hidden_layers_key" in named else {}))
 
 
 class SparseSeq2SeqStack(SparseSeq2SeqPreTrainedModel):
-    """Encoder or decoder: what both need of the model whose parts they are.
+    """Base of encoder and decoder: what both need from the model that they are part of.
 
-    embed: the token embedding, which source and target share. It is looked up in the model, so that whatever takes its
-    place there (resizing, adapters) holds for both stacks.
+    embed: looks up the token embedding, which source and target share, in the model, so that replacing it there
+    (resizing, adapters) affects both stacks.
     """
 
     _tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}

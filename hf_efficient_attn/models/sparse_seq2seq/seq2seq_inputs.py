@@ -16,7 +16,7 @@ POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
 
 
 def shift_right(config: Any, ids: Tensor) -> Tensor:
-    """Return what the decoder reads to predict `ids`: the start token, then all but the last; −100 becomes padding.
+    """Return the decoder's input to predict `ids`: the start token and all but the last; −100 becomes padding.
 
     Raises:
         InputError: the config has no `decoder_start_token_id` or `pad_token_id`.
@@ -41,7 +41,7 @@ def shift_right(config: Any, ids: Tensor) -> Tensor:
 def shift_source(
     config: Any, input_ids: Tensor | None, attention_mask: Tensor | None, decoder_attention_mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the decoder's input and mask where a call gives none: the source, shifted; padding stays on its side.
+    """Return the decoder's input and mask if a call gives none: the shifted source; padding stays on its side.
 
     Raises:
         InputError: there are no source tokens either.
@@ -58,7 +58,7 @@ def shift_source(
 
 
 def check_positions(options: dict[str, Any]) -> None:
-    """Raise InputError for positions, which say where packed documents begin: two packed sides are not supported."""
+    """Raise InputError for positions, which mark packed documents: packing both sides is not supported."""
     for name in POSITION_NAMES:
         if options.get(name) is not None:
             raise InputError(
@@ -68,9 +68,9 @@ def check_positions(options: dict[str, Any]) -> None:
 
 
 def check_source_mask(attention_mask: Tensor | None, source_tokens: int, target_tokens: int | None = None) -> None:
-    """Raise InputError for a source mask that is no padding mask of the source's length.
+    """Raise InputError for a source mask that is not a padding mask of the source's length.
 
-    target_tokens: cached and new, where they are known.
+    target_tokens: cached and new ones, if known.
     """
     if attention_mask is None:
         return
@@ -95,7 +95,7 @@ def check_sides(
 
     Args:
         source_tokens, target_tokens: source, and new target tokens.
-        cache: holds earlier target tokens, which the target's mask covers, too.
+        cache: of earlier target tokens, which the target's mask covers, too.
     """
     past_tokens = 0 if cache is None else cache.get_seq_length()
     # while compiling, the number of tokens in a static cache is not known
@@ -129,7 +129,7 @@ def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, 
 
 
 def real_target_tokens(attention_mask: Tensor | None) -> Tensor | None:
-    """Return the mask by which target positions are counted, [B, K], out of any form of `decoder_attention_mask`."""
+    """Return the mask over which target positions are counted, [B, K], for any form of `decoder_attention_mask`."""
     if attention_mask is not None and is_table(attention_mask) and attention_mask.ndim == 4:
         return attention_mask[:, 0, 0] if has_rows(attention_mask) else None
     return attention_mask

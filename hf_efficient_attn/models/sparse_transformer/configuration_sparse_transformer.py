@@ -28,30 +28,31 @@ CHOICES = {
 
 @strict_config
 class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
-    r"""Describe a Transformer of which each layer follows a pattern: Longformer, BigBird, and what else patterns say.
+    r"""Describe a Transformer whose layers follow patterns: Longformer, BigBird, or any other.
 
     The presets `longformer`, `longformer_char_lm`, `bigbird_itc`, `block_local`, `strided` and `sliding` set the
     papers' defaults; every field can be changed on top.
 
     Args:
         attention_pattern: who reads whom, in any form that `sparsify` takes; a pattern, its dict, a list per layer, or
-            a tile. In causal models its causal form counts. None: full (or causal) attention.
+            a tile. Causal models use its causal form. None: full (or causal) attention.
         is_causal: each token sees the past and itself (language models), or both sides.
-        global_tokens: which tokens read, and are read by, everything, where a call has no `global_attention_mask`:
+        global_tokens: which tokens read, and are read by, everything, if a call has no `global_attention_mask`:
             "first"; "question", those before the first `sep_token_id`; "choice", those after its second part begins;
             {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence
             classification, "question" in question answering, "choice" in multiple choice, none elsewhere.
-        global_projections: global tokens read by queries, keys and values of their own, which start as copies.
+        global_projections: global tokens read with query, key and value projections of their own, which start as
+            copies.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
-            `global_projections`, where they cannot be counted.
+            `global_projections`, which cannot count them.
         random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
-            which replaces them by copies of block 0 in eval mode; of padded rows their function differs even so, as it
-            takes padding for a part of the text. Causal models have "fixed" only.
-        full_attention_up_to: inputs of at most so many tokens are read by full attention (transformers' BigBird:
-            704), padding counted, as there; None: the pattern holds at every length. Not in causal models, and longer
-            rows cannot be packed.
-        norm_position: "post", as BERT, or "pre"; then a norm follows the last block.
-        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is of layernorm.
+            which replaces them by copies of block 0 in eval mode (padded rows still differ from transformers, which
+            takes padding for text). Causal models have "fixed" only.
+        full_attention_up_to: inputs of at most this many tokens are read by full attention (transformers' BigBird:
+            704), padding included, as there; None: the pattern holds at every length. Not for causal models; with
+            it, longer rows cannot be packed.
+        norm_position: "post", as in BERT, or "pre", with another norm after the last block.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         norm_before_first_layer: False leaves out the first norm of pre-norm models, as ModernBERT does.
         embedding_norm: a norm on the sum of the embeddings.
         position_embedding_type: "learned", "sinusoidal", "relative" (Transformer-XL's, within windows), "rope", "none".
@@ -59,23 +60,24 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
         position_offset: rows of the learned table before that of position 0; 2 in RoBERTa. `position_ids` count from 0.
         sinusoid_layout: "interleaved" (Vaswani et al.) or "halves" (Marian, Pegasus).
         scale_embedding: multiply token embeddings by √hidden_size.
-        rope_theta_per_layer: base of the rotary frequencies of each layer, in the place of `rope_parameters`.
+        rope_theta_per_layer: base of the rotary frequencies of each layer, instead of `rope_parameters`.
         type_vocab_size: token types; 0: none.
         embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
             embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
-            the labels; 0 but in the presets of papers that have one: 0.1 in `longformer` and `bigbird_itc`, as RoBERTa
-            and BERT (not in their causal forms, which no paper has), 0.2 or 0.4 in `longformer_char_lm`. Every one is
-            an `nn.Dropout` of the model.
+            the labels; 0 except in the presets of papers that use it: 0.1 in `longformer` and `bigbird_itc`, as in
+            RoBERTa and BERT (not in their causal forms, which no paper has), 0.2 or 0.4 in `longformer_char_lm`. Each
+            is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
         lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
             BERT; and a bias on it.
-        lm_transform_bias, lm_transform_activation: a bias on that linear map, and the activation behind it (None: the
-            MLP's), also where other heads have one ("transform"). RoBERTa and Longformer always have "gelu" there.
+        lm_transform_bias, lm_transform_activation: a bias on that linear map, and the activation after it (None: the
+            MLP's), also for other heads that have such a map ("transform"). RoBERTa and Longformer always have "gelu"
+            there.
         classifier_head, classifier_activation: "linear"; "dense": a map of `hidden_size` and an activation before; or
             "transform": a map, `lm_transform_activation` and a norm, as ModernBERT.
-        classifier_pooling: what stands for a sequence: its "first", "last" or "mean" token; None: "last" if causal,
-            else "mean".
+        classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
+            otherwise "mean".
         question_answering_head: "linear"; "residual_mlp", as transformers' BigBird; or "transform", as above.
         question_answering_excludes_question: answers never begin or end in the question, as transformers' BigBird.
 
@@ -173,7 +175,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads with keys and values of their own."""
+        """Number of key heads."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
@@ -183,19 +185,19 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     @property
     def sinusoid_amplitude(self) -> float:
-        """What sinusoids are multiplied by: as large as the embeddings they are added to."""
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return 1.0 if self.scale_embedding else self.initializer_range
 
     @property
     def mlp_output_init_std(self) -> None:
-        """The MLP starts like every other map."""
+        """The standard deviation of the MLP's last map at the start: None, that of every other map."""
         return None
 
     def readable_patterns(self) -> tuple[Pattern | None, ...]:
         """Return what each layer can read, global tokens included, for `PatternCache`.
 
         Raises:
-            ConfigurationError: global tokens that are no fixed positions, or that need keys of their own.
+            ConfigurationError: global tokens without fixed positions, or with keys of their own.
         """
         patterns = config_patterns(self.attention_pattern, self, DECODER) or ()
         rule = None if self.global_tokens == "auto" else self.global_tokens
@@ -210,7 +212,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
         return tuple(None if pattern is None else pattern | GlobalTokens(positions) for pattern in patterns)
 
     def check(self) -> None:
-        """Raise ConfigurationError if no model can be built from these fields; bring `attention_pattern` into JSON."""
+        """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         if self.num_attention_heads % self.key_value_heads or (

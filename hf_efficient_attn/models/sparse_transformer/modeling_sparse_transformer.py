@@ -1,8 +1,8 @@
 """Sparse Transformer: an encoder or causal decoder whose layers follow patterns. Longformer, BigBird, and kin.
 
-Only what a layer reads differs from BERT, RoBERTa or a pre-norm language model; it stands in the config as
-`attention_pattern` and `global_tokens`, and is computed by `SparseAttention`. Inputs may have any length; nothing has
-to be padded to windows or blocks, and every output has the length of the input.
+It differs from BERT, RoBERTa or a pre-norm language model only in what a layer reads, which the config's
+`attention_pattern` and `global_tokens` say and `SparseAttention` computes. Inputs may have any length; nothing has to
+be padded to windows or blocks, and every output is as long as the input.
 
 Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062). The causal forms
 exist in neither.
@@ -84,10 +84,10 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
                 with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart, with nothing cached yet,
-                a packed document begins; documents do not see each other.
-            global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; in the place
-                of what the config's `global_tokens` says.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
+                cached yet), a packed document begins; documents do not read each other.
+            global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; instead of
+                the config's `global_tokens`.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         tokens_asked = looked_at(self.config, self.task, input_ids)
@@ -119,7 +119,7 @@ class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransfor
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As transformers'; chosen global tokens are known for the whole text, cached tokens included."""
+        """As in transformers; chosen global tokens are known for the whole text, cached tokens included."""
         chosen = extend_global_mask(
             self.config, input_ids, attention_mask, inputs_embeds, kwargs.pop("global_attention_mask", None)
         )

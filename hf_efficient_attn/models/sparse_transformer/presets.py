@@ -42,9 +42,9 @@ def longformer(
     """Return Longformer-base: RoBERTa's layout, a window per layer, global tokens with projections of their own.
 
     Args:
-        attention_window: keys a query reads around itself, both sides together, even; a list gives one per layer.
+        attention_window: keys that a query reads around itself, both sides together, an even number, or one per layer.
         attention_dilation: step between them, 1 = none; a list gives one per layer, or a list with one per head.
-        num_dilated_heads: the last heads of a layer, which are dilated where a layer has one step; None: all.
+        num_dilated_heads: how many of the last heads of a layer are dilated, if it has one step; None: all.
         causal: a language model: the window's left half, no global tokens unless asked for, pre-norm, rotary positions.
 
     Source: Beltagy et al. (arXiv:2004.05150), section 3, and the sizes of longformer-base-4096.
@@ -86,7 +86,7 @@ def longformer(
 
 
 def _window(side: int, steps: Sequence[int], num_heads: int) -> Pattern:
-    """Return windows of `side` keys a side, in each head its step apart, so that they reach as many times as far."""
+    """Return windows of `side` keys on each side, spaced by each head's step, so that they reach that much farther."""
     if len(steps) != num_heads or any(type(step) is not int or step < 1 for step in steps):
         raise ConfigurationError(
             f"attention_dilation has the steps {list(steps)} for the {num_heads} heads of a layer; give one step "
@@ -111,8 +111,8 @@ def longformer_char_lm(cls: type[Config], size: str = "small", phase: int = 1, *
         phase: 1 to 5. Each doubles the windows; training starts phase p from the weights of p - 1.
 
     The paper's table garbles the windows. We read it as 32 tokens at the bottom to 512 at the top in phase 1, 512 to
-    8,192 in phase 5, in powers of two; where layers do not share them evenly, the larger ones get more, so that the
-    small model's average is 229, as the paper's control with equal windows of 230 asks for. The table's dilations 0 to
+    8,192 in phase 5, in powers of two; where they do not divide the layers evenly, the larger ones get more, so that
+    the small model's average is 229, to match the paper's control with equal windows of 230. The table's dilations 0 to
     3 count gaps: steps of 1 to 4. Source: Beltagy et al. (arXiv:2004.05150), section 4 and appendix B.
     """
     if size not in ("small", "large") or phase not in range(1, 6):
@@ -158,7 +158,7 @@ def bigbird_itc(
     causal: bool = False,
     **fields: Any,
 ) -> Config:
-    """Return BigBird-ITC base: three blocks around the query, first and last block global, random blocks.
+    """Return BigBird-ITC base: three blocks around the query, the first and the last block global, and random blocks.
 
     Args:
         plan: of the random blocks: "authors", "transformers" or "seeded"; see `patterns.bigbird`. The causal form,
@@ -196,7 +196,7 @@ def block_local(cls: type[Config], block_tokens: int = 512, causal: bool = False
 def strided(cls: type[Config], stride: int = 128, causal: bool = True, **fields: Any) -> Config:
     """Return the strided Sparse Transformer: the last `stride` tokens, and every `stride`-th of all.
 
-    Both in every head (the "merged" form). Source: Child et al. (arXiv:1904.10509), section 4.2.
+    Every head reads both (the "merged" form). Source: Child et al. (arXiv:1904.10509), section 4.2.
     """
     pattern = Band(stride, stride) | Strided(stride)
     return cls(**{"attention_pattern": pattern, **(CAUSAL if causal else {}), **fields})
