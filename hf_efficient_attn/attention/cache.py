@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
+from hf_efficient_attn.attention.cache_positions import CACHE, TEXT, StreamingLayer, key_rotations
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
@@ -22,46 +23,56 @@ class PatternCache(Cache):
     layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
     the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
 
+    `PatternCache(model, positions="cache")` is for texts longer than the model was trained for (StreamingLLM, Xiao et
+    al. 2023): each token reads the kept keys as if they stood at their slots of the cache, and itself behind them, so
+    that no distance is larger than the cache. That equals no forward without this cache once tokens have been dropped;
+    how many tokens a call brings changes nothing. The model turns keys before they are cached, so the first keys are
+    turned on by as many positions as tokens were dropped, each time from those that were kept.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> import hf_efficient_attn as hea
+    >>> from hf_efficient_attn.patterns import Band, GlobalTokens
+    >>> config = LlamaConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32)
+    >>> model = hea.sparsify(LlamaForCausalLM(config).eval(), Band(left=12, right=0) | GlobalTokens([0, 1, 2, 3]))
+    >>> cache = hea.PatternCache(model, positions="cache")
+    >>> text = model.generate(torch.ones(1, 8, dtype=int), past_key_values=cache, max_length=64, eos_token_id=None)
+    >>> text.shape[1], cache.layers[0].keys.shape[2]
+    (64, 16)
+
     Args:
         config: of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left, ...)`, or
             these joined with `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently from layer to
-            layer.
+            layer. With `positions="cache"` the model itself, on its device and in evaluation mode: it computes a token,
+            which tells whether its keys turn by its `rotary_emb`.
+        positions: "text", or "cache".
 
     Raises:
-        ConfigurationError: no pattern, or one that can read other tokens.
+        ConfigurationError: no pattern, or one that can read other tokens; with `positions="cache"` also a model without
+            RoPE, or with one whose frequencies depend on the length.
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
-        if isinstance(config, torch.nn.Module):
-            raise ConfigurationError(f"PatternCache got a {type(config).__name__}, a model: pass model.config.")
-        text_config: Any = config.get_text_config(decoder=True) if isinstance(config, PreTrainedConfig) else config
-        spec = getattr(text_config, FIELD, None)
-        if spec is None and getattr(text_config, "span", None) is not None:
-            raise ConfigurationError(
-                f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
-                f"have span={shown(text_config.span)}. Call generate without past_key_values: the cache that it makes "
-                "itself keeps only what the spans reach."
-            )
-        if spec is None or text_config._attn_implementation != NAME:
-            implementation = getattr(text_config, "_attn_implementation", type(config).__name__)
-            raise ConfigurationError(
-                "PatternCache needs the config of a model with attention_pattern and "
-                f"attn_implementation={shown(NAME)}; "
-                f"this has {shown(spec)} and {shown(implementation)}. Call sparsify(model, pattern) first, and pass "
-                "model.config."
-            )
-        if getattr(text_config, "is_encoder_decoder", False):
-            raise ConfigurationError(
-                "PatternCache is for models that are only a decoder. An encoder-decoder computes its encoder once; use "
-                "the default cache."
-            )
+    def __init__(self, config: PreTrainedConfig | torch.nn.Module, positions: str = TEXT) -> None:
+        model: Any = config
+        if positions == CACHE:
+            config = config_of(model)
+        elif positions != TEXT:
+            raise ConfigurationError(f"positions={shown(positions)}; it must be {shown(TEXT)} or {shown(CACHE)}.")
+        text_config = checked_text_config(config)
         self.padding = Padding()
-        layers = DynamicCache(config=config).layers
-        for layer, readable in enumerate(readable_per_layer(text_config)):
-            num_first, left = readable or (0, None)
-            if left is not None:
+        layers = DynamicCache(config=config).layers  # type: ignore[arg-type]
+        readable = readable_per_layer(text_config)
+        rotations = {}
+        if positions == CACHE:
+            with_first = [layer for layer, kept in enumerate(readable) if kept and kept[0] and kept[1] is not None]
+            rotations = key_rotations(model, text_config, with_first)
+        for layer, kept in enumerate(readable):
+            num_first, left = kept or (0, None)
+            if layer in rotations and left is not None:
+                layers[layer] = StreamingLayer(num_first, left, self.padding, rotations[layer])
+            elif left is not None:
                 layers[layer] = PatternLayer(num_first, left, self.padding)
-        self.checked_spec = spec
+        self.rope = rope_of(text_config) if positions == CACHE else None
+        self.checked_spec = getattr(text_config, FIELD)
         super().__init__(layers=layers)
 
     def check(self, config: Any) -> None:
@@ -74,6 +85,11 @@ class PatternCache(Cache):
             return
         text_config = config.get_text_config(decoder=True)
         spec = getattr(text_config, FIELD, None)
+        if self.rope is not None and self.rope != rope_of(text_config):
+            raise ConfigurationError(
+                'This PatternCache(positions="cache") was made for a model with another RoPE, '
+                f"{shown(self.rope)}, and not for {shown(rope_of(text_config))}. Make one from the model that computes."
+            )
         if spec is self.checked_spec:
             return
         wanted = () if spec is None else readable_per_layer(text_config)
@@ -106,6 +122,57 @@ class Origin(int):
     """Where the keys begin, 0; through it the cache is told of the padding and the config, by who makes the mask."""
 
     cache: PatternCache
+
+
+def config_of(model: Any) -> Any:
+    """Return the config of a model.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise ConfigurationError(
+            f'PatternCache(positions="cache") got a {type(model).__name__}, but turns keys by the rotary_emb of the '
+            "model: pass the model."
+        )
+    return model.config
+
+
+def checked_text_config(config: Any) -> Any:
+    """Return the config of the text model in the config of a model that follows a pattern.
+
+    Raises:
+        ConfigurationError: it is no config, follows none, or is no decoder alone.
+    """
+    if isinstance(config, torch.nn.Module):
+        raise ConfigurationError(f"PatternCache got a {type(config).__name__}, a model: pass model.config.")
+    text_config: Any = config.get_text_config(decoder=True) if isinstance(config, PreTrainedConfig) else config
+    spec = getattr(text_config, FIELD, None)
+    if spec is None and getattr(text_config, "span", None) is not None:
+        raise ConfigurationError(
+            f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
+            f"have span={shown(text_config.span)}. Call generate without past_key_values: the cache that it makes "
+            "itself keeps only what the spans reach."
+        )
+    if spec is None or text_config._attn_implementation != NAME:
+        implementation = getattr(text_config, "_attn_implementation", type(config).__name__)
+        raise ConfigurationError(
+            "PatternCache needs the config of a model with attention_pattern and "
+            f"attn_implementation={shown(NAME)}; "
+            f"this has {shown(spec)} and {shown(implementation)}. Call sparsify(model, pattern) first, and pass "
+            "model.config."
+        )
+    if getattr(text_config, "is_encoder_decoder", False):
+        raise ConfigurationError(
+            "PatternCache is for models that are only a decoder. An encoder-decoder computes its encoder once; use "
+            "the default cache."
+        )
+    return text_config
+
+
+def rope_of(config: Any) -> tuple[Any, Any]:
+    """Return what the angles of a model's keys follow from: its kind, and the parameters of its RoPE."""
+    return config.model_type, getattr(config, "rope_parameters", None)
 
 
 def readable_tokens(pattern: Pattern) -> DecodingReach:

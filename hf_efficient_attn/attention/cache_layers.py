@@ -74,14 +74,19 @@ class PatternLayer(DynamicLayer):
         if num_slots <= num_kept:
             return None
         slots = torch.arange(num_slots - num_kept, num_slots, device=device)[None]
-        first = torch.arange(self.num_first, device=device)
-        if self.padding.num_tokens is not None:
-            num_tokens = self.cumulative_length - self.padding.num_tokens.to(device)
-            first = first + (num_slots - num_tokens).clamp(min=0)[:, None]
-            slots = slots.expand(first.shape[0], -1)
+        first = self._first_slots(num_slots, device)
+        slots = slots.expand(first.shape[0], -1)
         # a row without that many tokens keeps all of them
         first = torch.minimum(first, slots[:, : self.num_first])
         return torch.cat([first, slots[:, self.num_first :]], 1)
+
+    def _first_slots(self, num_slots: int, device: torch.device) -> Tensor:
+        """Return where the first tokens stand, [batch or 1, num_first]; of a row with fewer, where they would."""
+        first = torch.arange(self.num_first, device=device)[None]
+        if self.padding.num_tokens is None:
+            return first
+        num_tokens = self.cumulative_length - self.padding.num_tokens.to(device)
+        return first + (num_slots - num_tokens).clamp(min=0)[:, None]
 
     def get_seq_length(self) -> int:
         """Return the number of tokens seen so far."""

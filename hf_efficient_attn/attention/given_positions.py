@@ -1,4 +1,4 @@
-"""The `position_ids` that a thread called a sparsified model with: some models do not hand them on to their layers."""
+"""The `position_ids` and the cache that a thread called a sparsified model with, and its attention is not told of."""
 
 import weakref
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 
 @dataclass(frozen=True)
@@ -17,25 +18,32 @@ class Note:
         config: whose note this is; an identity may be used again.
         positions: None: no tensor.
         is_without: the model is known to have been called without positions.
+        cache: None: none that was given.
     """
 
     config: "weakref.ref[Any]"
     positions: "weakref.ref[Tensor] | None" = None
     is_without: bool = False
+    cache: "weakref.ref[Any] | None" = None
 
 
 # by the identity of the config, which a model shares with its layers and which has no hash, and of the thread
 _notes: dict[tuple[int, int], Note] = {}
 
 
-def note_positions(config: Any, positions: Any, are_known: bool = True) -> None:
-    """Note the `position_ids` of a forward of a config's model by this thread, in the place of those of its last one.
+def note_positions(config: Any, positions: Any, are_known: bool = True, cache: Any = None) -> None:
+    """Note `position_ids` and the cache of a forward of a config's model by this thread, in the place of others.
 
     are_known: False: others may have been given by an argument without a name.
     """
     key = (id(config), get_ident())
     given = weakref.ref(positions) if isinstance(positions, Tensor) else None
-    _notes[key] = Note(weakref.ref(config, lambda _: _notes.pop(key, None)), given, positions is None and are_known)
+    _notes[key] = Note(
+        weakref.ref(config, lambda _: _notes.pop(key, None)),
+        given,
+        positions is None and are_known,
+        weakref.ref(cache) if isinstance(cache, Cache) else None,
+    )
 
 
 def given_positions(config: Any) -> Tensor | None:
@@ -44,6 +52,14 @@ def given_positions(config: Any) -> Tensor | None:
         return None
     note = _note_of(config)
     return None if note is None or note.positions is None else note.positions()
+
+
+def given_cache(config: Any) -> Cache | None:
+    """Return the cache that this thread called the model of a config with; None: none, or nobody knows."""
+    if torch.compiler.is_compiling():
+        return None
+    note = _note_of(config)
+    return None if note is None or note.cache is None else note.cache()
 
 
 def was_called_without(config: Any) -> bool:

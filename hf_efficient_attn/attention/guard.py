@@ -95,7 +95,8 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     model_class: Any = type(model)
     names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
-    note_positions(model.config, given.get("position_ids"), are_known=len(inputs) <= len(names))
+    are_known = len(inputs) <= len(names)
+    note_positions(model.config, given.get("position_ids"), are_known, given.get("past_key_values"))
     # checks must leave no trace in what is being traced
     if not is_tracing():
         if has_pattern(model.config):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from hf_efficient_attn.attention.cache_positions import in_cache_positions
 from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.layer_attention import attend_layer
@@ -74,6 +75,7 @@ def efficient_attention_forward(
         compare_processes(module)
     attention_mask = with_said_documents(module, attention_mask, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    query, key = in_cache_positions(module, query, key)
     return attend_layer(
         query,
         key,

@@ -1,0 +1,256 @@
+"""Positions in a cache: how a model turns its keys by their position, and the layer whose first keys are turned on.
+
+Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.2.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
+from hf_efficient_attn.attention.given_positions import given_cache
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+
+TEXT, CACHE = "text", "cache"
+# kinds of RoPE that turn by the position times frequencies, the same ones at every length
+PLAIN_ROPE = ("default", "linear", "llama3", "proportional")
+# at position 0 keys are as before RoPE; at the other, most of its frequencies have turned them
+PROBED = (0, 100)
+# most keys are equal to the bit; a step before them may have rounded otherwise, in so many units and so many of them
+ROUNDINGS, ROUNDED_SHARE = 8, 0.05
+
+
+@dataclass(frozen=True)
+class KeyRotation:
+    """The rotation of one layer by its model's own RoPE.
+
+    Attributes:
+        embedding: the model's `rotary_emb`, which returns cos and sin of positions.
+        apply: the model's `apply_rotary_pos_emb`.
+        layer_type: where the model's layers have tables of their kind.
+    """
+
+    embedding: nn.Module
+    apply: Callable[..., tuple[Tensor, Tensor]]
+    layer_type: str | None = None
+
+    def __call__(self, states: Tensor, steps: Tensor) -> Tensor:
+        """Return keys or queries turned on by so many positions, computed in float32 at least.
+
+        Args:
+            states: [batch, heads, tokens, head_dim].
+            steps: int [batch or 1, tokens or 1]; negative: turned back.
+        """
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        return self.rounded(wide, steps).to(states.dtype)
+
+    def rounded(self, states: Tensor, steps: Tensor) -> Tensor:
+        """Return the same, computed in the dtype of the states, as the model does it."""
+        kind = () if self.layer_type is None else (self.layer_type,)
+        cos, sin = self.embedding(states, steps, *kind)
+        rotary_dim = cos.shape[-1]
+        rotary, rest = states[..., :rotary_dim], states[..., rotary_dim:]
+        turned, _ = self.apply(rotary, rotary[:, :1], cos, sin)
+        return torch.cat([turned, rest], -1)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KeyRotation":
+        """Return itself: it never changes, and the tables belong to the model."""
+        return self
+
+
+@dataclass(frozen=True)
+class QueryShifts:
+    """By how much each of several new queries is nearer to the first keys than in the text.
+
+    Attributes:
+        shifts: int [batch or 1, queries], 0 or negative.
+        is_first: bool [batch or 1, keys], True = a first key.
+    """
+
+    rotation: KeyRotation
+    shifts: Tensor
+    is_first: Tensor
+
+    def applied(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of twice the head_dim: its second half is what the first keys are read by."""
+        is_first = self.is_first[:, None, :, None]
+        query = torch.cat([query, self.rotation(query, self.shifts)], 3)
+        return query, torch.cat([key.masked_fill(is_first, 0), key.masked_fill(~is_first, 0)], 3)
+
+
+class StreamingLayer(PatternLayer):
+    """A `PatternLayer` that is read as if each key stood at its slot, and the query behind them.
+
+    The keys of the band keep their distances; the first keys come nearer by the tokens dropped between them and the
+    band. What is kept is never turned: rounding does not add up.
+    """
+
+    def __init__(self, num_first: int, left: int, padding: Padding, rotation: KeyRotation) -> None:
+        super().__init__(num_first, left, padding)
+        self.rotation = rotation
+        # of the last call, and whether the attention function has read them
+        self.query_shifts: QueryShifts | None = None
+        self.are_read = False
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim].
+
+        One query is why the first keys are returned turned on. Several, each at a distance of its own, are turned
+        back in the attention function instead, which reads `query_shifts`.
+
+        Raises:
+            UnsupportedBackendError: that function has not read them, or several queries are being compiled.
+        """
+        if self.query_shifts is not None and not self.are_read:
+            raise UnsupportedBackendError(
+                'PatternCache(positions="cache") was filled outside of the forward of its model, whose attention did '
+                "not ask for positions. Call reset(), and fill it by calling the model."
+            )
+        self.query_shifts, self.are_read = None, False
+        keys, values = super().update(key_states, value_states)
+        num_new = key_states.shape[-2]
+        # no row has dropped a token yet
+        if self.cumulative_length - 1 <= self.num_first + self.left:
+            return keys, values
+        shifts, first_slots = self._shifts(num_new, keys.device), self._first_slots(keys.shape[-2], keys.device)
+        if num_new == 1:
+            # rows that have dropped tokens have their first keys at the front, the others are turned by 0
+            first, others = keys.split([self.num_first, keys.shape[-2] - self.num_first], 2)
+            return torch.cat([self.rotation(first, -shifts), others], 2), values
+        if torch.compiler.is_compiling():
+            raise UnsupportedBackendError(
+                f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens of which some no longer '
+                "read all tokens before them. Compile the steps of one token, and call the model as it is for others."
+            )
+        slots = torch.arange(keys.shape[-2], device=keys.device)
+        is_first = (slots >= first_slots[:, :1]) & (slots < first_slots[:, :1] + self.num_first)
+        self.query_shifts = QueryShifts(self.rotation, shifts, is_first)
+        return keys, values
+
+    def _shifts(self, num_new: int, device: torch.device) -> Tensor:
+        """Return the slots of the new queries less their positions in the text, int [batch or 1, new]."""
+        positions = torch.arange(self.cumulative_length - num_new, self.cumulative_length, device=device)[None]
+        if self.padding.num_tokens is not None:
+            positions = positions - self.padding.num_tokens.to(device)[:, None]
+        return (self.num_first + self.left - positions).clamp(max=0)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.query_shifts = None
+
+
+def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the queries and keys of a layer as they read each other by the positions of the cache in use, if any."""
+    cache: Any = given_cache(getattr(module, "config", None))
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or layer >= len(getattr(cache, "layers", ())):
+        return query, key
+    shifts: QueryShifts | None = getattr(cache.layers[layer], "query_shifts", None)
+    if shifts is None:
+        return query, key
+    # a layer may attend more than once, with parts of its values
+    cache.layers[layer].are_read = True
+    return shifts.applied(query, key)
+
+
+def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, KeyRotation]:
+    """Return how some layers of a model turn their keys, from its `rotary_emb`; without layers that do not turn them.
+
+    The model computes one token at two positions, and each layer's keys are compared.
+
+    Args:
+        config: of its text model.
+
+    Raises:
+        ConfigurationError: they turn them by anything but RoPE with the same frequencies at every length.
+    """
+    decoder = rotary_model(model, config)
+    apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
+    if apply is None:
+        refuse(f"{type(decoder).__name__} has no apply_rotary_pos_emb")
+    kinds = getattr(decoder.rotary_emb, "rope_type", "default")
+    for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
+        if kind not in PLAIN_ROPE:
+            refuse(f"RoPE of this kind, {shown(kind)}, has other frequencies in longer texts or scales the keys")
+    if "mrope_section" in str(getattr(config, "rope_parameters", None)):
+        refuse("its positions have several axes (M-RoPE)")
+    if model.training:
+        refuse("the model is in training mode, where dropout changes keys: call model.eval() first")
+    rotations, cached = {}, probed_layers(decoder, config)
+    numbers = {getattr(module, "layer_idx", None) for module in decoder.modules()} - {None}
+    if numbers != set(range(len(cached))):
+        refuse(f"{len(numbers)} layers of the model share {len(cached)} layers of a cache")
+    for layer in layers:
+        kind = config.layer_types[layer] if isinstance(kinds, dict) else None
+        rotation = KeyRotation(decoder.rotary_emb, apply, kind)
+        if turns_keys(rotation, cached[layer], layer):
+            rotations[layer] = rotation
+    return rotations
+
+
+def rotary_model(model: Any, config: Any) -> Any:
+    """Return the part of a model that has the `rotary_emb` of its text.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    for part in model.modules():
+        if getattr(part, "config", None) is config and "rotary_emb" in part._modules:
+            return part
+    refuse(f"{type(model).__name__} has no rotary_emb")
+
+
+@torch.no_grad()
+def probed_layers(decoder: Any, config: Any) -> list[Any]:
+    """Return the layers of a cache that holds one token in two rows, at the positions PROBED."""
+    device = decoder.get_input_embeddings().weight.device
+    cache = DynamicCache(config=config)
+    # any token but a special one
+    ids = torch.full((2, 1), config.vocab_size // 2, device=device)
+    positions = torch.tensor(PROBED, device=device)[:, None]
+    decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    return list(cache.layers)
+
+
+def turns_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
+    """Return whether a layer's keys at PROBED differ by this rotation; False: they do not differ.
+
+    Raises:
+        ConfigurationError: they, or the values, differ otherwise.
+    """
+    near, far = cached.keys[:1], cached.keys[1:]
+    if not are_close(cached.values[1:], cached.values[:1]):
+        refuse(f"the values of layer {layer} depend on the position")
+    if not float(near.abs().max()) > 0:
+        refuse(f"the keys of layer {layer} are 0 or NaN: load the weights first")
+    if are_close(far, near):
+        return False
+    try:
+        turned = rotation.rounded(near, torch.tensor([PROBED[1:]], device=near.device))
+    except (RuntimeError, TypeError, ValueError) as cause:
+        refuse(f"its rotary_emb is not applied as usual ({type(cause).__name__}: {str(cause)[:80]})", cause)
+    if not are_close(far, turned):
+        refuse(f"the keys of layer {layer} do not differ by its rotary_emb alone from position to position")
+    return True
+
+
+def are_close(keys: Tensor, others: Tensor) -> bool:
+    """Return whether nearly all numbers of some keys are equal but for rounding, however much their sizes differ."""
+    sizes = keys.abs()
+    are_wrong = (keys - others).abs() > ROUNDINGS * torch.finfo(keys.dtype).eps * sizes.clamp(min=sizes.median())
+    return float(are_wrong.double().mean()) <= ROUNDED_SHARE
+
+
+def refuse(reason: str, cause: Exception | None = None) -> NoReturn:
+    """Raise ConfigurationError for a model whose keys cannot be turned on."""
+    raise ConfigurationError(
+        f'PatternCache(positions="cache") turns keys by RoPE with fixed frequencies, but {reason}. Use PatternCache('
+        "model.config), which keeps the positions of the text."
+    ) from cause
