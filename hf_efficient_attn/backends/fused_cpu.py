@@ -1,10 +1,10 @@
 """The fused operator behind torch's SDPA on CPUs, which torch keeps to itself: what it assumes, said in one place.
 
-It checks nothing. Within a row it steps from number to number whatever the stride of the last dimension says, and so
-reads foreign memory; where rows overlap its backward pass fails in half precision. Its output lies in the memory order
-of q, and is written to wrong places if examples, heads or tokens of q lie closer together than a row is wide.
-`plain_rows` makes inputs that are right; views of these that leave their rows alone, such as blocks of keys that
-overlap, are right too. With `is_causal` it scales what it has masked: no scale of 0 or less.
+It checks nothing. It takes the numbers of a row to be contiguous, whatever the stride of the last dimension says, and
+otherwise reads foreign memory. Where rows overlap, its backward pass fails in half precision. Its output has the memory
+order of q, and is written to wrong places if examples, heads or tokens of q lie closer together than a row is wide.
+`plain_rows` makes inputs that it computes correctly; so are views of these that do not cut their rows, such as
+overlapping blocks of keys. With `is_causal` it scales after it has masked, so the scale must be greater than 0.
 """
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor
 
 
 def plain_rows(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors [batch, heads, tokens, width] as the operator may read them; copies only of those it may not.
+    """Return the tensors [batch, heads, tokens, width] as the operator may read them, by copies if need be.
 
-    Examples, heads and tokens may lie in any order in memory; examples and heads of all but q may overlap, or be one.
+    Examples, heads and tokens may have any memory order. Except in q, examples and heads may also overlap or be
+    expanded.
     """
     if not torch.compiler.is_compiling() and q.is_contiguous() and all(each.is_contiguous() for each in others):
         return (q, *others)
@@ -34,11 +35,11 @@ def has_plain_rows(tensor: Tensor) -> bool:
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, is_causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [b, h, q, d], differentiable, and the log-sum-exp [b, h, q] of each row; all rows plain.
+    """Return the output [b, h, q, d], differentiable, and the log-sum-exp [b, h, q]; all inputs have plain rows.
 
     Args:
-        mask: added to the scores, broadcasts to [b, h, q, k]; float64 for float64 inputs, else float32 or the inputs'
-            dtype. A row of -inf has output 0 and log-sum-exp 0.
+        mask: added to the scores; broadcasts to [b, h, q, k]. float64 for float64 inputs, otherwise float32 or the
+            inputs' dtype. A row of -inf gets output 0 and log-sum-exp 0.
     """
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return kernel(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
@@ -47,7 +48,7 @@ def fused_attention(
 def fused_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; all rows plain, those of `grad` and `out` too.
+    """Return the gradients of q, k and v; all tensors, `grad` and `out` included, have plain rows.
 
     Args:
         lse: +inf for rows whose weights are 0, masked or not.

@@ -16,17 +16,17 @@ class Backend(Protocol):
         """Return one sentence that says why this backend cannot compute a call; None: it can."""
 
     def missing(self, call: AttentionCall) -> str | None:
-        """Return what must be installed before it can compute a call that it can otherwise; None: nothing."""
+        """Return what must be installed for a call that `why_not` does not refuse otherwise; None: nothing."""
 
     def cost(self, call: AttentionCall) -> float:
         """Return the estimated time of one example, in scores of dense attention without a mask.
 
-        Infinite: the backend computes the call only where it is asked for by name. Asked of calls that it can compute,
-        and never while compiling, where lengths may be symbols.
+        Infinite: the backend is used only where it is asked for by name. Called only where `why_not` returns None, and
+        never while compiling, since lengths may then be symbols.
         """
 
     def remark(self, call: AttentionCall) -> str:
-        """Return one sentence that says why a call that it can compute may be computed by another."""
+        """Return one sentence on why another backend may be chosen for a call that this one can compute."""
 
     def computed_pairs(self, call: AttentionCall) -> int:
         """Return how many scores of one example are computed, allowed or not, in all heads."""
@@ -44,5 +44,5 @@ class Backend(Protocol):
         Args:
             q: queries, [B, H, Nq, D].
             k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv].
-            need_lse: False: None may be returned in the place of lse.
+            need_lse: if False, None may be returned instead of lse.
         """

@@ -1,4 +1,4 @@
-"""Attention as the formula says it: all scores, one softmax, gradients by autograd. What it returns is correct."""
+"""Attention by its formula: all scores, one softmax, gradients by autograd. Other backends are tested against it."""
 
 from math import inf
 
@@ -13,7 +13,7 @@ from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.sinks import cap
 
 NAME = "reference"
-# mask, scores, and the softmax that is kept beside them
+# for the mask, the scores, and the softmax that is kept with them
 BYTES_PER_SCORE = 9
 
 
@@ -28,12 +28,12 @@ def missing(call: AttentionCall) -> str | None:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return infinity: it is for comparisons."""
+    """Return infinity: this backend is for comparisons."""
     return inf
 
 
 def remark(call: AttentionCall) -> str:
-    """Return why it is not taken."""
+    """Return why it is not chosen."""
     return "reference keeps all scores in memory; the other backends are checked against it."
 
 
@@ -61,10 +61,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias
     allowed = torch.ones((), dtype=torch.bool, device=q.device) if allowed is None else allowed
-    # the logit of the sink stands beside the scores as one more key, without a value
+    # the sink is one more key, which has a score but no value
     closed = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks.to(dtype)[:, None, None]
     sinks = closed.expand(*scores.shape[:3], 1)
-    # a row without keys takes the softmax of its scores as they are; then all of its weights are cut
+    # a row without keys gets the softmax of its unmasked scores; its weights are then set to 0
     has_keys = allowed.any(-1, keepdim=True)
     joined = torch.cat([scores.masked_fill(~allowed & has_keys, -torch.inf), sinks], -1)
     weights = torch.softmax(joined, -1)[..., :-1].masked_fill(~allowed, 0)

@@ -14,16 +14,16 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "sdpa"
-# times in scores of dense attention without a mask: a key read for a block of queries (what a single query mostly waits
-# for), a score with a mask, and making a mask's entry
+# times, in scores of dense attention without a mask: for reading a key for a block of queries (most of the time of a
+# single query), for a score with a mask, and for making one entry of a mask
 SCORES_PER_KEY = 8
 SCORES_PER_MASKED_SCORE = 1.1
-# ... off the CPU, where no kernel that skips the softmax's memory takes a mask; reckoned, not measured
+# ... off the CPU, where no kernel that never stores the softmax takes a mask; estimated, not measured
 SCORES_PER_MASKED_SCORE_ELSEWHERE = 3.0
 SCORES_PER_MASK_ENTRY = 50
-# ... and a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
+# ... and for a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
 SCORES_PER_UNFUSED_SCORE = 4.0
-# memory of a pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
+# memory per pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
 NUMBERS_PER_SCORE = 3
@@ -46,7 +46,7 @@ def missing(call: AttentionCall) -> str | None:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the estimated time of dense attention for one example, in its own scores."""
+    """Return the estimated time of dense attention for one example, in scores without a mask."""
     layout, plain = call.layout, maskless(call.layout)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
     if plain is not None and call.tokens.is_empty and not is_unfused:
@@ -85,14 +85,14 @@ def working_bytes(call: AttentionCall) -> int:
     num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
-    # its kernel for CPUs knows no gradient of a mask
+    # torch's kernel for CPUs has no gradient of the mask
     if inputs.device == "cpu" and (has_no_kernel(call) or (call.terms and inputs.needs_grad)):
         num_bytes += NUMBERS_PER_SCORE * max(4, inputs.dtype.itemsize) * inputs.batch_size * layout.num_pairs
     return num_bytes
 
 
 def has_no_kernel(call: AttentionCall) -> bool:
-    """Return whether torch's fused kernel for CPUs cannot compute a call: no dropout, no values of another width."""
+    """Return whether torch's fused CPU kernel cannot compute a call, for its dropout or the width of its values."""
     return call.dropout > 0.0 or call.inputs.head_dim != call.inputs.value_dim
 
 
@@ -118,10 +118,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
             keyless = closed if keyless is None else closed | keyless
     scaled = q
     if is_causal and scale <= 0.0:
-        # kernels close the causal triangle by -inf before they scale, and -inf times such a number is no mask
+        # kernels apply the causal mask (-inf) before they scale, and -inf times 0 or a negative number masks nothing
         scaled, scale = q * scale, 1.0
     need_lse = need_lse or call.sinks is not None
-    # large numbers of masked tokens would overflow in the backward pass, which computes their rows, too
+    # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
     out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, need_lse)
     if need_lse and lse is None:
@@ -138,8 +138,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, dropout: float, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output, and lse where it is needed and the kernel gives it."""
-    # without a mask every kernel shares key heads by itself; with one, some fall back to the slow form
+    """Return the output, and lse if it is needed and the kernel returns it."""
+    # without a mask every kernel supports grouped key heads; with one, some fall back to a slow path
     if mask is not None or need_lse:
         heads_per_key_head = q.shape[1] // k.shape[1]
         k, v = (each.repeat_interleave(heads_per_key_head, 1) if heads_per_key_head > 1 else each for each in (k, v))
@@ -155,8 +155,8 @@ def _fused(
 
 
 def is_bare(call: AttentionCall) -> bool:
-    """Return whether torch's fused kernels compute a call without a mask, and so in no memory beside its tensors."""
-    # lengths, since a compiler cannot tell whether a tuple of terms is true
+    """Return whether torch's fused kernels compute a call without a mask, and so without memory beyond its tensors."""
+    # `len`, since a compiler cannot evaluate a tuple of terms as a bool
     is_plain = call.tokens.is_empty and len(call.terms) == 0 and call.dropout == 0.0
     return is_plain and call.inputs.head_dim == call.inputs.value_dim and maskless(call.layout) is not None
 
@@ -173,7 +173,7 @@ def maskless(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
-    """Return what the limits of a band without any on the left say."""
+    """Return the same from the limits of a band that has none on the left."""
     limits = layout.pattern.band_limits
     if limits == (None, None):
         return 0, layout.num_keys, False

@@ -26,7 +26,7 @@ def missing(call: AttentionCall) -> str | None:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the estimated time for one example, in scores of dense attention; infinite where the masks are refused."""
+    """Return the estimated time for one example, in scores of dense attention; infinite if the masks are refused."""
     return estimate(call.layout).time(costs_of(call))
 
 
@@ -49,7 +49,7 @@ def working_bytes(call: AttentionCall) -> int:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse, which is always there; see `Backend`.
+    """Return output and lse, which is never None; see `Backend`.
 
     Dropout is drawn from torch's global generator, once per call.
     """

@@ -1,4 +1,4 @@
-"""What the blocked backend would compute for a layout, counted without computing it."""
+"""How much the blocked backend would compute for a layout, counted without computing it."""
 
 from dataclasses import dataclass
 from math import inf
@@ -19,7 +19,7 @@ BLOCK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Costs:
-    """Times in scores of dense attention without a mask: of a score, a key read for a block of queries, and a run."""
+    """Times, in scores of dense attention without a mask: per score, per key read for a block of queries, per run."""
 
     score: float
     key: float
@@ -27,9 +27,9 @@ class Costs:
 
 
 ON_CPU = Costs(1.15, 8, SCORES_PER_RUN)
-# the explicit kernel, of soft caps, terms and dropout: 3.2 to 4 times, up to 5 with a cap (4,096 tokens, one thread)
+# of the explicit kernel (soft caps, terms, dropout): measured 3.2 to 4, up to 5 with a cap (4,096 tokens, one thread)
 EXPLICIT_ON_CPU = Costs(3.5, 8, SCORES_PER_RUN)
-# no fused kernel there, and a run waits for a score of launches; reckoned, not measured
+# no fused kernel runs there, and a run waits for about twenty launches; estimated, not measured
 ELSEWHERE = Costs(12, 8, 5e7)
 
 
@@ -38,8 +38,8 @@ class Estimate:
     """What is computed for one example.
 
     Attributes:
-        num_pairs, num_key_reads, num_runs, num_mask_bytes: as of a `BlockLayout`.
-        refusal: the sentence with which the layout is refused; None: it is computed.
+        num_pairs, num_key_reads, num_runs, num_mask_bytes: as in `BlockLayout`.
+        refusal: why the layout is refused, as a sentence; None: it is computed.
     """
 
     num_pairs: int = 0
@@ -56,7 +56,7 @@ class Estimate:
 
 
 def costs_of(call: AttentionCall) -> Costs:
-    """Return the times of the kernel that computes a call."""
+    """Return the costs of the kernel that computes a call."""
     if call.inputs.device != "cpu":
         return ELSEWHERE
     return ON_CPU if is_fused(call) else EXPLICIT_ON_CPU
@@ -64,7 +64,7 @@ def costs_of(call: AttentionCall) -> Costs:
 
 @cached()
 def estimate(layout: Layout) -> Estimate:
-    """Return what the backend computes for a layout, as one whole document."""
+    """Return how much the backend computes for a layout, taken as one whole document."""
     try:
         blocks = compile_layout(layout, BLOCK_TOKENS, torch.device("cpu"))
     except MaskLimitError as error:

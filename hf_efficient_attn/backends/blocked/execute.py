@@ -1,4 +1,4 @@
-"""Forward and backward of a whole call: every run of every region through a kernel, results joined by log-sum-exp."""
+"""Forward and backward of a whole call: a kernel computes each run of each region, log-sum-exp joins the results."""
 
 import math
 from collections.abc import Callable
@@ -28,11 +28,11 @@ BACKWARD_BLOCK_TOKENS = 96
 EXPLICIT_BLOCK_TOKENS = 64
 # q, k, v, grad and out come first among the tensors of a backward pass
 NUM_READ = 5
-# elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to use it again; elsewhere a
-# launch costs more than memory that its allocator keeps anyway
+# elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to reuse it; elsewhere
+# larger, since a launch costs more than memory that the allocator keeps anyway
 MAX_BUFFER = 1 << 21
 MAX_BUFFER_OFF_CPU = 1 << 25
-# elements of gathered keys per thread in one call of the fused operator: what a core's cache still holds
+# elements of gathered keys per thread in one call of the fused operator, so that they fit in a core's cache
 MAX_GATHERED = 1 << 18
 
 
@@ -44,7 +44,7 @@ def is_fused(call: AttentionCall) -> bool:
 
 
 def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
-    """Return calls without pairs in common that together are this one: without a term where it is known to be 0."""
+    """Return disjoint calls that together are this one; the first leaves out a term where it is known to be 0."""
     idle = call.terms[0].label.idle if len(call.terms) == 1 else None
     if idle is None or call.dropout > 0.0:
         return (call,)
@@ -56,7 +56,7 @@ def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64; `seed`: of the dropout."""
+    """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64; `seed` is that of dropout."""
     dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
     total = empty_output(q, v, wide_dtype(q.dtype)).zero_()
     lse = total.new_full(q.shape[:3], float("-inf"))
@@ -72,13 +72,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
 
 
 def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as the kernels read them: on CPUs float16 as float32, which takes a fifth of the time."""
+    """Return the tensors as the kernels read them: float16 on CPUs becomes float32, which takes a fifth of the time."""
     is_slow = tensors[0].device.type == "cpu" and tensors[0].dtype == torch.float16
     return tuple(tensor.float() for tensor in tensors) if is_slow else tensors
 
 
 def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
-    """Join what a call reads to the output and the log-sum-exp so far."""
+    """Join the attention of a call to the output and the log-sum-exp so far."""
     fused = is_fused(call)
     q, k, v = plain_rows(q, k, v) if fused else (q, k, v)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
@@ -108,7 +108,7 @@ def forward_run(
         empty_rows = run.empty_rows if bias is run.bias else (bias == float("-inf")).all(-1)
         if empty_rows is not None:
             run_lse = run_lse.masked_fill(empty_rows, float("-inf"))
-    # the share of the run in the softmax; neither has a key: 0
+    # the share of the run in the softmax; 0 where neither side has a key
     share = torch.sigmoid(run_lse - lse).nan_to_num_(0.0)
     total.lerp_(out.to(total.dtype), share[..., None])
     lse.copy_(torch.logaddexp(lse, run_lse))
@@ -133,7 +133,7 @@ def backward(
 
 
 def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d_terms: list[Tensor]) -> None:
-    """Add the gradients of what a call reads to the last three tensors, dq, dk and dv, and to those of its terms.
+    """Add the gradients of a call to the last three tensors, dq, dk and dv, and to those of its terms.
 
     Args:
         tensors: q, k, v, grad, out, lse, dq, dk, dv.
@@ -166,7 +166,7 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d
 def backward_run(
     kernel: FusedCPU | Explicit, queries: list[Tensor], keys: list[Tensor], run: Run, bias: Tensor | None
 ) -> Tensor | None:
-    """Add the gradients of a run to dq, dk and dv; return that of its scores from the kernel that has it."""
+    """Add the gradients of a run to dq, dk and dv; return that of its scores if the kernel computes it."""
     q, grad, out, lse, dq = (query_blocks(tensor, run) for tensor in queries)
     k, v = (key_blocks(tensor, run) for tensor in keys[:2])
     run_dq, run_dk, run_dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, bias)
@@ -177,7 +177,7 @@ def backward_run(
 
 
 class Kernels:
-    """Makes the kernel of one run after the other; the same ones again for the backward pass."""
+    """Makes the kernels of the runs in turn, and the same ones again for the backward pass."""
 
     def __init__(self, call: AttentionCall, seed: int, is_fused: bool, device: torch.device) -> None:
         self.call = call
@@ -196,9 +196,9 @@ class Kernels:
         return Explicit(self.call.scale, terms, self.drop(), self.call.dropout, self.call.softcap)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
-        """Return a function that draws which weights are dropped; it draws the same ones for the same count.
+        """Return a function that draws which weights are dropped; the same count gives the same draw.
 
-        One drawn number of 64 bits decides about four weights, to 1 in 65,536 of probability.
+        Each random number of 64 bits decides on four weights, so the probability is exact to 1 in 65,536.
         """
         dropout, seed = self.call.dropout, self.seed + self.count
         if dropout == 0.0:
@@ -216,7 +216,7 @@ class Kernels:
 
 
 def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """Return the gradient of the sinks [H]: a sink's weight goes from the keys, and has no value of its own."""
+    """Return the gradient of the sinks [H]; a sink takes weight from the keys and has no value."""
     delta = (grad.to(lse.dtype) * out).sum(-1)
     weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
     return -(weights * delta).sum((0, 2)).to(sinks.dtype)
@@ -232,7 +232,7 @@ def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
 
 
 def bias_of(region: Region, run: Run) -> Tensor | None:
-    """Return the bias of a run with that of masked keys, [blocks or 1, queries or 1, keys]."""
+    """Return the bias of a run, with -inf for masked keys: [blocks or 1, queries or 1, keys]."""
     if region.hole_bias is None:
         return run.bias
     holes = key_blocks(in_order(region.hole_bias[None], region.part.keys)[..., None], run)[0, :, None, :, 0]
@@ -240,10 +240,10 @@ def bias_of(region: Region, run: Run) -> Tensor | None:
 
 
 def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[AttentionCall, tuple[Tensor, ...]]:
-    """Return the tensors with the examples as further heads, where all are alike and the memory allows it as views.
+    """Return the tensors with the examples folded into the heads, if all are alike and views suffice.
 
-    Each region costs a fixed time, and so there is one instead of one an example. The layout stays that of one
-    example, for which it is compiled.
+    Each region costs a fixed time: this makes one region of what would be one per example. The layout stays that of
+    one example, for which it is compiled.
     """
     batch_size, num_heads = tensors[0].shape[:2]
     is_alike = call.tokens.is_empty and len(call.layout.head_groups()) == 1
@@ -254,7 +254,7 @@ def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[Attent
 
 
 def fold_values(values: Tensor, batch_size: int, num_heads: int) -> Tensor:
-    """Return the values of a term with the examples as further heads; [1, 1, ...] where all are alike."""
+    """Return the values of a term with the examples folded into the heads; [1, 1, ...] where all are alike."""
     if values.shape[:2] == (1, 1):
         return values
     return values.expand(batch_size, num_heads, -1, -1).flatten(0, 1)[None]
@@ -268,7 +268,7 @@ def unfold_gradient(gradient: Tensor, batch_size: int, values: Tensor) -> Tensor
 
 
 def is_foldable(tensor: Tensor, num_heads: int) -> bool:
-    """Return whether batch and heads of a tensor can be one dimension without a copy."""
+    """Return whether batch and heads of a tensor can become one dimension without a copy."""
     return tensor.shape[1] == num_heads and (num_heads == 1 or tensor.stride(0) == num_heads * tensor.stride(1))
 
 

@@ -1,11 +1,11 @@
-"""Attention of one run: blocks of queries [heads, blocks, queries, head_dim] with keys of their own.
+"""Attention of one run: blocks of queries [heads, blocks, queries, head_dim], each with its own keys.
 
-Two kernels of one contract. `FusedCPU` is the operator behind torch's SDPA on CPUs, which takes overlapping blocks of
-keys as strided views, so that nothing is copied. `Explicit` is matmul, softmax, matmul: on any device, with dropout and
-learned terms, and with every intermediate of one run in memory.
+Two kernels have the same interface. `FusedCPU` is the operator behind torch's SDPA on CPUs, which takes overlapping
+blocks of keys as strided views, so that nothing is copied. `Explicit` is matmul, softmax, matmul: it runs on any
+device, with dropout and learned terms, and keeps every intermediate of one run in memory.
 
-Backward passes get the output and the log-sum-exp of the whole row, not those of the run: the weights they rebuild are
-then those of the whole softmax, and the gradients of the runs add up.
+Backward passes get the output and the log-sum-exp of the whole row, not those of the run. The weights that they
+recompute are then those of the whole softmax, and the gradients of the runs add up.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ from torch import Tensor
 from hf_efficient_attn.backends.fused_cpu import fused_attention, fused_attention_backward
 from hf_efficient_attn.layout.sinks import cap
 
-# e to this power is no denormal number, and far below the rounding of 1 in float64
+# exp of it is not denormal, and far below the rounding of 1 in float64
 LOWEST_SCORE = -80.0
 FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class FusedCPU:
-    """The fused operator of torch on CPUs. Takes no dropout and no learned terms; values as wide as keys."""
+    """The fused operator of torch on CPUs. It takes no dropout and no learned terms, and values as wide as keys."""
 
     scale: float
 
@@ -44,7 +44,7 @@ class FusedCPU:
 
 
 def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a bias as the mask of the fused operator, which reads masks of float64 inputs as float64 unasked."""
+    """Return a bias as the mask of the fused operator, which reads any mask of float64 inputs as float64."""
     return None if bias is None else bias[None].to(wide_dtype(dtype))
 
 
@@ -52,13 +52,13 @@ def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 class Explicit:
     """Matmul, softmax, matmul.
 
-    Half-precision operands are widened before each product, on GPUs, too, since scores rounded to half precision are
-    wrong by parts of a weight where they are large. There `torch.bmm(..., out_dtype=torch.float32)` would not round
-    them; it exists on CUDA only, and was not measured.
+    Half-precision operands are widened before each product, on GPUs, too: large scores rounded to half precision change
+    the weights visibly. `torch.bmm(..., out_dtype=torch.float32)` would not round them, but exists on CUDA only and was
+    not measured.
 
     Attributes:
         terms: the learned parts of the scores of this run, which broadcast to [h, n, q, k].
-        drop: draws which weights of a shape are dropped, a bool tensor; None: none.
+        drop: draws which weights are dropped, a bool tensor of the given shape; None: none are.
         dropout: probability with which `drop` drops.
         softcap: bound of the scaled scores, before terms are added.
     """
@@ -91,7 +91,7 @@ class Explicit:
         total = weights.sum(-1, keepdim=True)
         if self.drop is not None:
             weights.masked_fill_(self.drop(weights.shape), 0.0)
-        # a row without keys has only zeros to divide
+        # a row without keys has zeros only
         out = torch.matmul(weights, wide(v)).div_(total.clamp(min=torch.finfo(total.dtype).tiny) * (1 - self.dropout))
         return out, total.log_().add_(largest).squeeze_(-1)
 
@@ -104,7 +104,7 @@ class Explicit:
         delta = (grad * wide(out)).sum(-1, keepdim=True)
         kept, d_weights = weights, torch.matmul(grad, wide(v).transpose(-1, -2))
         if self.drop is not None:
-            # the draw of the forward pass, and its scale
+            # the weights dropped in the forward pass, and their scale
             dropped = self.drop(weights.shape)
             kept, d_weights = weights.masked_fill(dropped, 0.0), d_weights.masked_fill_(dropped, 0.0)
             d_weights.div_(1 - self.dropout)
@@ -120,9 +120,9 @@ class Explicit:
 
 
 def exp_(scores: Tensor) -> Tensor:
-    """Return exp(scores) in their place, with 0 for what no sum with a weight near 1 would show.
+    """Replace scores by exp(scores), with 0 where a weight is too small to change a sum of about 1.
 
-    On CPUs the exponential of -inf takes five times as long as others, and one that is all but 0 thirty times.
+    On CPUs exp(-inf) takes five times as long as other values, and a result that is nearly 0 thirty times.
     """
     return torch.threshold_(scores.clamp_(min=LOWEST_SCORE).exp_(), 2 * exp(LOWEST_SCORE), 0.0)
 
@@ -138,13 +138,13 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def finite(lse: Tensor) -> Tensor:
-    """Return the log-sum-exp with 0 for the rows that have no key, so that their weights come out as 0 and not NaN."""
+    """Return the log-sum-exp with 0 for rows without keys, so that their weights become 0 and not NaN."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
 
 
 def lse_of_weights(lse: Tensor) -> Tensor:
     """Return the log-sum-exp from which exp(score - lse) is the weight of every pair: +inf where all weights are 0.
 
-    Such rows are not only those without keys, whose scores are -inf: those of masked tokens have scores of any size.
+    These are the rows without keys, whose scores are -inf, and those of masked tokens, whose scores may be anything.
     """
     return lse.masked_fill(lse == float("-inf"), float("inf"))

@@ -1,4 +1,4 @@
-"""The blocked backend as custom operators of torch, opaque to `torch.compile` and `torch.export`: no graph breaks."""
+"""The blocked backend as custom operators, opaque to `torch.compile` and `torch.export`: there are no graph breaks."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
     call = _call(q, k, v, masks, term_values, sinks, query_start, call_text, query_offset, softcap, scale, dropout)
-    # whoever calls backward() within autocast wants no gradient rounded more than the scores were
+    # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):
         return execute.backward(grad, q, k, v, out, lse, call, _number(seed))
 
@@ -91,7 +91,7 @@ def _call(
     scale: float,
     dropout: float,
 ) -> AttentionCall:
-    """Return the call whose parts an operator was given; it takes only tensors, numbers and text."""
+    """Return the call made of an operator's arguments, which can only be tensors, numbers and text."""
     pattern, layer, labels, first_head, num_model_heads, is_cross = read_call_text(call_text)
     query_offset = query_offset if query_start is None else int(query_start)
     lengths = (q.shape[2], k.shape[2], query_offset)

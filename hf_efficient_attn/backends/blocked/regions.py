@@ -1,4 +1,4 @@
-"""A call cut into regions: one document, one part of its block layout, heads that can be computed at once."""
+"""A call divided into regions: one document, one part of its block layout, heads that are computed together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from hf_efficient_attn.layout.token_mask import Document, TokenMask
 
 @dataclass(frozen=True)
 class Region:
-    """Where in the tensors of a call a part of it lies.
+    """Where one part of a call lies in its tensors.
 
     Attributes:
         example: index in the batch.
-        heads, key_heads: query heads and the key heads they read, as slices of equal length.
+        heads, key_heads: query heads and the key heads that they read, as slices of equal length.
         queries, keys: rows of the query and key tensors, as slices.
         query_offset: position of the first of these queries in their document.
         hole_bias: [keys] of 0 and -inf; None: no key is masked.
@@ -45,7 +45,7 @@ class Region:
 def regions(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Region]:
     """Yield the regions of a call; together they hold every allowed pair once.
 
-    q may have several times the heads of the layout, examples folded into them, if these are all alike.
+    q may have a multiple of the layout's heads, into which examples are folded, if all examples are alike.
     """
     layout, tokens, group = call.layout, call.tokens, q.shape[1] // k.shape[1]
     num_folded = q.shape[1] // layout.num_heads

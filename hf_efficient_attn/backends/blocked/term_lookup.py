@@ -78,7 +78,7 @@ class TermLookup:
 
 
 class TermLookups:
-    """The terms of a call, run by run; what does not change from run to run is computed once."""
+    """The terms of a call, run by run; what runs have in common is computed once."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
@@ -90,13 +90,13 @@ class TermLookups:
         return [self.lookup(number, region, run) for number in range(len(self.terms))]
 
     def lookup(self, number: int, region: Region, run: Run) -> TermLookup:
-        """Return the part of one term, which may be that of an earlier run."""
+        """Return the part of one term that a run reads; it may be shared with an earlier run."""
         term = self.terms[number]
         device = term.values.device
         distance = first_distance(region, run) if term.label.is_invariant else None
         if distance is None:
             return TermLookup(term, region, run, labels_of(term.label, region, run, device))
-        # all that the labels depend on if those of every block are the same
+        # if the labels of all blocks are the same, they depend on nothing else
         place = (number, *distance, run.block_tokens, run.key_tokens)
         if place not in self.labels:
             self.labels[place] = labels_of(term.label, region, replace(run, num_blocks=1), device)
@@ -121,9 +121,9 @@ def labels_of(label: Label, region: Region, run: Run, device: torch.device) -> T
 
 
 def first_distance(region: Region, run: Run) -> tuple[int, int] | None:
-    """Return how far the first query of a block lies behind its first key, and the step from token to token.
+    """Return how far the first query of a block lies after its first key, and the step from token to token.
 
-    None, if not all blocks of the run are alike in this.
+    None: the blocks of the run differ in this.
     """
     queries, keys = region.part.queries, region.part.keys
     if not isinstance(queries, range) or not isinstance(keys, range) or queries.step != keys.step:

@@ -1,4 +1,4 @@
-"""The tensors of one run as blocks, and the way back: views wherever a run is regular, copies only where it is not."""
+"""The tensors of one run as blocks, and back again: views where a run is regular, copies only where it is not."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from hf_efficient_attn.layout.blocks.layout import Run
 
 
 def in_order(tensor: Tensor, order: range | Tensor) -> Tensor:
-    """Return the tokens (dimension 1) of [heads, tokens, ...] at the places of `order`: a view of a regular order."""
+    """Return the tokens (dimension 1) of [heads, tokens, ...] at the places of `order`; for a range, a view."""
     if isinstance(order, range):
         return tensor[:, order.start : order.stop : order.step]
     return tensor[:, order]
 
 
 def put_back(tensor: Tensor, order: range | Tensor, part: Tensor) -> None:
-    """Write `part`, which `in_order` took out of `tensor`, back to its place. A view needs none."""
+    """Write `part`, which `in_order` took from `tensor`, back into it; a view needs no writing."""
     if not isinstance(order, range):
         tensor.index_copy_(1, order, part)
 
@@ -39,7 +39,7 @@ def key_blocks(tensor: Tensor, run: Run) -> Tensor:
 def take(tensor: Tensor, places: Tensor) -> Tensor:
     """Return the tokens at `places` of [heads, tokens, width], a copy.
 
-    Head by head: of more dimensions torch would copy all tokens first if they are not contiguous.
+    Head by head, since for more dimensions torch would first copy all tokens that are not contiguous.
     """
     taken = tensor.new_empty(tensor.shape[0], len(places), tensor.shape[2])
     for source, target in zip(tensor, taken, strict=True):
@@ -73,7 +73,7 @@ def add_key_blocks(total: Tensor, blocks: Tensor, run: Run) -> None:
     elif run.key_step == 0:
         total.narrow(1, run.first_key, run.key_tokens).add_(blocks[:, 0] if run.num_blocks == 1 else blocks.sum(1))
     else:
-        # pieces of one step do not overlap each other
+        # parts that are one step long do not overlap
         for start in range(0, run.key_tokens, run.key_step):
-            piece = blocks[:, :, start : start + run.key_step]
-            shifted_blocks(total, run.first_key + start, piece.shape[2], run).add_(piece)
+            part = blocks[:, :, start : start + run.key_step]
+            shifted_blocks(total, run.first_key + start, part.shape[2], run).add_(part)
