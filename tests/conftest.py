@@ -10,6 +10,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# new files for a copy of the package, see test_extension.py
+collect_ignore = ["extension"]
 
 
 def _let_children_find_the_same() -> None:
