@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
-from hf_efficient_attn.attention.given_positions import given_cache
+from hf_efficient_attn.attention.given_inputs import given_cache
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
@@ -118,7 +118,7 @@ class StreamingLayer(PatternLayer):
         # no row has dropped a token yet
         if self.cumulative_length - 1 <= self.num_first + self.left:
             return keys, values
-        shifts, first_slots = self._shifts(num_new, keys.device), self._first_slots(keys.shape[-2], keys.device)
+        shifts = self._shifts(num_new, keys.device)
         if num_new == 1:
             # rows that have dropped tokens have their first keys at the front, the others are turned by 0
             first, others = keys.split([self.num_first, keys.shape[-2] - self.num_first], 2)
@@ -128,8 +128,9 @@ class StreamingLayer(PatternLayer):
                 f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens of which some no longer '
                 "read all tokens before them. Compile the steps of one token, and call the model as it is for others."
             )
+        start = self._first_slots(keys.shape[-2], keys.device)[:, :1]
         slots = torch.arange(keys.shape[-2], device=keys.device)
-        is_first = (slots >= first_slots[:, :1]) & (slots < first_slots[:, :1] + self.num_first)
+        is_first = (slots >= start) & (slots < start + self.num_first)
         self.query_shifts = QueryShifts(self.rotation, shifts, is_first)
         return keys, values
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.given_positions import given_positions, is_computed_again, was_called_without
+from hf_efficient_attn.attention.given_inputs import given_positions, is_computed_again, was_called_without
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.follow_check import watch
-from hf_efficient_attn.attention.given_positions import note_positions
+from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.attention.mask_users import mark_tried
@@ -96,7 +96,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
     are_known = len(inputs) <= len(names)
-    note_positions(model.config, given.get("position_ids"), are_known, given.get("past_key_values"))
+    note_inputs(model.config, given.get("position_ids"), are_known, given.get("past_key_values"))
     # checks must leave no trace in what is being traced
     if not is_tracing():
         if has_pattern(model.config):

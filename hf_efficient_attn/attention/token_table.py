@@ -20,7 +20,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from transformers.masking_utils import causal_mask_function
 
 from hf_efficient_attn.attention.cache import Origin
-from hf_efficient_attn.attention.given_positions import given_positions
+from hf_efficient_attn.attention.given_inputs import given_positions
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_lost_padding
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, has_rows, is_causal_request, with_kind

@@ -31,7 +31,7 @@ class Note:
 _notes: dict[tuple[int, int], Note] = {}
 
 
-def note_positions(config: Any, positions: Any, are_known: bool = True, cache: Any = None) -> None:
+def note_inputs(config: Any, positions: Any, are_known: bool = True, cache: Any = None) -> None:
     """Note `position_ids` and the cache of a forward of a config's model by this thread, in the place of others.
 
     are_known: False: others may have been given by an argument without a name.
