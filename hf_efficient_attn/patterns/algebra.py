@@ -1,4 +1,4 @@
-"""The algebra `|`, `&`, `~` that makes patterns of patterns: interval arithmetic on the bounds of its parts."""
+"""The algebra `|`, `&`, `~` of patterns: interval arithmetic on the bounds of their parts."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -21,12 +21,12 @@ from hf_efficient_attn.patterns.part_checks import check_pattern, check_patterns
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.token_order import TokenOrder
 
-# each is computed apart; with more of them that takes longer than all of them together
+# each is computed separately; with more of them, that takes longer than computing all of them together
 MAX_MEMBERS = 16
 
 
 class Algebra(Pattern):
-    """What unions and intersections share: the patterns, flattened and each once."""
+    """The base of unions and intersections: the patterns are flattened, and duplicates removed."""
 
     patterns: tuple[Pattern, ...]
 
@@ -57,7 +57,7 @@ class Algebra(Pattern):
 
 @dataclass(frozen=True)
 class Union(Algebra, kind="union"):
-    """`a | b`: a query reads what any of the patterns lets it read, each key once."""
+    """`a | b`: a query reads the keys that any of the patterns lets it read, each key once."""
 
     patterns: tuple[Pattern, ...]
 
@@ -96,7 +96,7 @@ class Union(Algebra, kind="union"):
 
 @dataclass(frozen=True)
 class Intersection(Algebra, kind="intersection"):
-    """`a & b`: a query reads what all of the patterns let it read."""
+    """`a & b`: a query reads the keys that all of the patterns let it read."""
 
     patterns: tuple[Pattern, ...]
 
@@ -121,8 +121,8 @@ class Intersection(Algebra, kind="intersection"):
         return farthest([part.unread_tokens_ahead for part in self.patterns])
 
     def decoding_reach(self) -> DecodingReach | None:
-        # a part reads the same among the tokens that are kept only if its own reach is among them; one that reads all
-        # tokens before a query does so among any
+        # among the kept tokens a part reads the same only if they include its own reach; a part that reads all earlier
+        # tokens does so among any
         reaches = [reach for part in self.patterns if (reach := part.decoding_reach()) != ALL_BEFORE]
         return joined_reach(reaches) if reaches else ALL_BEFORE
 
@@ -136,7 +136,7 @@ class Intersection(Algebra, kind="intersection"):
         return prod(part.num_members for part in self.patterns)
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return the orders of the first part that has some of its own, narrowed by the others where they can."""
+        """Return the orders of the first part that has its own, restricted by the other parts where possible."""
         extent = (num_queries, num_keys, query_offset)
         for part in self.patterns:
             orders = part.token_orders(*extent)
@@ -156,7 +156,7 @@ def _narrow(order: TokenOrder, others: tuple[Pattern, ...]) -> TokenOrder:
 
 @dataclass(frozen=True)
 class Complement(Pattern, kind="complement"):
-    """`~a`: a query reads exactly what the pattern does not let it read."""
+    """`~a`: a query reads exactly the keys that the pattern does not let it read."""
 
     pattern: Pattern
 

@@ -1,4 +1,4 @@
-"""Patterns of distances: full, causal, band, dilated and strided attention.
+"""Patterns by distance: full, causal, band, dilated and strided attention.
 
 Lin et al., A Survey of Transformers (2022), section 4.1.1; Beltagy et al., Longformer (2020), section 3.1.
 """
@@ -51,7 +51,8 @@ class Distances(Pattern):
             return normalize(
                 clip(((first_query + distance, last_query + distance + 1) for distance in distances), num_keys)
             )
-        # neighbouring classes touch: one interval, from the first query's first key to the last query's last one
+        # the classes of neighbouring queries touch: one interval, from the first query's first key to the last query's
+        # last
         distances = self._distances(first_query, last_query, num_keys)
         return clip([(first_query + distances.start, last_query + distances.stop)], num_keys) if distances else ()
 
@@ -70,7 +71,7 @@ class Distances(Pattern):
 
         if self.step > 1:
             if last_query - first_query < MOVING_INTERVAL:
-                # single rows take less
+                # single rows are faster
                 raise CrossingError
             distances = self._distances(first_query, last_query, num_keys)
             return clip(((moving(distance), moving(distance + 1)) for distance in distances), num_keys)
@@ -85,7 +86,7 @@ class Distances(Pattern):
             return band_pairs(queries, distances.start, distances.stop, num_keys) if distances else 0
         if len(distances) <= self.step:
             return sum(band_pairs(queries, distance, distance + 1, num_keys) for distance in distances)
-        # one band for each residue class; of the two sums this has fewer terms
+        # one band per residue class: the sum with fewer terms
         return sum(
             self.subsample(self.step).num_pairs(len(order.queries), len(order.keys), order.local_query_offset)
             for order in self.token_orders(num_queries, num_keys, query_offset)
@@ -138,13 +139,13 @@ class Distances(Pattern):
         )
 
     def _distances(self, first_query: int, last_query: int, num_keys: int) -> range:
-        """Return all distances from a query of the range to a key, cut where every key is out of range."""
+        """Return all distances from a query of the range to a key, clipped to the range of the keys."""
         left = last_query if self.left is None else min(self.left, last_query)
         right = num_keys - 1 - first_query if self.right is None else min(self.right, num_keys - 1 - first_query)
         lowest, highest = -(left // self.step), right // self.step
         if highest < lowest:
             return range(0)
-        # the stop lies one past the last distance, so that it is also the stop of an interval
+        # one past the last distance, so that it is also the stop of an interval
         return range(lowest * self.step, highest * self.step + 1, self.step)
 
 
@@ -170,8 +171,8 @@ class Causal(Distances, kind="causal"):
 class Band(Distances, kind="band"):
     """Every query reads the keys around it.
 
-    left, right: tokens before and after the query, inclusive, the query itself not counted; None: no limit; -1: the
-        query itself is left out too.
+    left, right: how many tokens before and after the query, which itself is not counted; None: no limit; -1: the query
+        itself is left out, too.
 
     >>> print(Band(left=1, right=0).draw(4))
     ■⬚⬚⬚
@@ -192,7 +193,8 @@ class Band(Distances, kind="band"):
 class Dilated(Distances, kind="dilated"):
     """Every query reads every `step`-th key around it (Longformer, section 3.1).
 
-    left, right: in tokens, as for `Band`. step: 1 is a band; the paper counts the gaps between keys, step - 1.
+    left, right: in tokens, as for `Band`.
+    step: from key to key; 1 is a band. The paper counts the gaps between keys, step - 1.
 
     >>> print(Dilated(left=4, right=0, step=2).draw(5))
     ■⬚⬚⬚⬚
@@ -212,7 +214,7 @@ class Dilated(Distances, kind="dilated"):
 
 @dataclass(frozen=True)
 class Strided(Distances, kind="strided"):
-    """Every query reads every `step`-th key, counted from itself, without limit.
+    """Every query reads every `step`-th key, counted from itself, at any distance.
 
     Raises:
         ConfigurationError: a step below 1.
@@ -224,7 +226,7 @@ class Strided(Distances, kind="strided"):
 
 
 def distances_pattern(left: int | None, right: int | None, step: int) -> Pattern:
-    """Return the plainest pattern with these limits."""
+    """Return the simplest pattern with these limits."""
     if step > 1:
         return Strided(step) if left is None and right is None else Dilated(left, right, step)
     if left is None and right in (None, 0):

@@ -1,4 +1,4 @@
-"""BigBird (Zaheer et al., 2020, section 2), its random blocks drawn our way or exactly as in the published code."""
+"""BigBird (Zaheer et al., 2020, section 2), with random blocks drawn our way or exactly as in the published code."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,29 +19,29 @@ from hf_efficient_attn.patterns.tables import KeyTable
 # lengths in tokens at which the published code draws only from the first 1,024 tokens, on the grid of 4,096
 PREFIX_LENGTHS = {"authors": (1024, 2048, 3072, 4096), "transformers": (1024, 3072, 4096)}
 PREFIX_TOKENS, GRID_TOKENS = 1024, 4096
-# of all rows and heads; a row takes as long as ROW_BLOCKS of them, and all of them about a second
+# in all rows and heads; a row takes as long as ROW_BLOCKS of them, and all of them take about a second
 MAX_SHUFFLED_BLOCKS = 1 << 20
 ROW_BLOCKS = 8
 
-# random blocks of one head: those of row 0, of row 1, ...
+# the random blocks of one head, row by row
 Rows = tuple[tuple[int, ...], ...]
 
 
 def bigbird(
     block_tokens: int = 64, num_random_blocks: int = 3, seed: int = 0, plan: str = "seeded", causal: bool = False
 ) -> Pattern:
-    """Return the pattern of BigBird-ITC: three blocks around the query, first and last block global, random blocks.
+    """Return BigBird-ITC: three blocks around the query, the first and the last block global, and random blocks.
 
     Args:
         block_tokens: tokens per block.
         num_random_blocks: random blocks per row of blocks that is not global.
-        seed: of the random blocks.
+        seed: seed of the random blocks.
         plan: "seeded" draws them by `RandomBlocks` from all blocks that the rest does not touch; "authors" and
-            "transformers" draw exactly as that code does in training, see `BigBirdBlocks`.
+            "transformers" draw exactly as their code does in training, see `BigBirdBlocks`.
         causal: our causal form: own and previous block, first block global, random blocks strictly before.
 
     Raises:
-        ConfigurationError: an unknown plan, a plan that has no causal form, or numbers that make no pattern.
+        ConfigurationError: an unknown plan, a plan without a causal form, or numbers that no pattern can have.
     """
     check_choice("bigbird", "plan", plan, ("seeded", *PREFIX_LENGTHS))
     check_integer("bigbird", "num_random_blocks", num_random_blocks, at_least=0)
@@ -62,7 +62,7 @@ def bigbird(
 class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
     """The random blocks of the published BigBird code, number for number: numpy's legacy generator, seed + layer.
 
-    They point to the first 1,024 tokens, or to the first (2·num_blocks + 5) blocks, whatever the length. Where the code
+    They lie in the first 1,024 tokens, or in the first (2·num_blocks + 5) blocks, whatever the length. If the code
     draws a block that the row reads anyway, that block is read once.
 
     num_blocks: random blocks per row. block_tokens: tokens per block.
@@ -104,13 +104,13 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
                 f"in all rows of {num_heads} heads: more than {MAX_SHUFFLED_BLOCKS}. Take longer blocks, or "
                 "plan='seeded' (random_blocks)."
             )
-        # the layer is part of the seed, so that layers need no place in the cache of their own
+        # the layer is part of the seed, so that layers share the cache
         heads = _draw(replace(self, seed=self.seed + layer), -(-num_keys // self.block_tokens), num_heads)
         return Blocks(KeyTable(heads[head]), self.block_tokens)
 
 
 def _num_shuffled(pattern: BigBirdBlocks, num_rows: int) -> int:
-    """Return how many blocks the code shuffles for one head, in all rows together, and ROW_BLOCKS for each row."""
+    """Return how many blocks the code shuffles for one head, in all rows together, plus ROW_BLOCKS per row."""
     if num_rows * pattern.block_tokens in PREFIX_LENGTHS[pattern.plan]:
         return GRID_TOKENS // pattern.block_tokens * (PREFIX_TOKENS // pattern.block_tokens + ROW_BLOCKS)
     border, count = _first_segment(num_rows, pattern.num_blocks)
@@ -131,7 +131,7 @@ def _draw(pattern: BigBirdBlocks, num_rows: int, num_heads: int) -> tuple[Rows, 
 
 
 def _prefix_rows(stream: "_LegacyStream", pattern: BigBirdBlocks) -> list[list[int]]:
-    """Draw one head on the grid of 4,096 tokens, from the blocks 1, 2, ... of the first 1,024."""
+    """Draw one head on the grid of 4,096 tokens, from the blocks 1, 2, ... of the first 1,024 tokens."""
     candidates = range(1, PREFIX_TOKENS // pattern.block_tokens)
     rows: list[list[int]] = [[]]
     for row in range(1, GRID_TOKENS // pattern.block_tokens - 1):
@@ -169,7 +169,7 @@ def _first_segment(num_rows: int, num_blocks: int) -> tuple[int, int]:
 
 
 def _candidates(blocks: Sequence[int], row: int, stop: int) -> list[int]:
-    """Leave out what the code takes for neighbours and global blocks in a segment that ends at `stop`."""
+    """Return `blocks` without those that the code takes for neighbours or global in a segment that ends at `stop`."""
     left_out = {row - 1, row, row + 1, 0, stop - 1}
     # next to a global row, the code leaves out the other end's neighbour too
     left_out |= {stop - 2} if row == 1 else set()

@@ -15,7 +15,7 @@ from hf_efficient_attn.patterns.token_order import TokenOrder
 
 
 class OfBlocks(Pattern):
-    """A query reads all keys of the blocks that its own block reads by `pattern`, whose positions count blocks."""
+    """The base of patterns of blocks: a query reads all keys of the blocks that its own block reads by `pattern`."""
 
     pattern: Pattern
     block_tokens: int
@@ -85,7 +85,7 @@ class OfBlocks(Pattern):
         )
 
     def _expand(self, order: TokenOrder, queries: range, keys: range) -> TokenOrder:
-        # only the first block of all can have lost tokens at its start, and it is the first of its order
+        # only the very first block can lack tokens at its start, and it is the first of its order
         lost = max(0, queries.start - order.queries[0] * self.block_tokens)
         return TokenOrder(
             queries=self._tokens_of(order.queries, queries),
@@ -118,7 +118,8 @@ class OfBlocks(Pattern):
 class Blocks(OfBlocks, kind="blocks"):
     """A pattern of blocks: a query reads all keys of the blocks that its own block reads by `pattern`.
 
-    pattern: its positions count blocks. block_tokens: tokens per block; the last block may be shorter.
+    pattern: a pattern whose positions count blocks.
+    block_tokens: tokens per block; the last block may be shorter.
 
     Raises:
         ConfigurationError: no pattern, or blocks of less than one token.

@@ -1,4 +1,4 @@
-"""Bounds that patterns state of themselves, and how those of the parts of a pattern come together."""
+"""Bounds that patterns know about themselves, and how to join those of a pattern's parts."""
 
 from collections.abc import Iterable, Sequence
 from math import lcm
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class DecodingReach(NamedTuple):
-    """What a token may read in causal decoding: nothing but the first `num_first` tokens and `left` before itself.
+    """What a token reads in causal decoding: at most the first `num_first` tokens and the `left` tokens before itself.
 
-    Such a pattern reads the same where tokens in between are dropped and the others move together. `left` None: all
-    tokens before itself.
+    Such a pattern reads the same if the tokens in between are dropped and the others close up. `left` None: all tokens
+    before itself.
     """
 
     num_first: int
@@ -17,7 +17,7 @@ class DecodingReach(NamedTuple):
 
 
 class GlobalPosition(NamedTuple):
-    """A position that a pattern names, counted in blocks of `block_tokens` tokens; a negative one from the end."""
+    """A position that a pattern names, in blocks of `block_tokens` tokens; negative ones count from the end."""
 
     position: int
     block_tokens: int
@@ -30,12 +30,12 @@ class DrawnBlocks(NamedTuple):
     block_tokens: int
 
 
-# of a decoder that reads all tokens before the query
+# every query reads all tokens before itself
 ALL_BEFORE = DecodingReach(0, None)
 
 
 def joined_reach(reaches: Iterable[DecodingReach | None]) -> DecodingReach | None:
-    """Return what is read by a pattern that reads what any of these do; None: one of them is not known.
+    """Return the reach of a pattern that reads what any of these reads; None: one of them is unknown.
 
     >>> joined_reach([DecodingReach(2, 0), DecodingReach(0, 8)])
     DecodingReach(num_first=2, left=8)
@@ -50,17 +50,17 @@ def joined_reach(reaches: Iterable[DecodingReach | None]) -> DecodingReach | Non
 
 
 def farthest(limits: Sequence[int | None]) -> int | None:
-    """Return the largest of the limits; None if one of them is not known."""
+    """Return the largest of the limits; None if one of them is unknown."""
     known = [limit for limit in limits if limit is not None]
     return max(known) if len(known) == len(limits) else None
 
 
 def nearest(limits: Sequence[int | None]) -> int | None:
-    """Return the smallest of the limits that are known; None: none is."""
+    """Return the smallest of the known limits; None if none is known."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def common_period(periods: Iterable[int | None]) -> int | None:
-    """Return the least common multiple of the periods; None if one is not known."""
+    """Return the least common multiple of the periods; None if one is unknown."""
     listed = list(periods)
     return None if None in listed else lcm(*(period for period in listed if period))

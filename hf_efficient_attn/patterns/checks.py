@@ -1,4 +1,4 @@
-"""Refuse values no pattern can have; every message says what is wrong, what is allowed, and what to do next."""
+"""Checks of the values of patterns; every message says what is wrong, what is allowed, and what to do next."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -7,19 +7,19 @@ from typing import Any
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 
-# kernels count positions in 32 bits, and compare with a larger number as if it were another
+# kernels count positions in 32 bits; a larger number would wrap around
 MAX_INTEGER = 2**31 - 1
-# numbers that one list of a pattern may have
+# numbers in one list of a pattern
 MAX_LISTED = 1 << 20
-# patterns within a pattern, and how deep they may nest: every one costs time for every block of queries
+# patterns within a pattern, and how deep they may nest: each of them costs time for every block of queries
 MAX_PARTS = 1024
 MAX_DEPTH = 32
-# of a model
+# heads of a model
 MAX_HEADS = 2**16
 
 
 def check_integer(pattern: str, field: str, value: Any, at_least: int, advice: str = "") -> None:
-    """Refuse `value` unless it is an integer (no bool) from `at_least` to MAX_INTEGER.
+    """Refuse `value` unless it is an integer (not a bool) from `at_least` to MAX_INTEGER.
 
     Raises:
         ConfigurationError: names the pattern's kind, the field, the value, and ends with `advice`.
@@ -52,10 +52,10 @@ def check_choice(pattern: str, field: str, value: Any, choices: Iterable[str]) -
 
 
 def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
-    """Return `values`, an iterable of integers or an array of them, sorted and each once.
+    """Return `values`, an iterable or an array of integers, sorted and without duplicates.
 
     Raises:
-        ConfigurationError: it is no iterable of integers, there are more than MAX_LISTED, or one of them is none that a
+        ConfigurationError: it is not an iterable of integers, has more than MAX_LISTED, or one of them is larger than a
             kernel can count.
     """
     given = plain(values)
@@ -76,17 +76,17 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
 
 
 def first_listed(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values, and no more of them than show that they are too many."""
+    """Return the values, but at most one more than are allowed."""
     return tuple(islice(values, MAX_LISTED + 1))
 
 
 def plain(value: Any) -> Any:
-    """Return the lists and numbers of an array or a tensor; any other value as it is."""
+    """Return an array or a tensor as lists and numbers, any other value as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def check_length(name: str, value: int) -> None:
-    """Refuse a length that is no positive integer, or more than a kernel can count.
+    """Refuse a length that is not a positive integer, or more than a kernel can count.
 
     Raises:
         InputError: names the length and its value.
@@ -96,7 +96,7 @@ def check_length(name: str, value: int) -> None:
 
 
 def check_head(head: int, num_heads: int = MAX_HEADS) -> None:
-    """Refuse the number of a head that is none of `num_heads`.
+    """Refuse a number of a head that is not from 0 to `num_heads` - 1.
 
     Raises:
         InputError: names the head.
@@ -108,5 +108,5 @@ def check_head(head: int, num_heads: int = MAX_HEADS) -> None:
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether `value` is an integer; True and False are not."""
+    """Return whether `value` is an integer; True and False do not count."""
     return isinstance(value, int) and not isinstance(value, bool)

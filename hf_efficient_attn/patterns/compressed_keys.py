@@ -1,4 +1,4 @@
-"""Keys that stand for several tokens each: who may read them is a matter of the last token that they stand for."""
+"""Keys that stand for several tokens each, and may be read from the last of these tokens on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,8 @@ class CompressedKeys(Pattern, kind="compressed_keys"):
     count tokens and keys count compressed keys: two axes, `cross=True` for `attention`. A query before the end of the
     first block reads nothing.
 
-    block_tokens: tokens that a key stands for. step: tokens from one key to the next.
+    block_tokens: how many tokens a key stands for.
+    step: tokens from one key to the next.
 
     >>> print(CompressedKeys(block_tokens=3, step=2).draw(6, num_keys=3))
     ⬚⬚⬚
@@ -55,9 +56,9 @@ class CompressedKeys(Pattern, kind="compressed_keys"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        # the number of a key is at most that of the last token it stands for
+        # the index of a key is at most that of the last token it stands for
         return max(-1, 1 - self.block_tokens)
 
     def _num_ended(self, query: int) -> int:
-        """Return how many keys stand for no token after a query."""
+        """Return how many keys stand only for tokens up to the query."""
         return max(0, (query - self.block_tokens + 1) // self.step + 1)

@@ -1,8 +1,8 @@
 """How many pairs a pattern allows, counted over ranges of queries instead of row by row.
 
-Over long ranges the ends of a pattern's intervals stand still or move with the query, and so the sizes of the rows are
-an arithmetic series. The algebra of intervals runs on such moving ends as it does on integers; where two of them cross
-within a range, the range is halved.
+Over long ranges of queries, the ends of a pattern's intervals are constant or move with the query, so that the sizes of
+the rows form an arithmetic series. The algebra of intervals works on such moving ends as on integers; where two of them
+cross within a range, the range is halved.
 """
 
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from typing import Any, ClassVar, Protocol
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.intervals import Intervals
 
-# of all rows together: more take longer than some seconds
+# in all rows together: more would take longer than a few seconds
 MAX_COUNTED_INTERVALS = 1 << 23
-# rows of a pattern that repeats itself so soon are looked at once
+# of a pattern with a period up to this, one query per residue class is looked at
 MAX_CLASSES = 64
-# time of an interval with moving ends, in intervals of one row
+# the time of an interval with moving ends, in intervals of a single row
 MOVING_INTERVAL = 8
 
-# as `Intervals`, each end an integer or a `Moving`
+# as `Intervals`, but each end may be an integer or a `Moving`
 MovingIntervals = tuple[tuple[Any, Any], ...]
 
 
 class CrossingError(Exception):
-    """Two ends change their order within a range of queries; caught where the range is halved, and seen by no user."""
+    """Two ends change their order within a range of queries; caught where the range is halved, never seen by users."""
 
 
 @dataclass(frozen=True)
 class Moving:
-    """An end of an interval: its value for the first and for the last query of a range, between them linear.
+    """An end of an interval: its values for the first and the last query of a range, linear in between.
 
-    A comparison holds for every query of the range; ends that are equal somewhere may count as either.
+    A comparison holds for every query of the range; ends that are equal for some query may count as either.
 
     Raises:
-        CrossingError: of two that change their order.
+        CrossingError: comparing two that change their order.
     """
 
     first: int
@@ -61,13 +61,13 @@ class Moving:
 
 
 class HasIntervals(Protocol):
-    """What is counted."""
+    """What counting needs of a pattern."""
 
     kind: ClassVar[str]
 
     @property
     def period(self) -> int | None:
-        """Moving query and key by it changes nothing."""
+        """The shift of query and key that changes nothing."""
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         """Return the keys that some query of a range reads."""
@@ -87,7 +87,7 @@ def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_
     """Return how many pairs a pattern allows.
 
     Raises:
-        InputError: its rows are too many that are not alike.
+        InputError: too many of its rows differ.
     """
     ranges = [(query_offset, query_offset + num_queries - 1)] if num_queries > 0 else []
     total, num_intervals = 0, 0
@@ -109,9 +109,9 @@ def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_
 
 
 def periodic_pairs(pattern: HasIntervals, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
-    """Return how many pairs a pattern of this period allows, by looking at one query of each class."""
+    """Return how many pairs a pattern of this period allows, by looking at one query of each residue class."""
     stop = query_offset + num_queries
-    # far enough from both ends that none hides a key
+    # far enough from both ends that neither cuts off a key
     room = period * -(-(stop + num_keys) // period)
     total = num_intervals = 0
     check_counted(pattern, num_keys)
@@ -142,7 +142,7 @@ def check_counted(pattern: HasIntervals, num_intervals: int) -> None:
 
 
 def band_pairs(queries: range, start: int, stop: int, num_keys: int) -> int:
-    """Return how many pairs there are of a query q of a regular order and a key in q + start … q + stop - 1.
+    """Return how many pairs there are of a query q in `queries` and a key in q + start … q + stop - 1.
 
     >>> band_pairs(range(4), -1, 1, 4)
     7
@@ -151,7 +151,7 @@ def band_pairs(queries: range, start: int, stop: int, num_keys: int) -> int:
 
 
 def _keys_before(queries: range, distance: int, num_keys: int) -> int:
-    """Return the sum of the numbers of keys before q + distance over all queries q."""
+    """Return the number of keys before q + distance, summed over all queries q."""
     some, every = (
         min(len(queries), max(0, -((queries.start + distance - limit) // queries.step))) for limit in (0, num_keys)
     )

@@ -1,4 +1,4 @@
-"""A pattern printed as signs, one for every pair."""
+"""A pattern drawn with one character per pair."""
 
 from typing import TYPE_CHECKING
 

@@ -16,15 +16,15 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import allowed_names
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.BitOr: or_, ast.BitAnd: and_}
-# a pattern in a list in a call, and operators that join patterns one by one
+# lists in calls, and operators that join patterns one by one
 MAX_EXPRESSION_DEPTH = 100
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern that an expression describes; nothing in it is run as Python.
+    """Return the pattern that an expression describes; it is never executed as Python.
 
-    Allowed are patterns by class (`Band`) or kind (`band`) with their arguments, `global(0, -1)`, `bigbird(...)`, the
-    operators | & ~, brackets, lists, integers, True, False, None, and strings.
+    It may contain patterns by class (`Band`) or kind (`band`) with their arguments, `global(0, -1)`, `bigbird(...)`,
+    the operators | & ~, parentheses, lists, integers, True, False, None, and strings.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> parse_pattern("band(4, right=0) | global(0)") == Band(4, 0) | GlobalTokens([0])
@@ -33,7 +33,7 @@ def parse_pattern(text: str) -> Pattern:
     Raises:
         ConfigurationError: anything else, or values that a pattern refuses.
     """
-    # Python reserves the word; as `global_` it is a name like any other
+    # `global` is a keyword of Python; `global_` is a name
     source = re.sub(r"\bglobal\b", "global_", text.strip())
     try:
         tree = ast.parse(source, mode="eval")
@@ -49,7 +49,7 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def _check_depth(tree: ast.AST) -> None:
-    """Raise RecursionError for an expression whose parts nest deeper than any pattern's."""
+    """Raise RecursionError for an expression nested deeper than any pattern."""
     level: list[ast.AST] = [tree]
     for _ in range(MAX_EXPRESSION_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
@@ -110,13 +110,13 @@ def _written(node: ast.Call) -> str:
 
 
 def _arguments(factory: Callable[..., Pattern]) -> Iterator[str]:
-    """Return the arguments of a pattern: their names, those of lists in brackets, with defaults."""
+    """Yield the arguments of a pattern: their names, lists in brackets, and defaults."""
     for name, parameter in inspect.signature(factory).parameters.items():
         argument = f"[{name}, ...]" if get_origin(parameter.annotation) in (Sequence, tuple) else name
         yield argument if parameter.default is parameter.empty else f"{argument}={shown(parameter.default)}"
 
 
 def _global(*positions: Any, **options: bool) -> Pattern:
-    """Return global tokens, their positions listed or not."""
+    """Return global tokens; the positions are given one by one or as a list."""
     listed = positions[0] if len(positions) == 1 and isinstance(positions[0], list) else positions
     return GlobalTokens(listed, **options)

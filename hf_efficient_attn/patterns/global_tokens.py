@@ -13,7 +13,7 @@ from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, siz
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.token_order import TokenOrder
 
-# neighbours that are so many are read where they are
+# this many neighbours are read where they are, without gathering
 LONG_INTERVAL = 1024
 
 
@@ -21,10 +21,11 @@ LONG_INTERVAL = 1024
 class GlobalTokens(Pattern, kind="global_tokens"):
     """The tokens at `positions` read all keys and are read by all queries (Longformer, section 3.1).
 
-    Other tokens read only these, not even themselves: join with a band. Positions beyond the end are left out: a
-    pattern is for inputs of any length, and says nothing of tokens that one of them does not have.
+    Other tokens read only these, not even themselves: join the pattern with a band. Positions beyond the end of an
+    input are ignored, since a pattern is for inputs of any length.
 
-    positions: any integers; negative ones count from the end. reads_all, read_by_all: either half can be left away.
+    positions: integers; negative ones count from the end.
+    reads_all, read_by_all: either half can be left out.
 
     >>> print(GlobalTokens([0]).draw(3))
     ■■■
@@ -32,7 +33,7 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     ■⬚⬚
 
     Raises:
-        ConfigurationError: positions that are no integers, or neither half wanted.
+        ConfigurationError: positions that are not integers, or both halves left out.
     """
 
     positions: Sequence[int]
@@ -48,7 +49,7 @@ class GlobalTokens(Pattern, kind="global_tokens"):
 
     @property
     def depends_on_length(self) -> bool:
-        # they are sorted
+        # positions are sorted
         return bool(self.positions) and self.positions[0] < 0
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
@@ -81,7 +82,7 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         return max(self.positions, default=-1)
 
     def members(self) -> tuple[Pattern, ...]:
-        """Return the columns and the rows, which are computed apart."""
+        """Return the columns and the rows, which are computed separately."""
         if not (self.reads_all and self.read_by_all):
             return (self,)
         return replace(self, reads_all=False), replace(self, read_by_all=False)
@@ -94,9 +95,9 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         return tuple(GlobalPosition(position, 1) for position in self.positions)
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return the columns (all queries, global keys) and the rows (global queries, all keys), where not empty.
+        """Return the columns (all queries, global keys) and the rows (global queries, all keys), if not empty.
 
-        Long intervals of neighbours stay in the order of the tokens.
+        Long intervals of neighbours keep the order of the tokens.
         """
         positions = self._counted_from_start
         if all(stop - start >= LONG_INTERVAL for start, stop in self._intervals):

@@ -1,14 +1,14 @@
-"""Sets of key positions as half-open intervals: what patterns say instead of listing keys."""
+"""Sets of key positions as half-open intervals, in which patterns give keys without listing them."""
 
 from collections.abc import Iterable
 from itertools import pairwise
 
-# sorted, disjoint, not touching: (start, stop) holds start, start + 1, ..., stop - 1
+# sorted, disjoint, not touching; (start, stop) contains start, start + 1, ..., stop - 1
 Intervals = tuple[tuple[int, int], ...]
 
 
 def normalize(intervals: Iterable[tuple[int, int]]) -> Intervals:
-    """Return the same positions sorted, without empty intervals, and with overlapping or touching ones joined.
+    """Return the same positions with the intervals sorted, empty ones removed, overlapping or touching ones joined.
 
     >>> normalize([(5, 7), (0, 2), (2, 3), (9, 9)])
     ((0, 3), (5, 7))
@@ -59,7 +59,7 @@ def complement(intervals: Intervals, num_keys: int) -> Intervals:
 
 
 def clip(intervals: Iterable[tuple[int, int]], num_keys: int) -> Intervals:
-    """Return the positions of the sorted `intervals` that are keys: 0 to num_keys - 1."""
+    """Return the sorted `intervals` clipped to the keys 0 to num_keys - 1."""
     cut = ((max(start, 0), min(stop, num_keys)) for start, stop in intervals)
     return tuple((start, stop) for start, stop in cut if start < stop)
 

@@ -1,4 +1,4 @@
-"""Which layer follows which pattern: every form that `attention_pattern` of a config may have."""
+"""Which layer follows which pattern, in any form that a config's `attention_pattern` may have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
     """Return the pattern of each layer; None: the layer keeps its own attention.
 
     Args:
-        spec: a pattern or its dict, for all layers; a list of those or None, one per layer; or
+        spec: a pattern or its dict, for all layers; a list of these or None, one per layer; or
             {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers.
         num_layers: layers of the model.
 
@@ -55,7 +55,7 @@ def _is_tiled(spec: Any) -> bool:
 
 
 def _tiles(spec: Mapping[str, Any]) -> dict[str, Pattern | None]:
-    """Return the pattern of each letter, after checking that a tile and its letters fit."""
+    """Return the pattern of each letter, after checking that every letter of the tile has one."""
     tile, patterns = spec.get("tile"), spec.get("patterns")
     if set(spec) != TILE_FIELDS or not (isinstance(tile, str) and tile) or not isinstance(patterns, Mapping):
         raise ConfigurationError(
@@ -78,9 +78,9 @@ def _pattern(entry: Any) -> Pattern:
         )
     if isinstance(entry, Mapping) and entry and "kind" not in entry:
         raise ConfigurationError(
-            f"attention_pattern is a dict with the keys {shown([*entry])}. The dict of a pattern has a kind; others "
-            'have the keys "encoder" and "decoder", in an encoder-decoder, or "tile" and "patterns". To give each '
-            "layer its own, give a list with a pattern or None for each."
+            f"attention_pattern is a dict with the keys {shown([*entry])}. The dict of a pattern has a kind; other "
+            'dicts have the keys "encoder" and "decoder" (encoder-decoders) or "tile" and "patterns". To give each '
+            "layer its own pattern, give a list with a pattern or None for each."
         )
     return entry if isinstance(entry, Pattern) else Pattern.from_dict(entry)
 

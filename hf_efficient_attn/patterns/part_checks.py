@@ -1,4 +1,4 @@
-"""Which patterns another one may hold, and which a config can."""
+"""Checks of the patterns that another pattern holds."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -15,7 +15,7 @@ def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
     """Return `patterns`, one or more patterns, as a tuple.
 
     Raises:
-        ConfigurationError: there is none, or one is no pattern.
+        ConfigurationError: there is none, or one is not a pattern.
     """
     listed = tuple(islice(patterns, MAX_PARTS + 1)) if isinstance(patterns, Iterable) else ()
     if not 0 < len(listed) <= MAX_PARTS:
@@ -27,7 +27,7 @@ def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
 
 
 def check_pattern(kind: str, pattern: Any) -> None:
-    """Refuse what is no pattern, and one that is too large to be a part of another.
+    """Refuse anything that is not a pattern, and a pattern that is too large to be part of another.
 
     Raises:
         ConfigurationError: names the kind of the pattern that should hold it.
@@ -37,7 +37,7 @@ def check_pattern(kind: str, pattern: Any) -> None:
 
 
 def check_size(kind: str, parts: tuple[Pattern, ...]) -> None:
-    """Refuse parts that nest so deep, or are so many in all, that nothing could be computed in time.
+    """Refuse parts that are nested too deep, or too many in all, to compute anything in reasonable time.
 
     Raises:
         ConfigurationError: names the kind of the pattern that should hold them.
@@ -55,7 +55,7 @@ def check_size(kind: str, parts: tuple[Pattern, ...]) -> None:
 
 
 def check_is_pattern(kind: str, pattern: Any) -> None:
-    """Refuse what is no pattern.
+    """Refuse anything that is not a pattern.
 
     Raises:
         ConfigurationError: names the kind of the pattern that should hold it.

@@ -14,7 +14,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 @dataclass(frozen=True)
 class PerHead(Pattern, kind="per_head"):
-    """The heads share the patterns in equal runs: with two patterns and 8 heads, heads 0-3 follow the first.
+    """The patterns are divided evenly among the heads: with two patterns and 8 heads, heads 0-3 follow the first.
 
     Raises:
         ConfigurationError: no patterns.
@@ -50,7 +50,7 @@ class PerHead(Pattern, kind="per_head"):
         """Return the resolved pattern of this head.
 
         Raises:
-            InputError: the head is none of these.
+            InputError: there is no such head.
         """
         check_head(head, num_heads)
         return self.heads(num_heads)[head].resolve(num_keys, layer, head, num_heads)

@@ -14,10 +14,10 @@ from hf_efficient_attn.patterns.part_checks import check_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.tables import KeyTable
 
-# each is drawn by itself, and a row takes as long as ROW_BLOCKS of them
+# each block is drawn separately, and a row takes as long as ROW_BLOCKS of them
 MAX_DRAWN_BLOCKS = 1 << 19
 ROW_BLOCKS = 16
-# intervals of keys of an excluded pattern, of all rows together
+# intervals of keys of an excluded pattern, in all rows together
 MAX_EXCLUDED_INTERVALS = 1 << 16
 
 
@@ -25,19 +25,20 @@ MAX_EXCLUDED_INTERVALS = 1 << 16
 class RandomBlocks(Pattern, kind="random_blocks"):
     """Every block of queries reads `num_blocks` distinct blocks of keys, drawn at random for each layer and head.
 
-    A draw is a pure function of seed, layer, head, row of blocks and number of blocks: the same in training and
-    evaluation, on every device, at every batch size; no global generator is touched.
+    A draw is a pure function of seed, layer, head, row of blocks and number of blocks: it is the same in training and
+    evaluation, on every device and at every batch size, and touches no global generator.
 
-    num_blocks: fewer where there are fewer candidates. block_tokens: tokens per block; the last may be shorter.
-    exclude: a pattern of tokens; the blocks it touches in a row are no candidates there.
-    is_causal: candidates lie strictly before the row, and a draw does not depend on the length, so that decoding
-        with a cache reads the same blocks as the whole sequence at once.
+    num_blocks: random blocks per row, fewer if there are fewer candidates.
+    block_tokens: tokens per block; the last may be shorter.
+    exclude: a pattern of tokens; the blocks that it touches in a row are not candidates there.
+    is_causal: candidates lie strictly before the row, and a draw does not depend on the length, so that decoding with
+        a cache reads the same blocks as a forward pass over the whole sequence.
 
     Raises:
-        ConfigurationError: numbers below 1, a seed that is no integer, or a causal pattern that excludes one that
+        ConfigurationError: numbers below 1, a seed that is not an integer, or a causal pattern that excludes one that
             depends on the length.
-        InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all, or excludes keys in more than
-            MAX_EXCLUDED_INTERVALS places.
+        InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all, or the keys that it excludes are
+            more than MAX_EXCLUDED_INTERVALS intervals.
     """
 
     num_blocks: int
@@ -86,13 +87,13 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         """Return the causal form.
 
         Raises:
-            ConfigurationError: `exclude` depends on the length, as that of the bidirectional BigBird does.
+            ConfigurationError: `exclude` depends on the length, as in the bidirectional BigBird.
         """
         if not self.is_causal and self.exclude is not None and self.exclude.depends_on_length:
             raise ConfigurationError(
-                f"These random blocks have no causal form: they keep away from {shown(self.exclude, 100)}, which "
+                f"These random blocks have no causal form: they exclude {shown(self.exclude, 100)}, which "
                 "depends on the length of the text, as the global last block of bigbird() does. In a causal model use "
-                "bigbird(..., causal=True), or random blocks that exclude nothing of the kind."
+                "bigbird(..., causal=True), or random blocks that exclude no such pattern."
             )
         return replace(self, is_causal=True)
 
@@ -107,7 +108,7 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         return Blocks(_draw(self, num_blocks, layer, head, num_heads), self.block_tokens)
 
 
-# a model asks again in every forward; the entries are small: num_blocks integers per row of blocks
+# a model asks in every forward pass; entries are small: num_blocks integers per row of blocks
 @lru_cache(maxsize=512)
 def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
     block, num_tokens = pattern.block_tokens, num_rows * pattern.block_tokens
@@ -133,7 +134,7 @@ def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads
 def _sample(generator: Random, candidates: Intervals, num_blocks: int) -> tuple[int, ...]:
     """Draw `num_blocks` distinct candidates, or all if there are fewer.
 
-    The first steps of a Fisher-Yates shuffle by `random()`, whose numbers Python promises never to change.
+    It makes the first steps of a Fisher-Yates shuffle by `random()`, whose numbers Python promises never to change.
     """
     num_left, moved, drawn = size(candidates), dict[int, int](), []
     if num_left <= num_blocks:

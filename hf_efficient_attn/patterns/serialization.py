@@ -1,6 +1,6 @@
-"""Patterns as JSON types, the form in which they live in `config.json`: {"kind": "band", "left": 256, "right": 256}.
+"""Patterns in JSON types, as they are saved in `config.json`: {"kind": "band", "left": 256, "right": 256}.
 
-Fields of a pattern are integers, booleans, strings, None, patterns, and tuples of those. A field that takes no part in
+Fields of a pattern are integers, booleans, strings, None, patterns, and tuples of these. A field that takes no part in
 comparisons is derived from the others and is not written.
 """
 
@@ -21,7 +21,7 @@ def write_pattern(pattern: Any) -> dict[str, Any]:
 
 
 def read_pattern(data: Any, kinds: Mapping[str, type]) -> Any:
-    """Return the pattern that `write_pattern` wrote; see `Pattern.from_dict`. `kinds` says which class a kind is."""
+    """Return the pattern that `write_pattern` wrote; see `Pattern.from_dict`. `kinds` maps kinds to classes."""
     if not isinstance(data, Mapping):
         raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {shown(data)}.')
     check_nesting(data)
@@ -39,7 +39,7 @@ def to_json(value: Any) -> Any:
 
 
 def check_kind(pattern: Any) -> None:
-    """Refuse a pattern that no config could hold.
+    """Refuse a pattern that cannot be written into a config.
 
     Raises:
         ConfigurationError: names its class.
@@ -53,10 +53,10 @@ def check_kind(pattern: Any) -> None:
 
 
 def check_nesting(data: Mapping[str, Any]) -> None:
-    """Refuse dicts and lists that hold themselves, or more than patterns can hold; looked at level by level.
+    """Refuse dicts and lists that contain themselves, or more than patterns can; they are checked level by level.
 
     Raises:
-        ConfigurationError: the dict would never end, or take too long to read.
+        ConfigurationError: reading the dict would never end, or take too long.
     """
     level, num_dicts = [data], 0
     for _ in range(MAX_DEPTH):
@@ -73,7 +73,7 @@ def check_nesting(data: Mapping[str, Any]) -> None:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the dicts in the value of a field, which is a dict, a list of them, or a list of lists without any."""
+    """Return the dicts in the value of a field: a dict, a list of dicts, or a list of lists without dicts."""
     if isinstance(value, Mapping):
         return [value]
     listed = value if isinstance(value, list | tuple) else ()
@@ -84,7 +84,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def from_json(value: Any, kinds: Mapping[str, type]) -> Any:
-    """Return what `to_json` was given; `kinds` says which class a kind is.
+    """Return the value that `to_json` was given; `kinds` maps kinds to classes.
 
     Raises:
         ConfigurationError: an unknown kind, unknown or missing fields, or values the pattern refuses.
@@ -114,12 +114,12 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
 
 
 def allowed_names(name: Any, names: Mapping[str, Any]) -> str:
-    """Return the end of a message about the unknown `name`: what is allowed, and which of it was probably meant."""
+    """Return the end of a message about an unknown `name`: which names are allowed, and which was probably meant."""
     allowed = f"allowed are {', '.join(sorted(names)) or 'none'}."
     nearest = get_close_matches(shown(name).strip("'"), names, n=1)
     return f"{allowed} Did you mean {shown(nearest[0])}?" if nearest else allowed
 
 
 def written_fields(pattern: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a pattern, or of its class, that are written: those that take part in comparisons."""
+    """Return the fields of a pattern or its class that are written: those that take part in comparisons."""
     return [field for field in dataclasses.fields(pattern) if field.compare]

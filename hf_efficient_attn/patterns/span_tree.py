@@ -1,7 +1,7 @@
-"""The binary partition tree of BP-Transformer (Ye et al., 2019): tokens read spans, fine near and coarse far.
+"""The binary partition tree of BP-Transformer (Ye et al., 2019): tokens read spans, fine nearby and coarse far off.
 
-Level 0 of the tree are the tokens; node i of level j covers the tokens i·2^j to (i+1)·2^j - 1, cut at the end. All
-nodes, level after level, make one sequence: its positions are what the patterns here speak of.
+The tokens are level 0 of the tree; node i of level j covers the tokens i·2^j to (i+1)·2^j - 1, clipped at the end. All
+nodes, level by level, form one sequence, to whose positions the patterns here refer.
 """
 
 from bisect import bisect_left
@@ -30,15 +30,16 @@ def span_tree_nodes(num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class SpanTree(Pattern, kind="span_tree"):
-    """Spans read their tokens; a token reads itself, and per level the nodes next to what it has read already.
+    """A span reads its tokens; a token reads itself and, level by level, the nodes next to those read before.
 
     Queries and keys are the nodes of the tree, tokens first, so a sequence is `span_tree_nodes(num_tokens)` long.
 
-    num_nodes: nodes a token reads per level and side (the paper's k); one more where that keeps the cover exact.
+    num_nodes: how many nodes a token reads per level and side (the paper's k); one more where the cover is otherwise
+        not exact.
     is_causal: tokens read only to their left. Spans come later in the sequence than the tokens that read them, so the
         resolved pattern is not causal in the order of the nodes.
-    builder: "release" repeats a fault of the authors' code: with a number of tokens that is no power of two, some
-        tokens also read one node of the next level that does not lie to their right.
+    builder: "release" repeats a bug of the authors' code: if the number of tokens is not a power of two, some tokens
+        also read one node of the next level that does not lie to their right.
 
     Raises:
         ConfigurationError: less than one node, or an unknown builder.
@@ -64,7 +65,7 @@ class SpanTree(Pattern, kind="span_tree"):
         """Return the tree that has `num_keys` nodes.
 
         Raises:
-            InputError: there is none; the message names the nearest numbers of nodes.
+            InputError: no tree has `num_keys` nodes; the message names the nearest numbers.
         """
         check_length("num_keys", num_keys)
         num_tokens = bisect_left(range(num_keys), num_keys, lo=1, key=span_tree_nodes)
@@ -77,8 +78,9 @@ class SpanTree(Pattern, kind="span_tree"):
 class _Context(NamedTuple):
     """Neighbours on one side of a query in one level, as positions in the sequence.
 
-    pointer: the node next to what the query has read already; its side is -1 for left, 1 for right.
-    start, stop: the nodes it reads, as far as they are there. offset, end: the nodes of the level.
+    pointer: the node next to those read before; `side` is -1 for left, 1 for right.
+    start, stop: the nodes that the query reads, as far as they exist.
+    offset, end: the nodes of the level.
     """
 
     level: int
@@ -109,7 +111,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return SizedSpanTree(self.num_tokens, self.num_nodes, True, self.builder)
 
     def allowed(self, query: Any, key: Any) -> Any:
-        # as `relation_label` >= 0, in a fraction of its steps
+        # the same as `relation_label` >= 0, in far fewer operations
         reads = (query < 0) & (key < 0)
         for level, (offset, _) in enumerate(self._levels):
             reads = reads | ((key < self.num_tokens) & (key >> level == query - offset))
@@ -121,9 +123,9 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
     def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
         """Return the number of the relation between two nodes, -1 where `query` does not read `key`.
 
-        In level j, clipped to `clip_distance`: (2k+1)·j for a span and its token, and then 2s+1 and 2s+2 for the s-th
-        neighbour to the left and to the right. A node that stands in for the first neighbour of the next level is
-        labelled as that one. Integers or integer tensors, as for `allowed`.
+        In level j, clipped to `clip_distance`, the number is (2k+1)·j for a span and its token, plus 2s+1 or 2s+2 for
+        the s-th neighbour to the left or to the right. A node that replaces the first neighbour of the next level is
+        labelled as that one. Positions are integers or integer tensors, as for `allowed`.
         """
         labels_per_level = 2 * self.num_nodes + 1
         label = -1 + (query - query) + (key - key)
@@ -133,10 +135,10 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         for context in self._contexts(query):
             place = context.side * (key - context.pointer)
             level = min(context.level, clip_distance)
-            # the place after the last is that of the stand-in
+            # the index after the last one is that of the replacing node
             level = level + (min(context.level + 1, clip_distance) - level) * (place // self.num_nodes)
             relation = labels_per_level * level + 2 * (place % self.num_nodes) + (1 if context.side < 0 else 2)
-            # what the release misreads may be read already
+            # a node that the release misreads may already be read
             reads = self._reads(context, key) & (query < self.num_tokens) & (label < 0)
             label = label + reads * (relation + 1)
         return label
@@ -163,9 +165,9 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return tuple(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
     def _contexts(self, query: Any) -> Iterator[_Context]:
-        """Yield what token `query` reads beside itself, level by level, first to the left and then to the right.
+        """Yield the nodes that token `query` reads besides itself, level by level, first left, then right.
 
-        A side reads up to an even border: the next level begins with the parent of what lies beyond.
+        Each side reads up to an even border, so that the next level begins with the parent of the node beyond.
         """
         pointer, stop = query - 1, query
         for level, (offset, size) in enumerate(self._levels):

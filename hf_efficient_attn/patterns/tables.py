@@ -1,4 +1,4 @@
-"""Patterns given key by key."""
+"""Patterns that list the keys of every query."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -17,12 +17,12 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 # fills the end of a table; no key has this position
 NO_KEY = -1
-# longer rows are searched, these are read key by key: a compiler writes out every step of a search many times over
+# longer rows are searched, shorter ones read key by key: a compiler expands every step of a search many times
 MAX_SCANNED_KEYS = 32
 
 
 class LookupTable(tuple[int, ...]):
-    """Integers; an integer tensor as index gives a tensor, so that one line serves both."""
+    """A tuple of integers that an integer tensor may index, too, which gives a tensor."""
 
     __slots__ = ()
 
@@ -33,9 +33,9 @@ class LookupTable(tuple[int, ...]):
 
 
 class _Lookup(NamedTuple):
-    """The keys of all rows in one table, row after row, and where each row starts in it; the last row ends there too.
+    """The keys of all rows in one table, row after row, with the start of each row and the end of the last one.
 
-    num_keys: the keys of the longest row.
+    num_keys: the number of keys in the longest row.
     """
 
     starts: Any
@@ -45,9 +45,9 @@ class _Lookup(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyTable(Pattern, kind="key_table"):
-    """Query q reads the keys `rows[q]`; queries beyond the rows read nothing. The way to a pattern of one's own.
+    """Query q reads the keys `rows[q]`; queries without a row read nothing. Use it for a pattern of your own.
 
-    rows: sequences of integers, in any order; also arrays and tensors of integers.
+    rows: sequences, arrays or tensors of integers in any order.
 
     >>> print(KeyTable([[0], [], [0, 2]]).draw(3))
     ■⬚⬚
@@ -55,7 +55,7 @@ class KeyTable(Pattern, kind="key_table"):
     ■⬚■
 
     Raises:
-        ConfigurationError: no rows, or keys that are no integers of at least 0.
+        ConfigurationError: no rows, or keys that are not integers of at least 0.
     """
 
     rows: Sequence[Sequence[int]]
@@ -75,13 +75,13 @@ class KeyTable(Pattern, kind="key_table"):
     def allowed(self, query: Any, key: Any) -> Any:
         starts, keys, num_keys = self._lookup
         has_row = query < len(self.rows)
-        # queries without a row look up row 0, and read nothing
+        # queries without a row look up row 0 and read nothing
         row = query * has_row
         first, stop = starts[row], starts[row + 1]
         if num_keys <= MAX_SCANNED_KEYS:
             reads = ((keys[first + place] == key) & (first + place < stop) for place in range(num_keys))
             return reduce(or_, reads, key < 0) & has_row
-        # rows are sorted: the last key of the row that does not lie after this one
+        # rows are sorted: find the last key of the row that is not after this one
         last = first
         for step in reversed(range((num_keys - 1).bit_length())):
             last = last + (1 << step) * ((last + (1 << step) < stop) & (keys[last + (1 << step)] <= key))
@@ -124,7 +124,7 @@ class KeyTable(Pattern, kind="key_table"):
     @cached_property
     def _lookup(self) -> _Lookup:
         num_keys = max(map(len, self.rows))
-        # how far beyond the last row an index may lie
+        # how far an index may lie beyond the last row
         rest = [NO_KEY] * (1 + max(num_keys, 1 << num_keys.bit_length()))
         starts = LookupTable(accumulate(map(len, self.rows), initial=0))
         return _Lookup(starts, LookupTable(chain(*self.rows, rest)), num_keys)
@@ -135,10 +135,10 @@ class KeyTable(Pattern, kind="key_table"):
 
 
 def _intervals_of(row: Sequence[int]) -> Intervals:
-    """Return the intervals of a sorted row, each key once."""
+    """Return the intervals of a sorted row without duplicates."""
     intervals, place = [], 0
     while place < len(row):
-        # within an interval a key lies as far from its place as the first
+        # within an interval, a key minus its index is constant
         stop = bisect_right(range(len(row)), row[place] - place, lo=place, key=lambda index: row[index] - index)
         intervals.append((row[place], row[stop - 1] + 1))
         place = stop

@@ -13,12 +13,12 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """An order of some tokens in which a pattern is easy to compute, most often a band.
+    """An order of some tokens in which a pattern is easy to compute, most often because it is a band there.
 
     queries, keys: absolute positions, in this order.
     local: the pattern on places in this order; None: every query reads every key. It may allow more than the
         pattern itself.
-    local_query_offset: the a-th query stands at the local position a + local_query_offset, the b-th key at b.
+    local_query_offset: the a-th query is at the local position a + local_query_offset, the b-th key at b.
     """
 
     queries: Sequence[int]
@@ -28,7 +28,7 @@ class TokenOrder:
 
     @property
     def step(self) -> int:
-        """The distance between neighbours, where queries and keys are one residue class; 0 otherwise."""
+        """The distance between neighbours if queries and keys are one residue class each; 0 otherwise."""
         if isinstance(self.queries, range) and isinstance(self.keys, range) and self.queries.step == self.keys.step:
             return self.keys.step
         return 0

@@ -1,4 +1,4 @@
-"""Windows as Longformer counts them, the tokens on both sides of a query together, as bands."""
+"""Longformer's windows, which count the tokens on both sides of a query together, as bands."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def band_of_window(attention_window: Any) -> Band:
     """Return the band of a window; the query itself is not counted.
 
     Raises:
-        ConfigurationError: a window that is no integer, odd, or below 2.
+        ConfigurationError: a window that is not an integer, is odd, or is below 2.
 
     >>> band_of_window(512)
     Band(left=256, right=256)

@@ -32,8 +32,7 @@ class GlobalAttention(nn.Module):
     """Attention of the global tokens over everything. Shapes: hidden states [B, T, hidden_size] → [B, X, H, D].
 
     With few global tokens the keys and values of all tokens are never computed: X queries times W_k, and X weighted
-        sums
-    of hidden states times W_v, give the same numbers at X·H / hidden_size of the cost.
+    sums of hidden states times W_v, give the same numbers at X·H / hidden_size of the cost.
     """
 
     def __init__(self, q_proj: nn.Linear, k_proj: nn.Linear, v_proj: nn.Linear, num_heads: int, dropout: float) -> None:

@@ -46,8 +46,7 @@ def set_span_limit(model: Model, span_limit: int) -> Model:
     """Give the spans of a model another limit, in place, and return the model.
 
     Spans keep their length in tokens, up to the limit: saved as shares of it, they become min(1, share · old limit /
-        new
-    limit). A table of relative positions loses its farthest rows, or gets new ones, initialised as the others were.
+    new limit). A table of relative positions loses its farthest rows, or gets new ones, initialised as the others were.
     Dynamic spans, which are shares by nature, become longer or shorter.
 
     Raises:
