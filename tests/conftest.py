@@ -1,5 +1,6 @@
 """Shared by all tests: one thread per process, since tiny models on many threads mostly wait for each other."""
 
+import gc
 import importlib.util
 import os
 from functools import cache
@@ -25,6 +26,11 @@ def _let_children_find_the_same() -> None:
 
 
 _let_children_find_the_same()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected out of garbage collections: every training of Trainer asks for one."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

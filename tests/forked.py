@@ -6,6 +6,7 @@ of its own, and prints into files. What it starts by `subprocess.run` is forked,
 the script. Variables that libraries read as they are imported, such as HF_ENDPOINT, come too late for it.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -162,4 +163,5 @@ def main() -> None:
 if __name__ == "__main__":
     import forked_imports  # noqa: F401
 
+    gc.freeze()
     main()

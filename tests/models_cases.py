@@ -31,12 +31,23 @@ class Case:
     name: str
     config_class: type
     fields: tuple[tuple[str, Any], ...]
-    compiles_flex: bool = False
+    # the cases that do take, together, every way from a model to a kernel
+    shows_a_route: bool = False
     preset: str | None = None
 
     def config(self, **changes: Any) -> transformers.PreTrainedConfig:
         build = self.config_class if self.preset is None else getattr(self.config_class, self.preset)
         return build(**{**TINY, **dict(self.fields), **changes})
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether it is compiled and exported, which takes seconds."""
+        return self.name not in CODE_OF_OTHERS
+
+    @property
+    def fewest_layers(self) -> dict[str, int]:
+        """The change to as few layers as its lists allow, for what takes its time by the layer."""
+        return {} if any(isinstance(value, list) for _, value in self.fields) else {"num_hidden_layers": 1}
 
     @property
     def is_causal(self) -> bool:
@@ -82,7 +93,13 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
 
 
 def parametrize_cases(metafunc: Any, cases: Sequence[Any]) -> None:
-    """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its heads."""
+    """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its heads.
+
+    One that asks for `traced_case` gets those that are compiled and exported.
+    """
+    if "traced_case" in metafunc.fixturenames:
+        traced = [case for case in cases if case.is_traced]
+        metafunc.parametrize("traced_case", traced, ids=[case.name for case in traced])
     if "auto_class" in metafunc.fixturenames:
         pairs = [(case, name) for case in cases for name in case.heads]
         ids = [f"{case.name}-{name.removeprefix('AutoModel') or 'Base'}" for case, name in pairs]
@@ -104,32 +121,32 @@ def checkpoint_activations(model: Any, *arguments: Any) -> None:
     enable(*arguments)
 
 
-def simplified(name: str, compiles_flex: bool = False, **fields: Any) -> Case:
-    return Case(f"simplified-{name}", hea.SimplifiedTransformerConfig, tuple(fields.items()), compiles_flex)
+def simplified(name: str, shows_a_route: bool = False, **fields: Any) -> Case:
+    return Case(f"simplified-{name}", hea.SimplifiedTransformerConfig, tuple(fields.items()), shows_a_route)
 
 
-def sparse(name: str, preset: str, compiles_flex: bool = False, **fields: Any) -> Case:
+def sparse(name: str, preset: str, shows_a_route: bool = False, **fields: Any) -> Case:
     """Return a case of a preset; `fields` are the preset's own arguments and fields of the config."""
     fields = {**dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0), **fields}
-    return Case(f"sparse-{name}", hea.SparseTransformerConfig, tuple(fields.items()), compiles_flex, preset)
+    return Case(f"sparse-{name}", hea.SparseTransformerConfig, tuple(fields.items()), shows_a_route, preset)
 
 
-def span(name: str, preset: str = "enwik8_demo", compiles_flex: bool = False, **fields: Any) -> Case:
+def span(name: str, preset: str = "enwik8_demo", shows_a_route: bool = False, **fields: Any) -> Case:
     """Return a case of adaptive span, whose limit and ramp are short enough to matter."""
     fields = {"span_limit": 9, "span_ramp": 3, **fields}
-    return Case(f"span-{name}", hea.AdaptiveSpanConfig, tuple(fields.items()), compiles_flex, preset)
+    return Case(f"span-{name}", hea.AdaptiveSpanConfig, tuple(fields.items()), shows_a_route, preset)
 
 
 CASES = [
-    simplified("pre_ln", compiles_flex=True, block="pre_ln", num_key_value_heads=2, position_embedding_type="rope"),
+    simplified("pre_ln", shows_a_route=True, block="pre_ln", num_key_value_heads=2, position_embedding_type="rope"),
     simplified("parallel", block="parallel", position_embedding_type="alibi"),
     simplified("v_skipinit", block="v_skipinit"),
-    simplified("sas", compiles_flex=True, block="sas", position_embedding_type="rope"),
+    simplified("sas", shows_a_route=True, block="sas", position_embedding_type="rope"),
     simplified("sas_p", block="sas_p", position_embedding_type="learned"),
     simplified("sas_p_no_norm", block="sas_p_no_norm"),
     simplified(
         "sas_p-alibi",
-        compiles_flex=True,
+        shows_a_route=True,
         block="sas_p",
         position_embedding_type="alibi",
         gated_mlp=True,
@@ -139,9 +156,9 @@ CASES = [
     simplified("pre_ln-masked", block="pre_ln", is_causal=False, norm_type="layernorm"),
     simplified("sas-masked", block="sas", is_causal=False, position_embedding_type="rope"),
     simplified(
-        "sas_p-masked", compiles_flex=True, block="sas_p", is_causal=False, position_embedding_type="scaled_sinusoidal"
+        "sas_p-masked", shows_a_route=True, block="sas_p", is_causal=False, position_embedding_type="scaled_sinusoidal"
     ),
-    sparse("longformer", "longformer", compiles_flex=True, attention_window=[4, 8], pad_token_id=0, sep_token_id=2),
+    sparse("longformer", "longformer", shows_a_route=True, attention_window=[4, 8], pad_token_id=0, sep_token_id=2),
     sparse("longformer-first", "longformer", attention_window=6, global_tokens="first", attention_dilation=[1, 2]),
     sparse("longformer-causal", "longformer", attention_window=6, causal=True, global_tokens="first"),
     sparse(
@@ -155,7 +172,7 @@ CASES = [
         num_dilated_heads=2,
     ),
     sparse("bigbird", "bigbird_itc", block_tokens=2, num_random_blocks=1, sep_token_id=2),
-    sparse("bigbird-causal", "bigbird_itc", compiles_flex=True, block_tokens=2, num_random_blocks=1, causal=True),
+    sparse("bigbird-causal", "bigbird_itc", shows_a_route=True, block_tokens=2, num_random_blocks=1, causal=True),
     sparse("char_lm", "longformer_char_lm"),
     sparse("sliding-pre", "sliding", left=3, norm_position="pre", position_embedding_type="sinusoidal"),
     sparse("sliding-grouped", "sliding", left=3, causal=True, num_key_value_heads=2, norm_type="rmsnorm"),
@@ -164,7 +181,7 @@ CASES = [
     span("adaptive"),
     span("fixed", span="fixed"),
     span("dynamic", span="dynamic"),
-    span("modern", "modern", compiles_flex=True),
+    span("modern", "modern", shows_a_route=True),
     span("modern-dynamic", "modern", span="dynamic"),
     span("modern-frozen", "modern", span_penalty=0.0, frozen_spans=[[0.0, 2.5, 9.0, 4.0], [1.0, 1.0, 7.2, 0.0]]),
     span("encoder", "modern", is_causal=False),
@@ -172,6 +189,28 @@ CASES = [
     simplified("sas_p-span", block="sas_p", span="dynamic", span_limit=9, span_ramp=3),
     simplified("sas_p-masked-span", block="sas_p", is_causal=False, span="adaptive", span_limit=9, span_ramp=3),
 ]
+
+
+# forward, with masks and without, and backward they run no line of code that no other case runs, so that a compiler
+# meets nothing new in them
+CODE_OF_OTHERS = (
+    "simplified-parallel",
+    "simplified-v_skipinit",
+    "simplified-sas",
+    "simplified-sas_p",
+    "simplified-sas_p_no_norm",
+    "simplified-pre_ln-masked",
+    "simplified-sas_p-masked",
+    "sparse-longformer",
+    "sparse-longformer-causal",
+    "sparse-sliding-grouped",
+    "span-adaptive",
+    "span-modern",
+    "span-modern-dynamic",
+    "span-encoder",
+    "simplified-sas_p-span",
+    "simplified-sas_p-masked-span",
+)
 
 
 def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, torch.Tensor]:

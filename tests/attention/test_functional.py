@@ -92,13 +92,12 @@ def test_queries_without_keys_are_named_once() -> None:
     attention(X, X, X, Band(3, -1) & ~Band(1, 0))
 
 
-# torch's own compiler uses what torch has deprecated
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"reference"}))
 def test_every_backend_by_name(backend: str) -> None:
-    torch.testing.assert_close(
-        attention(X, X, X, Band(3, 3), backend=backend), attention(X, X, X, Band(3, 3), backend="reference")
-    )
+    with torch.compiler.set_stance("force_eager"):
+        found = attention(X, X, X, Band(3, 3), backend=backend)
+    torch.testing.assert_close(found, attention(X, X, X, Band(3, 3), backend="reference"))
 
 
 def test_an_unknown_backend_is_refused() -> None:

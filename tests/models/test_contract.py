@@ -1,8 +1,11 @@
 """Run the family contract for every case of every family."""
 
 import pytest
+import transformers
 from models.contract import FamilyContract, GenerationContract
-from models_cases import CASES, Case, parametrize_cases
+from models_cases import CASES, CODE_OF_OTHERS, parametrize_cases
+
+import hf_efficient_attn as hea
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -17,7 +20,13 @@ class TestFamilyContract(FamilyContract): ...
 class TestGenerationContract(GenerationContract): ...
 
 
+def test_import_again_registers_nothing_new() -> None:
+    before = len(transformers.AutoModel._model_mapping)
+    hea.register_families()
+    assert len(transformers.AutoModel._model_mapping) == before
+
+
 def test_case_names_are_unique() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
-    assert all(isinstance(case, Case) for case in CASES)
+    assert set(CODE_OF_OTHERS) < set(names)
