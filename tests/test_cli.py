@@ -1,7 +1,5 @@
 """The command line: every command explains itself, and wrong ones say what exists."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -41,31 +39,20 @@ NEED_MATPLOTLIB = [
 ]
 
 
-@pytest.fixture(scope="module")
-def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment without matplotlib, the only extra that a command needs."""
-    folder = tmp_path_factory.mktemp("nothing_installed")
-    text = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
-    (folder / "matplotlib.py").write_text(text)
-    paths = [str(folder), str(Path(__file__).parents[1])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", "hf_efficient_attn", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-
-
 @pytest.mark.parametrize("arguments", NEED_MATPLOTLIB, ids=lambda arguments: arguments[0])
-def test_without_the_extras(arguments: list[str], bare_environment: dict[str, str], tmp_path: Path) -> None:
-    """With a subprocess, since imports that failed once are remembered."""
-    found = run(bare_environment, *(argument.format(folder=tmp_path) for argument in arguments))
-    assert found.returncode == 2
-    assert "Traceback" not in found.stderr
-    # other libraries may say something of their own as they are imported
-    last = found.stderr.strip().splitlines()[-1]
-    assert last.startswith("hf-efficient-attn: error: ")
-    assert "needs matplotlib, which is not installed. Run: pip install" in last
+def test_without_the_extras(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`test_floors.py` imports the package where nothing optional is installed."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(folder=tmp_path) for argument in arguments])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hf-efficient-attn: error: ")
+    assert "needs matplotlib, which is not installed. Run: pip install" in line
 
 
 def test_any_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,6 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
 def test_contract(case: Case) -> None:
     call = case.call(values=tensors_of(case, case.dtype).values)
     backends = [backend for backend in COMPARED_BACKENDS.values() if backend.why_not(call) is None]
@@ -78,7 +77,7 @@ def test_heads_have_the_numbers_of_the_model(backend: Backend, name: str) -> Non
 
 
 # torch's own imports warn when it compiles for the first time
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without:UserWarning")
 @pytest.mark.parametrize("case", FLEX_CASES, ids=str)
 def test_contract_of_flex(case: Case) -> None:
     """Compiled, which takes seconds, for one case in low precision, and below."""

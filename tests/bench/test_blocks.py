@@ -110,6 +110,7 @@ def test_table_and_picture(output):
     assert (output / "blocks.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.usefixtures("measured_in_forks")
 def test_memory_without_gpt2_and_without_pre_ln(tmp_path, capsys):
     bench("--blocks", "sas_p", "sas_p", "--no-gpt2", "--output", tmp_path)
     results = json.loads((tmp_path / "blocks.json").read_text())

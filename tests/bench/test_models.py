@@ -89,6 +89,7 @@ def test_tables_and_picture(output: Path) -> None:
     assert (output / "models.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.usefixtures("measured_in_forks")
 def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench("--peers", "bert", "--lengths", 512, "--memory-lengths", 512, "--output", tmp_path)
     rows = json.loads((tmp_path / "models.json").read_text())["results"]

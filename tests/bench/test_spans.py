@@ -103,6 +103,7 @@ def test_tables_and_picture(output: Path) -> None:
     assert (output / "spans.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.usefixtures("measured_in_forks")
 def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = ["--models", FIXED, ADAPTIVE]
     bench("--limits", 256, "--memory-limits", 256, "--positions", "rope", *models, "--output", tmp_path)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from forked import server
 from in_tree_models import in_tree
 
 import hf_efficient_attn as hea
@@ -176,8 +176,8 @@ def test_what_does_not_come_back_is_kept(
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 def test_signals(bert: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     dst = fill(tmp_path / "dst", {"config.json": "old", "model.safetensors": "old"})
-    words = [sys.executable, "-c", SIGNALLED, name, str(bert), str(dst)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    (tmp_path / "signalled.py").write_text(SIGNALLED)
+    ended = server().run([sys.executable, tmp_path / "signalled.py", name, bert, dst])
     assert contents(dst) == {"config.json": b"old", "model.safetensors": b"old"}, ended.stderr
     left = [path.name for path in tmp_path.glob(".dst.*")]
     if name == "SIGTERM":

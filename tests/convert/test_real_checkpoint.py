@@ -1,15 +1,14 @@
 """A real pretrained BERT made long, by the example that does it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from forked import server
+from run_example import EXAMPLES, environment
 
 
 def is_offline(message: str) -> bool:
@@ -17,11 +16,14 @@ def is_offline(message: str) -> bool:
     return re.search(r"name resolution|connection|unreachable|timed out|network", message, re.IGNORECASE) is not None
 
 
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, EXAMPLES / "convert_checkpoint.py", "--output_dir", folder / "run", *words]
+    return server().run(command, env=environment(folder))
+
+
 def test_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Short texts keep their embeddings; documents of 4,096 tokens are nearest to the sentence on their topic."""
-    words = [sys.executable, str(EXAMPLES / "convert_checkpoint.py"), "--output_dir", str(tmp_path / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    done = run(tmp_path)
     if done.returncode == 2 and "could not be had" in done.stderr and is_offline(done.stderr):
         with capsys.disabled():
             print(f"\nskipped, as this machine is offline: {done.stderr.strip()}")
@@ -52,9 +54,7 @@ def test_minilm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_user_errors_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:
-    command = [sys.executable, str(EXAMPLES / "convert_checkpoint.py"), "--output_dir", str(tmp_path / "run"), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run(tmp_path, *words)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1

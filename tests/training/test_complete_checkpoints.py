@@ -1,9 +1,7 @@
 """Which checkpoints are complete: every file missing or cut off; FSDP, DeepSpeed and PEFT; kills while saving."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ import peft
 import pytest
 import torch
 import transformers
+from forked import server
 from training.span_runs import SEGMENT, build_model, build_trainer, text
 
 import hf_efficient_attn as hea
@@ -239,13 +238,6 @@ def test_a_memory_that_cannot_be_read_names_the_checkpoint_before(run: Path, con
 def test_killed_while_saving() -> None:
     """A longer run: PYTHONPATH=tests python tests/training/kill_while_saving.py --kills 400."""
     script = Path(__file__).with_name("kill_while_saving.py")
-    result = subprocess.run(
-        [sys.executable, str(script), "--kills", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    result = server().run([sys.executable, script, "--kills", "2"])
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["equal"] == 2
