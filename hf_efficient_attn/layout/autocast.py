@@ -1,7 +1,7 @@
-"""Autocast: the dtype that a call of attention is computed in, and the computation kept out of its reach.
+"""Autocast: the dtype in which a call of attention is computed, and how the computation is shielded from autocast.
 
-Attention is to autocast what torch's `scaled_dot_product_attention` is: queries, keys and values are cast to its dtype
-at the door, and nothing within is cast again, so that scores, softmax and lse stay as wide as they are without it.
+Under autocast, attention behaves as torch's `scaled_dot_product_attention`: queries, keys and values are cast to its
+dtype on entry, and nothing inside is cast again, so that scores, softmax and lse stay as wide as without autocast.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def autocast_states(*states: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the dtype of autocast, where it is on for the device of the first; else as they are.
+    """Return the tensors in the dtype of autocast if it is on for the device of the first, otherwise as they are.
 
-    As in torch, float64 and what is no floating-point number stay as they are.
+    As in torch, tensors in float64 and those that are not floating-point are never cast.
     """
     device = states[0].device.type
     if not is_autocast(device):
@@ -27,16 +27,16 @@ def autocast_states(*states: Tensor) -> tuple[Tensor, ...]:
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[None]:
-    """Return a context in which nothing on this kind of device is cast."""
+    """Return a context in which autocast is off for this type of device."""
     return torch.autocast(device_type, enabled=False) if is_autocast(device_type) else nullcontext()  # type: ignore[return-value]
 
 
 def is_autocast(device_type: str) -> bool:
-    """Return whether autocast is on for a kind of device; of some, "meta" among them, there is none."""
+    """Return whether autocast is on for a type of device; some, such as "meta", have none."""
     return bool(_has_autocast(device_type) and torch.is_autocast_enabled(device_type))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_autocast(device_type: str) -> bool:
-    # torch before 2.13 cannot trace the question
+    # torch before 2.13 cannot trace this call
     return torch.amp.is_autocast_available(device_type)

@@ -1,4 +1,4 @@
-"""What is made once and kept between calls: bounded in bytes, safe under threads, never "the last call"."""
+"""Caches of results between calls: bounded in bytes, safe under threads, never "the last call"."""
 
 import weakref
 from collections import OrderedDict, deque
@@ -15,19 +15,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MEBIBYTE = 2**20
-# for values that are small beside the tensors of a call, such as drawn patterns and texts
+# for values that are small compared to the tensors of a call, such as drawn patterns and texts
 SMALL_BYTES = 32 * MEBIBYTE
 # of all caches of the process together
 MAX_TOTAL_BYTES = 512 * MEBIBYTE
-# what Python takes for an entry and for an object, about
+# about what Python needs for an entry, and for an object
 ENTRY_BYTES = 512
 OBJECT_BYTES = 48
 
 
 @dataclass(eq=False)
 class Entry(Generic[T]):
-    """A value, its bytes, the tensors that it was made of with what stood in them, and whether it was asked for since
-    an eviction last passed it by.
+    """A value, its size in bytes, the tensors that it was made of with their contents then, and whether it was used
+    since an eviction last spared it.
     """
 
     value: T
@@ -38,11 +38,11 @@ class Entry(Generic[T]):
 
 
 class BoundedCache(Generic[T]):
-    """Values by key; those not asked for lately go first when all of them together exceed `max_bytes`,
-    or when all caches together exceed MAX_TOTAL_BYTES and this one is the largest.
+    """Values by key. Those not used lately are evicted first when all of them together exceed `max_bytes`, or when
+    all caches together exceed MAX_TOTAL_BYTES and this one is the largest.
 
-    Safe under threads: a value is complete before it can be found, and threads that ask for a missing one at the same
-    time each build it, and all get the one that was there first. A value larger than `max_bytes` is never kept.
+    It is safe under threads: a value is complete before it can be found; threads that miss it at the same time each
+    build it, and all get the one that was stored first. A value larger than `max_bytes` is never kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -50,7 +50,7 @@ class BoundedCache(Generic[T]):
         self.num_bytes = 0
         self._entries: OrderedDict[Hashable, Entry[T]] = OrderedDict()
         self._lock = Lock()
-        # keys of entries whose tensors are gone; a weak reference may die while this thread holds the lock
+        # keys of entries whose tensors are gone; weak references may die while this thread holds the lock
         self._orphans: deque[Hashable] = deque()
         _caches.append(weakref.ref(self, _caches.remove))
 
@@ -58,29 +58,29 @@ class BoundedCache(Generic[T]):
         return len(self._entries)
 
     def get(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return what `build()` returned when it was first asked for under `key`, a value that says all it depends on.
+        """Return what `build()` returned when `key` was first used; the key says everything that it depends on.
 
-        What it returns is shared: nobody may change it.
+        The value is shared, so nobody may change it.
         """
         entry = self.find(key)
         return self._add(key, _outside_inference_mode(build), ()) if entry is None else entry.value
 
     def find(self, key: Hashable) -> Entry[T] | None:
-        """Return what is kept under `key`; None: nothing is."""
-        # reading takes no lock: a dict is safe by itself
+        """Return the entry of `key`, or None."""
+        # reading needs no lock: a dict is safe by itself
         entry = self._entries.get(key)
         if entry is not None:
             entry.is_used = True
         return entry
 
     def get_of(self, owners: Iterable[Tensor | None], key: Hashable, build: Callable[[], T]) -> T:
-        """Return the same for a value that depends on the entries of tensors, too; it goes when one of them does.
+        """As `get`, for a value that also depends on the contents of tensors; it is dropped when one of them is freed.
 
-        A tensor that was changed in place is another one. On the CPU what stands in it is compared, since writes by
-        `.data`, or by the memory of an array of numpy that a tensor shares, raise no version. On other devices, whose
-        memory no array shares, the version alone counts, and writes by `.data` are not seen: the host would have to
-        wait for the device. Changes of tensors made under inference mode have no version, and so nothing is kept for
-        them.
+        A tensor that was changed in place counts as another one. On the CPU its contents are compared, since writes
+        through `.data`, or through a numpy array that shares its memory, do not raise its version. On other devices,
+        where arrays share no memory, only the version is compared, and writes through `.data` go unnoticed: otherwise
+        the host would have to wait for the device. Tensors made under inference mode have no version; nothing is kept
+        for them.
         """
         owners = tuple(owners)
         tensors = tuple(owner for owner in owners if owner is not None)
@@ -89,17 +89,17 @@ class BoundedCache(Generic[T]):
         entry = self.find_of(owners, key)
         if entry is not None:
             return entry.value
-        # before anything is read of them
+        # before their contents are read
         key, contents = _key_of(owners, key), tuple(_contents(tensor) for tensor in tensors)
         return self._add(key, _outside_inference_mode(build), tensors, contents)
 
     def find_of(self, owners: Iterable[Tensor | None], key: Hashable) -> Entry[T] | None:
-        """Return what `get_of` keeps for these tensors; None: nothing."""
+        """Return the entry that `get_of` keeps for these tensors, or None."""
         owners = tuple(owners)
         tensors = tuple(owner for owner in owners if owner is not None)
         if any(tensor.is_inference() for tensor in tensors):
             return None
-        # an identity may be used again when its owner is gone; then its entry is gone, too
+        # an identity may be reused when its owner is gone; its entry is then dropped, too
         self._drop_orphans()
         entry = self._entries.get(_key_of(owners, key))
         if entry is None or any(ref() is not owner for ref, owner in zip(entry.owners, tensors, strict=True)):
@@ -130,12 +130,12 @@ class BoundedCache(Generic[T]):
             self.num_bytes += num_bytes
             while self.num_bytes > self.max_bytes:
                 self._evict()
-        # outside of the lock: no thread ever holds those of two caches
+        # outside of the lock, since no thread may hold the locks of two caches
         _keep_total()
         return value
 
     def shrink(self) -> None:
-        """Forget a value that was not asked for lately, or count those that were as not asked for."""
+        """Forget a value that was not used lately, or else mark those that were as unused."""
         with self._lock:
             if self._entries:
                 self._evict()
@@ -158,12 +158,12 @@ class BoundedCache(Generic[T]):
         self._drop_orphans()
 
     def _drop_orphans(self) -> None:
-        # where the lock is taken, whoever asks next does it
+        # if the lock is taken, the next caller does it
         while self._orphans and self._lock.acquire(blocking=False):
             try:
                 key = self._orphans.popleft()
                 entry = self._entries.get(key)
-                # another tensor may have come by the identity, and have an entry of its own
+                # another tensor may have got the identity, and an entry of its own
                 if entry is not None and any(ref() is None for ref in entry.owners):
                     self._remove(key)
             except IndexError:
@@ -178,16 +178,16 @@ def _key_of(owners: Iterable[Tensor | None], key: Hashable) -> Hashable:
 
 
 def _contents(tensor: Tensor) -> Tensor | None:
-    """Return a copy of what stands in a tensor; None: its version tells of changes, or its device would be asked."""
+    """Return a copy of a tensor's contents; None: its version tells of changes, and reading would wait for a device."""
     return tensor.detach().clone() if tensor.device.type == "cpu" else None
 
 
 def _is_unchanged(tensor: Tensor, contents: Tensor | None) -> bool:
-    # also a tensor that got another shape or dtype by `.data`
+    # the tensor may also have got another shape or dtype through `.data`
     return contents is None or (tensor.dtype == contents.dtype and torch.equal(tensor, contents))
 
 
-# every cache there is
+# all caches
 _caches: list["weakref.ref[BoundedCache[Any]]"] = []
 
 
@@ -226,13 +226,13 @@ def cached(max_bytes: int = SMALL_BYTES) -> Callable[[Callable[P, T]], Cached[P,
 
 
 def _outside_inference_mode(build: Callable[[], T]) -> T:
-    # a tensor made under inference mode could not be used in training later
+    # a tensor made under inference mode cannot be used in training later
     with torch.inference_mode(False):
         return build()
 
 
 def size_in_bytes(value: object) -> int:
-    """Return about how much memory a value takes: tensors, each storage once, and what Python objects hold.
+    """Return about how much memory a value takes: each storage of tensors once, and what Python objects hold.
 
     >>> size_in_bytes(torch.zeros(1000)[:10]) - OBJECT_BYTES
     4000
@@ -258,6 +258,6 @@ def size_in_bytes(value: object) -> int:
             total += 8 * len(each)
             left += each
         elif not callable(each):
-            # classes and functions exist anyway
+            # classes and functions take memory anyway
             left += getattr(each, "__dict__", {}).values()
     return total

@@ -1,4 +1,4 @@
-"""AttentionCall: one call of attention as one value, everything about it but the numbers in q, k and v."""
+"""AttentionCall: one call of attention as one value, with everything about it except the contents of q, k and v."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
 @dataclass(frozen=True)
 class Inputs:
-    """What q, k and v are like: all that a backend has to know of them before it says whether it can compute a call.
+    """What q, k and v are like: everything that a backend must know about them to say whether it can compute a call.
 
     Attributes:
-        device: type of the device, such as "cpu" or "cuda".
-        head_dim, value_dim: width of a query and key, and of a value.
-        num_key_heads: heads of k and v, which divide the query heads.
-        needs_grad: gradients will be asked for, of any of them or of a term.
-        is_compiling: the call is being traced by `torch.compile` or `torch.export`.
+        device: the type of the device, such as "cpu" or "cuda".
+        head_dim, value_dim: the width of queries and keys, and of values.
+        num_key_heads: the number of heads of k and v, which divides that of the query heads.
+        needs_grad: whether gradients of any of them, or of a term, will be needed.
+        is_compiling: whether `torch.compile` or `torch.export` is tracing the call.
     """
 
     device: str
@@ -41,12 +41,12 @@ class AttentionCall:
         inputs: what q, k and v are like.
         tokens: what differs between examples: padding, documents, chosen global tokens.
         terms: learned parts of the scores.
-        sinks: a logit for each of these heads, [heads], which every row's softmax counts beside its keys; not scaled.
+        sinks: a logit for each of these heads, [heads], which every row's softmax counts as one more key; not scaled.
         softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added.
         scale: factor of the scores, before they are capped and terms are added.
         dropout: probability with which a weight is dropped.
-        query_start: position of the first query as an integer tensor, in the place of the layout's `query_offset`; only
-            while compiling, where its value is not known.
+        query_start: position of the first query as an integer tensor, instead of the layout's `query_offset`; only used
+            while compiling, when its value is unknown.
     """
 
     layout: Layout
@@ -69,7 +69,7 @@ class AttentionCall:
 def inputs_of(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Inputs:
     """Return what q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] are like.
 
-    learned: tensors that are part of the scores.
+    learned: further tensors that may require gradients, such as the values of terms.
     """
     return Inputs(
         device=q.device.type,

@@ -55,7 +55,7 @@ def to_text(value: Any) -> str:
     if value is True or value is False:
         return "true" if value else "false"
     if isinstance(value, int):
-        # a compiler may take a number for a symbol, whose text is no number; as an index it must have a value
+        # while compiling, an integer may be a symbol, whose text is not a number; as an index it has a value
         return str(index(value))
     if isinstance(value, str):
         return f'"{value}"'

@@ -1,4 +1,4 @@
-"""Numbers of the host as tensors on a device: copied once, since the host waits for every copy."""
+"""Numbers of the host as tensors on a device, copied once, since the host waits for every copy."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from hf_efficient_attn.layout.cache import cached
 
 
 def device_numbers(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the numbers as a tensor [numbers] that others share: nobody may change it.
+    """Return the numbers as a tensor [numbers], which is shared, so nobody may change it.
 
-    dtype: None: that of `torch.tensor`.
+    dtype: None means the default of `torch.tensor`.
     """
     if device.type == "cpu" or torch.compiler.is_compiling():
         return torch.tensor(numbers, dtype=dtype, device=device)

@@ -1,8 +1,8 @@
-"""What stands in tensors of a device, copied to the host once: the host waits for the device whenever it reads of it.
+"""The contents of tensors on a device, copied to the host once, since the host waits for the device whenever it reads.
 
-A copy belongs to its tensor; one that was changed in place is another, but for writes by `.data`, of which a device
-tells nobody. On CPUs nothing is copied. Nothing here is for code that is being compiled, but for `derived` and `bring`,
-which then do only what shows.
+A copy belongs to its tensor until this is changed in place; writes through `.data` on a device go unnoticed. On CPUs
+nothing is copied. Code that is being compiled must not use this module, except `derived` and `bring`, which then make
+no copies.
 """
 
 from collections.abc import Callable
@@ -14,45 +14,45 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 
-# what stands in tensors of these devices needs no copy, or cannot be copied
+# tensors on these devices need no copy, or have no contents
 UNCOPIED = ("cpu", "meta")
 _copies: BoundedCache[Tensor] = BoundedCache(SMALL_BYTES)
 
 
 def lasting() -> AbstractContextManager[None]:
-    """Return a block that makes tensors of which copies can be kept, which tensors of inference mode are not."""
+    """Return a context in which tensors are made whose copies can be kept, unlike those of inference mode."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return nullcontext()
     return torch.inference_mode(False)  # type: ignore[return-value]
 
 
 def as_lasting(tensor: Tensor | None) -> Tensor | None:
-    """Return a tensor, or in the place of one of inference mode another of which copies can be kept (see `lasting`)."""
+    """Return a tensor, or instead of one of inference mode another whose copies can be kept (see `lasting`)."""
     if tensor is None or torch.compiler.is_compiling() or not tensor.is_inference():
         return tensor
     return tensor.clone()
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a tensor's copy on the host: the tensor itself if it is there, else a copy that nobody may change."""
+    """Return the tensor itself if it is on the host, otherwise its copy there, which nobody may change."""
     if tensor.device.type in UNCOPIED:
         return tensor
     return _copies.get_of((tensor,), None, lambda: tensor.detach().cpu())
 
 
 def as_they_are(tensor: Tensor | None) -> Tensor | None:
-    """Return a copy that keeps what now stands in a tensor of the CPU, whose memory others may write; else the tensor.
+    """Return a copy of a tensor on the CPU, to whose memory others may write; on other devices, the tensor itself.
 
-    All who ask before it changes share one copy, which nobody may change.
+    Until the tensor changes, all callers share one copy, which nobody may change.
     """
-    # what stands in tensors of other types may not be known, as in fake ones
+    # tensors of other types, such as fake ones, may have no contents
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return tensor
     return _copies.get_of((tensor,), None, tensor.detach().clone)
 
 
 def bring(*given: Any) -> None:
-    """Copy tensors to the host for `on_host`, all of a device at once. Other arguments, such as None, are left out."""
+    """Copy tensors to the host for `on_host`, all of a device at once; other arguments, such as None, are ignored."""
     if torch.compiler.is_compiling():
         return
     missing: dict[torch.device, dict[int, Tensor]] = {}
@@ -61,7 +61,7 @@ def bring(*given: Any) -> None:
             missing.setdefault(each.device, {})[id(each)] = each.detach()
     by_identity = {id(each): each for each in given}
     for tensors in missing.values():
-        # bytes, since a copy has one dtype
+        # as bytes, since one copy has one dtype
         flat = torch.cat([each.reshape(-1).contiguous().view(torch.uint8) for each in tensors.values()]).cpu()
         stop = 0
         for identity, each in tensors.items():
@@ -71,9 +71,9 @@ def bring(*given: Any) -> None:
 
 
 def derived(make: Callable[..., Tensor], *sources: Any) -> Tensor:
-    """Return `make(*sources)`; where what stands in all sources is known, what stands in the result is, too.
+    """Return `make(*sources)`; if the contents of all sources are known on the host, so are those of the result.
 
-    make: of nothing but its arguments, on their device.
+    make: a function of its arguments only, on their device.
     """
     result = make(*sources)
     if torch.compiler.is_compiling() or result.device.type in UNCOPIED:
@@ -85,7 +85,7 @@ def derived(make: Callable[..., Tensor], *sources: Any) -> Tensor:
 
 
 def counted_from(first: int, count: int, device: torch.device | str) -> Tensor:
-    """Return the numbers from `first` on as a tensor [count], known on the host."""
+    """Return the numbers from `first` on as a tensor [count], whose contents are known on the host."""
     numbers = torch.arange(count, device=device) + first
     if not torch.compiler.is_compiling() and numbers.device.type not in UNCOPIED:
         _copies.get_of((numbers,), None, lambda: torch.arange(count) + first)

@@ -1,4 +1,4 @@
-"""Layout: a pattern laid over the positions of a sequence. Everything about a call that is no tensor, as one value."""
+"""Layout: a pattern laid over the positions of a sequence, with everything about a call that is not a tensor."""
 
 from dataclasses import dataclass, replace
 
@@ -14,20 +14,20 @@ Heads = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys the queries of one call may read; hashable, so that whatever is compiled from it can be cached.
+    """Which keys the queries of one call may read; hashable, so that everything compiled from it can be cached.
 
-    Keys stand at 0 … `num_keys - 1`, queries at `query_offset` … `query_offset + num_queries - 1`. They share an axis
-    of positions; in cached decoding the queries are the last of them. With `is_cross` the queries have an axis of their
-    own, and the pattern relates a position on it to one on that of the keys.
+    Keys have the positions 0 … `num_keys - 1`, queries `query_offset` … `query_offset + num_queries - 1`, on the same
+    axis; in cached decoding the queries are its last positions. With `is_cross` the queries have an axis of their own,
+    and the pattern relates positions on it to positions on that of the keys.
 
     Attributes:
         pattern: as the user gave it; `head_patterns` draws its random parts.
-        num_heads: query heads of this call.
+        num_heads: the number of query heads of this call.
         num_queries, num_keys, query_offset: in tokens.
-        layer: index of the layer; random patterns differ by it.
-        first_head: number of the first of these heads in the model.
-        num_model_heads: heads of the model, over which the pattern is laid; None: there are no others.
-        is_cross: queries and keys are tokens of different sequences.
+        layer: the index of the layer, on which random patterns depend.
+        first_head: the index in the model of the first of these heads.
+        num_model_heads: the number of heads of the model, for which the pattern is meant; None: there are no others.
+        is_cross: whether queries and keys are tokens of different sequences.
     """
 
     pattern: Pattern
@@ -58,7 +58,7 @@ class Layout:
         if self.is_cross and self.pattern.depends_on_length:
             raise ConfigurationError(
                 f"A {self.pattern.kind} pattern is laid out for the length of one sequence, but queries and keys are "
-                "of two (cross=True). Use a pattern that is the same at every length: without random blocks, interval "
+                "of two (cross=True). Use a pattern that is the same at every length: without random blocks, span "
                 "trees, and global tokens that are counted from the end."
             )
 
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def num_positions(self) -> int | None:
-        """How many positions the axis of the queries has up to the last of them; None: it is the axis of the keys."""
+        """How many positions the axis of the queries has, up to the last query; None: it is the axis of the keys."""
         return self.query_offset + self.num_queries if self.is_cross else None
 
     @property
@@ -94,14 +94,14 @@ class Layout:
     def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
         """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns.
 
-        Heads count within this call.
+        Heads are counted within this call.
         """
         return _head_groups(self.pattern, self.heads, self.drawn_tokens, self.layer)
 
     def of_document(self, document: Document) -> "Layout":
-        """Return the layout of one document, which counts from zero again; it may have no queries.
+        """Return the layout of one document, whose positions start at 0; it may have no queries.
 
-        Its global tokens read and are read by all others, as far as a causal pattern lets them.
+        Its global tokens read, and are read by, all others, as far as a causal pattern allows.
         """
         start, stop = document.queries or (document.start, document.stop)
         first = max(self.query_offset, start)
@@ -113,7 +113,7 @@ class Layout:
 
 
 def drawn_layer(pattern: Pattern, layer: int) -> int:
-    """Return the layer that a pattern is drawn for: 0 where all layers are alike, so that they share what is cached."""
+    """Return the layer for which a pattern is drawn: 0 if all layers are alike, so that they share what is cached."""
     return layer if pattern.is_random else 0
 
 

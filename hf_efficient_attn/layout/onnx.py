@@ -1,4 +1,4 @@
-"""What cannot be written as ONNX is refused while the model is traced, before the conversion fails on it."""
+"""Calls that cannot be written as ONNX are refused while the model is traced, before the conversion fails."""
 
 import torch
 
@@ -7,7 +7,7 @@ from hf_efficient_attn.layout.call_text import read_call_text
 
 
 def refuse_onnx(call_text: str) -> None:
-    """Raise UnsupportedBackendError during `torch.onnx.export`; called by the operators' shapes, which it needs."""
+    """Raise UnsupportedBackendError during `torch.onnx.export`; called by the operators' shape functions."""
     if torch.onnx.is_in_onnx_export():
         raise UnsupportedBackendError(
             f"ONNX has no operator for attention with a {read_call_text(call_text)[0].kind} pattern. Use torch.export, "

@@ -1,4 +1,4 @@
-"""Terms: the learned part of a score, looked up for every pair of query and key by a label, or computed from it."""
+"""Terms: the learned parts of scores, looked up for every pair of query and key by a label, or computed from it."""
 
 from dataclasses import asdict, dataclass
 from math import floor, inf, log
@@ -15,16 +15,16 @@ from hf_efficient_attn.patterns.checks import check_integer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
-# less than any weight of a soft mask that is not 0, in float64 too
+# less than any nonzero weight of a soft mask, even in float64
 NO_WEIGHT = 1e-30
 
 
 @dataclass(frozen=True)
 class Label:
-    """A number for every pair of positions; hashable, and JSON through `to_dict` and `from_dict`.
+    """A number for every pair of positions; hashable, and written as JSON by `to_dict` and `from_dict`.
 
-    Of several values a pair adds that of its label to its score. A single one is for all pairs of a query, and what
-    they add may be computed from it and from their labels (`score`, `gradient`).
+    If a query has several values, a pair adds the one at its label to its score. If it has a single value, each of its
+    pairs adds a number computed from this value and its label (`score`, `gradient`).
     """
 
     kind: ClassVar[str] = ""
@@ -33,7 +33,7 @@ class Label:
 
     @property
     def num_values(self) -> int:
-        """How many values a query has: one a label, which count from 0; or a single one."""
+        """How many values a query has: one per label, counted from 0, or a single one."""
         raise NotImplementedError
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -41,19 +41,19 @@ class Label:
         raise NotImplementedError
 
     def score(self, value: Tensor, label: Tensor) -> Tensor:
-        """Return what pairs with this value and this label add to their scores, differentiable; they broadcast."""
+        """Return what pairs with these values and labels, which broadcast, add to their scores; differentiable."""
         return value
 
     def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
-        """Return the gradient of the value, pair by pair, from that of what `score` returns; they broadcast."""
+        """Return the gradient of the value for each pair, given that of its score; the arguments broadcast."""
         return d_score
 
     def check(self, values: Tensor) -> None:
-        """Raise InputError for values that contradict what the label says of them."""
+        """Raise InputError for values that contradict the label."""
 
     @property
     def idle(self) -> Pattern | None:
-        """Pairs that add 0 and give no gradient, so that a backend may leave the term out; None: not known."""
+        """The pairs that add 0 without a gradient, for which a backend may leave the term out; None: unknown."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Distance(Label):
 
     @property
     def num_values(self) -> int:
-        """One a distance."""
+        """One per distance."""
         return self.last - self.first + 1
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -102,11 +102,11 @@ class Distance(Label):
 class SoftSpan(Label):
     """How many keys lie nearer to the query, x = |query − key| − shift, for the soft mask of a span of z tokens.
 
-    The value is z, a single one a query, and a pair adds log m_z(x), where m_z(x) = clamp((R + z − x) / R, 0, 1): 0
-    within the span, -inf beyond the ramp of R tokens. Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2.
+    The single value of a query is z, and a pair adds log m_z(x), where m_z(x) = clamp((R + z − x) / R, 0, 1): 0 within
+    the span, -inf beyond the ramp of R tokens. Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2.
 
-    A span of a whole number of tokens lies on a corner of the mask: there the gradient leaves out the keys at both ends
-    of the ramp, whose derivatives differ to its left and right.
+    If a span is a whole number of tokens, the mask has corners at keys: the gradient there leaves out the keys at both
+    ends of the ramp, whose left and right derivatives differ.
 
     >>> import torch
     >>> label = SoftSpan(ramp=2)
@@ -115,8 +115,8 @@ class SoftSpan(Label):
 
     Attributes:
         ramp: R, in tokens.
-        shift: the distance of the key that x counts as 0.
-        num_inner: so many of the nearest keys are within every span that the term has.
+        shift: the distance of the key at x = 0.
+        num_inner: how many of the nearest keys are within every span of the term.
     """
 
     ramp: int
@@ -137,13 +137,13 @@ class SoftSpan(Label):
 
     @property
     def idle(self) -> Pattern | None:
-        """The nearest keys, which all spans contain."""
+        """The nearest keys, which lie within all spans."""
         reach = self.num_inner - 1 + self.shift
         return Band(reach, reach) if self.num_inner else None
 
     def check(self, values: Tensor) -> None:
-        """Raise InputError for a span that ends before the keys that all contain; on GPUs, which it does not wait for,
-        a failed assertion of the device.
+        """Raise InputError for a span that does not contain the inner keys; on GPUs, for which it does not wait, an
+        assertion on the device fails.
         """
         if not self.num_inner or not values.numel():
             return
@@ -165,7 +165,7 @@ class SoftSpan(Label):
     def score(self, value: Tensor, label: Tensor) -> Tensor:
         """Return log m_z(x)."""
         mask = hardtanh(self._room(value, label) / self.ramp, NO_WEIGHT, 1.0)
-        # the logarithm of 0 would take ten times as long, and its gradient would be no number
+        # log(0) would take ten times as long, and its gradient would be NaN
         return threshold(mask.log(), log(NO_WEIGHT) + 1.0, -inf)
 
     def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
@@ -182,12 +182,12 @@ class SoftSpan(Label):
 
 @dataclass(frozen=True)
 class SpanRelation(Label):
-    """The relation of BP-Transformer between a node and one it reads (`SizedSpanTree.relation_label`); else 0.
+    """BP-Transformer's relation between a node and one that it reads (`SizedSpanTree.relation_label`), otherwise 0.
 
     The labels of a layer index its table of relative positions (Ye et al., arXiv:1911.04070; the authors' code).
 
     Attributes:
-        num_tokens, num_nodes, left_only: of the tree; see `SizedSpanTree`.
+        num_tokens, num_nodes, left_only: the fields of the tree; see `SizedSpanTree`.
         clip_distance: levels above it share the labels of this level.
     """
 
@@ -199,7 +199,7 @@ class SpanRelation(Label):
 
     @property
     def num_values(self) -> int:
-        """2 · num_nodes + 1 a level: the affiliated span, and the nodes to the left and to the right."""
+        """2 · num_nodes + 1 per level: the affiliated span, and the nodes to the left and to the right."""
         return (2 * self.num_nodes + 1) * (self.clip_distance + 1)
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Term:
         values: [batch or 1, heads or 1, queries or 1, label.num_values], differentiable. A table per head is
             [1, H, 1, L]; relative position vectors are queries @ table.T, [B, H, N, L]; a span per token is
             [B, H, N, 1].
-        label: which value a pair of positions looks up, or what it makes of the only one.
+        label: which value a pair of positions looks up, or what it computes from a single value.
     """
 
     values: Tensor
@@ -227,10 +227,10 @@ class Term:
 
 
 def look_up(values: Tensor, labels: Tensor) -> Tensor:
-    """Return the value of each pair, which a single value of a query is for all of them.
+    """Return the value of each pair; a single value of a query is that of all its pairs.
 
-    Shapes: [..., queries or 1, values of a query] and labels [..., queries, keys] → [..., queries, keys], or what
-    broadcasts to it. A label need not exist where a pair is not allowed.
+    Shapes: values [..., queries or 1, values of a query] and labels [..., queries, keys] → [..., queries, keys], or a
+    tensor that broadcasts to it. Labels of pairs that are not allowed may be out of range.
     """
     num_values = values.shape[-1]
     if num_values == 1:

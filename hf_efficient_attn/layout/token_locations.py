@@ -1,4 +1,4 @@
-"""Where every token of a batch stands: the documents of a token mask as tensors, found without leaving the device."""
+"""The location of every token of a batch: its document, and its position there, found without leaving the device."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ class TokenLocations:
     """Tensors of shape [batch, keys], or [1, keys] where all examples are alike.
 
     Attributes:
-        documents: which document of its example a token belongs to; NO_DOCUMENT: the token is masked.
-        positions: counted from the first token of the document.
-        is_global: True = a chosen global token; None: there are none.
+        documents: the index of a token's document in its example; NO_DOCUMENT: the token is masked.
+        positions: the position in the document, counted from its first token.
+        is_global: True for a chosen global token; None: there are none.
     """
 
     documents: Tensor
@@ -44,17 +44,17 @@ def token_locations(tokens: TokenMask, num_keys: int, device: torch.device) -> T
     key_mask = torch.ones_like(segments, dtype=torch.bool) if tokens.key_mask is None else tokens.key_mask.to(device)
     candidates = torch.where(key_mask, index, num_keys)
     starts = torch.full_like(segments, num_keys).scatter_reduce(1, segments, candidates, "amin")
-    # a masked token before the first of its document has no position; it is never looked at
+    # a masked token before the first of its document has no position; it is never used
     positions = (index - starts.gather(1, segments)).clamp(min=0)
     is_global = None if tokens.global_mask is None else tokens.global_mask.to(device) & key_mask
     return TokenLocations(segments.masked_fill(~key_mask, NO_DOCUMENT), positions, is_global)
 
 
 def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> tuple[TokenLocations, TokenLocations]:
-    """Return the locations on the axis of the queries, and on that of the keys, which may be the same."""
+    """Return the locations on the axis of the queries and on that of the keys, which may be the same axis."""
     of_keys = token_locations(tokens, layout.num_keys, device)
     if layout.num_positions is None:
         return of_keys, of_keys
-    # a part of the queries has the masks of all of them
+    # the masks cover the whole axis, even if the queries are only part of it
     sizes = [mask.shape[1] for mask in tokens.of_queries.tensors if mask is not None]
     return token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device), of_keys

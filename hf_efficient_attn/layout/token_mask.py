@@ -1,4 +1,4 @@
-"""Per-example token masks: padding, packed documents, chosen global tokens; and the documents they cut a row into."""
+"""Per-example token masks (padding, packed documents, chosen global tokens), and the documents that they define."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ class Document:
     """Neighbouring positions of one example that form a sequence of their own.
 
     Attributes:
-        start, stop: positions on the axis of the keys; the first and the last token in it are not masked.
+        start, stop: its range on the axis of the keys; its first and its last token are not masked.
         global_positions: chosen global tokens, counted from `start`.
-        has_holes: some token between the first and the last is masked.
-        queries: (start, stop) on the axis of the queries, where that is another one; None: it is the axis of the keys.
+        has_holes: whether a token between the first and the last is masked.
+        queries: its range on the axis of the queries; None: this is the axis of the keys.
     """
 
     start: int
@@ -30,7 +30,7 @@ class Document:
 
     @property
     def query_start(self) -> int:
-        """Where it starts on the axis of the queries."""
+        """Its start on the axis of the queries."""
         return self.start if self.queries is None else self.queries[0]
 
 
@@ -39,17 +39,17 @@ _found: BoundedCache[tuple[tuple[Document, ...], ...]] = BoundedCache(SMALL_BYTE
 
 @dataclass(frozen=True)
 class TokenMask:
-    """What differs between the examples of a batch. Shape: [batch, keys]; of the last two [batch, positions].
+    """What differs between the examples of a batch. Shapes: [batch, keys]; the last two [batch, positions].
 
-    The last two are for queries that stand on an axis of their own, and say of it what the first two say of the keys:
-    of all its positions, which are those of the queries and, in cached decoding, all before them. A query then reads
-    the keys whose segment has its id.
+    The last two are for queries with an axis of their own, and say about it what the first two say about the keys. They
+    cover all its positions: those of the queries and, in cached decoding, those before them. A query then reads the
+    keys whose segment has the same id.
 
     Attributes:
         key_mask: bool, True = a token; a masked one is not read, and its own row of the output is zero.
-        segment_ids: int; neighbouring tokens of equal id form a document, which reads nothing outside itself and
-            over which the pattern is laid as if it stood alone.
-        global_mask: bool, True = reads and is read by its whole document (as far as a causal pattern lets it).
+        segment_ids: int; neighbouring tokens with equal ids form a document, which reads nothing outside itself and
+            to which the pattern applies as if it were alone.
+        global_mask: bool, True = reads and is read by its whole document (as far as a causal pattern allows).
     """
 
     key_mask: Tensor | None = None
@@ -65,7 +65,7 @@ class TokenMask:
 
     @property
     def of_queries(self) -> "TokenMask":
-        """What it says of the axis of the queries, where that is another one, as a mask of keys."""
+        """The mask of the axis of the queries, if this is another one, as if it were a mask of keys."""
         return TokenMask(self.query_mask, self.query_segment_ids)
 
     @property
@@ -74,9 +74,9 @@ class TokenMask:
         return all(mask is None for mask in self.tensors)
 
     def check(self, batch_size: int, num_keys: int, device: torch.device, num_positions: int | None = None) -> None:
-        """Raise InputError if a mask is no tensor, on another device, of another shape, or of another dtype.
+        """Raise InputError if a mask is not a tensor, or has another device, shape or dtype.
 
-        num_positions: on the axis of the queries, where that is another one.
+        num_positions: length of the axis of the queries; None: it is the axis of the keys.
         """
         for name in ("key_mask", "segment_ids", "global_mask", "query_mask", "query_segment_ids"):
             mask = getattr(self, name)
@@ -93,7 +93,7 @@ class TokenMask:
                 )
             if name.endswith("segment_ids"):
                 if mask.is_floating_point() or mask.dtype == torch.bool:
-                    raise InputError(f"{name} has dtype {mask.dtype}; it must hold integers, one id a document.")
+                    raise InputError(f"{name} has dtype {mask.dtype}; it must hold integers, one id per document.")
             elif mask.dtype != torch.bool:
                 raise InputError(
                     f"{name} has dtype {mask.dtype}; it must be torch.bool, True = "
@@ -103,15 +103,15 @@ class TokenMask:
     def documents(
         self, batch_size: int, num_keys: int, num_positions: int | None = None
     ) -> tuple[tuple[Document, ...], ...]:
-        """Return the documents of each example, in order. An example whose tokens are all masked has none.
+        """Return the documents of each example, in order; an example whose tokens are all masked has none.
 
-        num_positions: on the axis of the queries, where that is another one. Segments of equal ids are then one
-            document each for every pair of them, one of the queries and one of the keys.
+        num_positions: length of the axis of the queries; None: it is the axis of the keys. With two axes, each pair of
+            segments with equal ids, one of queries and one of keys, is a document.
         """
         if self.is_empty:
             queries = None if num_positions is None else (0, num_positions)
             return ((Document(0, num_keys, queries=queries),),) * batch_size
-        # off the CPU this waits for the device: the layers of a forward pass, and its backward, ask once
+        # on other devices this waits; the layers of a forward pass, and its backward pass, do it once
         return _found.get_of(
             self.tensors, (num_keys, num_positions), lambda: self._find(batch_size, num_keys, num_positions)
         )
@@ -129,7 +129,7 @@ class TokenMask:
     def _pairs(
         self, example: int, of_queries: tuple[Document, ...], of_keys: tuple[Document, ...]
     ) -> Iterator[Document]:
-        """Yield the keys of each document of the queries, where both have the same id."""
+        """Yield a document for each pair of segments, of queries and of keys, with the same id."""
         ids = [None if each is None else on_host(each)[example] for each in (self.query_segment_ids, self.segment_ids)]
         by_id: dict[int, list[Document]] = {}
         for document in of_keys:

@@ -1,7 +1,7 @@
-"""From a layout to its BlockLayout, without looking at all pairs.
+"""Compile a layout into a BlockLayout, without looking at all pairs.
 
-In the order of its tokens, a share is cut into rows of blocks; rows that read alike become one run. Of a pattern that
-does not change along the sequence one row is looked at, and the others are its copies.
+A share is divided into rows of blocks in its token order; rows that read alike become one run. If a pattern does not
+change along the sequence, only one row is looked at, and the others are its copies.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,25 +21,25 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, size
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# a pattern whose period or granule is longer is not given blocks of that length
+# a pattern with a longer period or granule does not get blocks of that length
 MAX_BLOCK_TOKENS = 512
-# rows that read the same keys are computed as one block as long as its mask has at most so many entries
+# rows that read the same keys are computed as one block if its mask has at most this many entries
 MAX_MERGED_PAIRS = 1 << 22
-# ... and of rows that read all keys of their order, so many
+# ... for rows that read all keys of their order
 MAX_MERGED_ORDER_PAIRS = 1 << 24
-# ... and where moving on along the sequence changes nothing: longer rows would not share a mask that is smaller
+# ... for rows of invariant shares: longer ones would not share their mask with others
 MAX_MERGED_INVARIANT_PAIRS = 1 << 19
-# rows with more pairs are taken apart: what they read entirely and the rest, or interval by interval
+# rows with more pairs are split: into the keys that all queries read and the rest, or interval by interval
 MAX_WHOLE_PAIRS = 1 << 17
-# near the ends of the sequence so many blocks are computed as one: some scores in vain, but fewer masks and calls
+# near the ends of the sequence this many blocks are computed as one: it wastes some scores, but saves masks and calls
 EDGE_BLOCKS = 4
 MAX_EDGE_TOKENS = 384
-# so many keys that all queries of a row read are read where they are, not gathered with others
+# intervals this long that all queries of a row read are read where they are, not gathered with others
 LONG_INTERVAL = 1024
-# ... unless there are more of them: each is a run of its own
+# ... unless there are more than this many, since each is a run of its own
 MAX_LONG_INTERVALS = 4
 MAX_GRANULE = 128
-# copies of one row, of so many pairs together, have one mask
+# copies of one row with more pairs than this, all together, share one mask
 LARGE_RUN = 1 << 20
 CACHE_BYTES = 512 * MEBIBYTE
 
@@ -49,11 +49,11 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
     """Return the block layout; cached by value.
 
     Args:
-        block_tokens: wished length of a block of queries; patterns made of longer blocks get theirs.
-        device: where the masks will be needed.
+        block_tokens: desired length of a block of queries; patterns made of longer blocks use their own.
+        device: the device of the masks.
 
     Raises:
-        MaskLimitError: the masks would take more memory than any pattern should.
+        MaskLimitError: the masks would take too much memory.
     """
     what = f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys"
     budget = Budget(what, num_mask_bytes(layout, 1))
@@ -71,10 +71,10 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
 
 
 class PartCompiler:
-    """Compiles one share."""
+    """Compiles one share of a pattern."""
 
     def __init__(self, share: PatternShare, block_tokens: int, device: torch.device, budget: Budget) -> None:
-        # rows are looked up again and again
+        # tensors, since rows are looked up many times
         self.target = share.target.with_tables(torch.tensor)
         self.order, self.device = share.order, device
         self.local_offset = self.order.local_query_offset
@@ -84,9 +84,9 @@ class PartCompiler:
         self.masks = RunMasks(share, device, budget)
 
     def choose_block_tokens(self, wished: int) -> int:
-        """Return the wished length, or that of the pattern's own blocks.
+        """Return the desired length, or that of the pattern's own blocks.
 
-        Of a pattern that repeats itself, several blocks make a longer one; of others, no two blocks read alike.
+        If the pattern is periodic, several of its blocks make a longer one; otherwise no two blocks read alike.
         """
         local = self.order.local
         if local is None:
@@ -120,7 +120,7 @@ class PartCompiler:
         return [[run for stream in streams for run in self.runs_of(stream)] for streams in rows]
 
     def streams(self, rows: Iterable[Row]) -> list[list[Row]]:
-        """Return the rows as one list, and of rows that are taken apart, further parts in further lists."""
+        """Return the rows as one list; the further parts of rows that are split go into further lists."""
         streams: list[list[Row]] = [[]]
         for row in rows:
             parts = self.parts_of(row)
@@ -130,7 +130,7 @@ class PartCompiler:
         return streams
 
     def parts_of(self, row: Row) -> list[Row]:
-        """Return rows that together read what a row reads: of a large one, those with small masks or none apart."""
+        """Return rows that together read what a row reads: large rows are split into those with small masks or none."""
         if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.order.local is None:
             return [row]
         bounds = self.bounds(row.first, row.tokens)
@@ -150,7 +150,7 @@ class PartCompiler:
         return [Row(row.first, row.tokens, intervals, is_full) for intervals, is_full in read if intervals]
 
     def has_hole(self, row: Row) -> bool:
-        """Return whether all queries of a row read keys before and after some that only a few of them read."""
+        """Return whether all queries of a row read keys both before and after some that only a few of them read."""
         return not row.is_full and len(self.full_intervals(self.bounds(row.first, row.tokens))) > 1
 
     def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
@@ -175,7 +175,7 @@ class PartCompiler:
 
     @cached_property
     def target_of_places(self) -> Pattern | None:
-        """The target in the order of the tokens; None: it has no such form, and its mask is looked at instead."""
+        """The target on places in the token order; None: it has no such form, and its mask is looked at instead."""
         queries, keys = self.order.queries, self.order.keys
         if self.step < 1 or not isinstance(keys, range) or queries[0] != keys[0] + self.step * self.local_offset:
             return None
@@ -184,7 +184,7 @@ class PartCompiler:
         return self.target.subsample(self.step) if keys[0] < self.step else None
 
     def rows(self, start: int, stop: int, tokens: int) -> Iterator[Row]:
-        """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read the same keys as one."""
+        """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read alike are merged."""
         held: Row | None = None
         for first in range(start, stop, tokens):
             row = self.row(first, min(tokens, stop - first))
@@ -199,14 +199,14 @@ class PartCompiler:
 
     @property
     def max_merged_pairs(self) -> int:
-        """How many entries the mask of several rows may have that are computed as one."""
+        """How many entries the mask of merged rows may have."""
         if self.order.local is None:
             return MAX_MERGED_ORDER_PAIRS
         return MAX_MERGED_INVARIANT_PAIRS if self.is_invariant else MAX_MERGED_PAIRS
 
     @property
     def is_invariant(self) -> bool:
-        """Whether moving on by one block of queries and as many keys changes nothing."""
+        """Whether shifting by one block of queries and as many keys changes nothing."""
         period = self.target.period
         if period is None or self.order.local is None or self.step == 0:
             return False
@@ -215,7 +215,7 @@ class PartCompiler:
     def inner_row(self) -> Intervals:
         """Return the keys that a block far from both ends reads, counted from the place of its first query.
 
-        Seen on an axis with room for all keys before and after it, so that no end hides any; empty: no block is alike.
+        They are found on an axis long enough that neither end cuts any off; empty: blocks differ.
         """
         if not self.is_invariant or self.order.local is None:
             return ()
@@ -225,7 +225,7 @@ class PartCompiler:
         return tuple((start - room, stop - room) for start, stop in intervals)
 
     def inner_blocks(self, inner_row: Intervals) -> tuple[int, int]:
-        """Return the range of the blocks that read all of `inner_row`, moved to their place."""
+        """Return the range of the blocks that read all of `inner_row`, shifted to their places."""
         if not inner_row:
             return 0, 0
         first = max(0, -(inner_row[0][0] // self.block_tokens))
@@ -233,7 +233,7 @@ class PartCompiler:
         return (first, last) if last - first > 1 else (0, 0)
 
     def runs_of(self, rows: Iterable[Row]) -> Iterator[Run]:
-        """Yield runs of as many neighbouring rows as read alike."""
+        """Yield runs of neighbouring rows that read alike, each as long as possible."""
         group: list[Row] = []
         for row in rows:
             if group and not (can_join(group, row) and self.share_mask(group, row)):
@@ -244,7 +244,7 @@ class PartCompiler:
             yield self.run(group, len(group), row_step(group))
 
     def share_mask(self, group: list[Row], row: Row) -> bool:
-        """Return whether a row may join a group: not if both are windows of a sheet, and different ones."""
+        """Return whether a row may join a group: it may not if both are windows of a sheet, but different ones."""
         step = row.intervals[0][0] - group[-1].intervals[0][0]
         return not self.masks.has_sheet(row) or step == row.tokens
 
@@ -257,7 +257,7 @@ class PartCompiler:
             and step == row.tokens
             and len(rows) * row.num_pairs > LARGE_RUN
         ):
-            # they differ in their place alone
+            # they differ only in their places
             rows = rows[:1]
         gathered, granule = None, 1
         if len(row.intervals) > 1:
@@ -294,5 +294,5 @@ class PartCompiler:
 
 
 def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
-    """Return a regular order as it is, and another as a tensor, so that no call has to copy it to the device."""
+    """Return an order that is a range as it is, and any other as a tensor on the device, copied once."""
     return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)

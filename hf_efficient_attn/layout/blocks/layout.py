@@ -1,4 +1,4 @@
-"""BlockLayout: which blocks of keys each block of queries reads, compressed into runs of alike blocks."""
+"""BlockLayout: which blocks of keys each block of queries reads, compressed into runs of similar blocks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ SCORES_PER_RUN = 80_000
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Neighbouring blocks of queries, equally long, that read equally many keys each.
+    """Neighbouring blocks of queries of equal length that read equally many keys each.
 
     Block b holds the queries from place `first_query + b * block_tokens`. Its keys are the `key_tokens` keys from place
-    `first_key + b * key_step`, or, with `gathered`, those of the listed granules of `granule` neighbouring keys.
+    `first_key + b * key_step`, or, with `gathered`, the keys of the listed granules, each `granule` neighbouring keys.
 
     Attributes:
         bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None: every query reads every key.
-        empty_rows: bool [num_blocks or 1, block_tokens], queries without any key; None: there are none.
-        gathered: int64 [num_blocks, key_tokens // granule].
-        num_allowed: allowed pairs of all blocks; pieces of a run keep that of the whole.
+        empty_rows: bool [num_blocks or 1, block_tokens], True for queries without any key; None: there are none.
+        gathered: int64 [num_blocks, key_tokens // granule], indices of granules; None: keys are contiguous.
+        num_allowed: allowed pairs of all blocks; pieces cut from a run keep the number of the whole.
     """
 
     first_query: int
@@ -44,7 +44,7 @@ class Run:
         return self.num_blocks * self.block_tokens * self.key_tokens
 
     def cut(self, max_queries: int) -> Iterator["Run"]:
-        """Yield the same run in pieces of about `max_queries` queries; only a single block is cut within."""
+        """Yield the run in pieces of about `max_queries` queries; only a run of one block is cut within a block."""
         if self.num_blocks == 1:
             yield from self._cut_block(max_queries)
             return
@@ -82,9 +82,9 @@ class Part:
     """Runs of some heads over one order of the tokens.
 
     Attributes:
-        first_head, num_heads: the query heads that are alike in this.
-        queries: rows of the queries in this order, counted from the first query of the call.
-        keys: positions of the keys in this order. Both are ranges, or int64 on the device of the call.
+        first_head, num_heads: the query heads that these runs are for.
+        queries: indices of the queries in this order, counted from the first query of the call.
+        keys: positions of the keys in this order. Both are ranges, or int64 tensors on the device of the call.
     """
 
     first_head: int
@@ -96,7 +96,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """A layout compiled: every allowed pair of every head lies in exactly one run, and is not masked there."""
+    """A compiled layout: every allowed pair of every head lies, unmasked, in exactly one run."""
 
     parts: tuple[Part, ...]
 
@@ -117,7 +117,7 @@ class BlockLayout:
 
     @cached_property
     def num_key_reads(self) -> int:
-        """How many keys are read, once for every block of queries, in all heads."""
+        """How many keys are read in all heads, counted once per block of queries."""
         return sum(part.num_heads * run.num_blocks * run.key_tokens for part in self.parts for run in part.runs)
 
     @cached_property

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from hf_efficient_attn.patterns.intervals import Intervals, size
 
-# reading the gaps between intervals too is cheaper than gathering when the intervals fill so much of their hull
+# if intervals fill more than this share of their hull, reading the gaps, too, is cheaper than gathering
 DENSE_HULL = 0.8
 
 
 @dataclass(frozen=True)
 class Row:
-    """A block of queries at places `first` … `first + tokens - 1` and the places of the keys it reads."""
+    """A block of queries at places `first` … `first + tokens - 1`, and the places of the keys that it reads."""
 
     first: int
     tokens: int
@@ -19,12 +19,12 @@ class Row:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of its queries and the keys it reads."""
+        """The number of pairs of its queries and the keys that they read."""
         return self.tokens * size(self.intervals)
 
 
 def without_small_gaps(intervals: Intervals) -> Intervals:
-    """Return one interval for several that fill most of it."""
+    """Return one interval instead of several that fill most of it."""
     if len(intervals) > 1 and size(intervals) >= DENSE_HULL * (intervals[-1][1] - intervals[0][0]):
         return ((intervals[0][0], intervals[-1][1]),)
     return intervals
@@ -38,19 +38,19 @@ def can_merge(row: Row, after: Row, max_pairs: int) -> bool:
 
 
 def union_of_parts(*parts: Intervals) -> Intervals:
-    """Return the intervals of all parts in their order, none joined."""
+    """Return the intervals of all parts in their order, without joining any."""
     return tuple(sorted(interval for intervals in parts for interval in intervals))
 
 
 def row_step(group: list[Row]) -> int:
-    """Return how many keys later each row of a group starts to read than the one before."""
+    """Return how many keys after the previous row each row of a group starts to read."""
     return group[1].intervals[0][0] - group[0].intervals[0][0] if len(group) > 1 else 0
 
 
 def can_join(group: list[Row], row: Row) -> bool:
     """Return whether `row` continues the run of `group`."""
     last = group[-1]
-    # queries that read nothing are no row, and may lie in between
+    # queries that read nothing have no row, and may lie in between
     if row.first != last.first + last.tokens:
         return False
     if row.tokens != last.tokens or row.is_full != last.is_full or size(row.intervals) != size(last.intervals):

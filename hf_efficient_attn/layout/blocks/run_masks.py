@@ -1,7 +1,7 @@
-"""The masks of runs: which pairs of a row of blocks are allowed, in memory that grows as the length, not as its square.
+"""The masks of runs: which pairs of a row of blocks are allowed, in memory that is linear in the length.
 
-Where moving on along the sequence changes nothing, the masks of all rows are windows of one sheet: the row at the
-first place, over all keys that any row can see from its own.
+If a share is invariant along the sequence, the masks of all rows are windows of one sheet: the mask of one row over all
+keys that any row can reach from its place.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,18 +21,18 @@ from hf_efficient_attn.layout.dense.pairs import MAX_MASK_BYTES as MAX_DENSE_MAS
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# all masks of a layout together, in bytes
+# of all masks of a layout together
 MAX_MASK_BYTES = 4 * 2**30
-# pairs that one layout looks at in rows that may read most keys; their masks grow as the square of the length, and
-# larger ones would not be kept between calls
+# pairs that are looked at in rows that may read most keys: their masks are quadratic in the length, and larger ones
+# would not stay in the cache
 MAX_DENSE_PAIRS = 1 << 26
-# ... of a pattern of up to so many atoms; every further one takes as long again for each pair
+# ... for a pattern of up to this many atoms; each pair takes time for every atom
 FEW_ATOMS = 4
-# rows that may read so much of all pairs are dense
+# rows that may read more than this share of all pairs are dense
 DENSE_SHARE = 0.25
-# a mask of more entries may be one of a sheet, or one row that stands for all
+# only masks with more entries are checked for rows that are all equal
 LARGE_MASK = 1 << 16
-# together, the masks of rows that could be windows of a sheet
+# entries of the masks of rows that could be windows of a sheet, all together
 MAX_SINGLE_MASKS = 1 << 20
 CPU = torch.device("cpu")
 
@@ -42,8 +42,8 @@ class Mask:
     """The mask of a run.
 
     Attributes:
-        bias, empty_rows: as those of a `Run`.
-        num_allowed: allowed pairs in it.
+        bias, empty_rows: as in `Run`.
+        num_allowed: the number of allowed pairs.
     """
 
     bias: Tensor | None
@@ -59,12 +59,12 @@ class Budget:
         self.num_bytes = self.num_dense_pairs = 0
 
     def expect(self, num_pairs: int, total: int, num_atoms: int) -> None:
-        """Refuse, before anything is filled in, to look at `num_pairs` of the `total` pairs of a share.
+        """Refuse to look at `num_pairs` of the `total` pairs of a share, before any mask is made.
 
-        num_atoms: of the pattern that is asked for every pair.
+        num_atoms: atoms of the pattern that is evaluated for every pair.
 
         Raises:
-            MaskLimitError: with those of the shares before they would take time and memory that grow as the square.
+            MaskLimitError: together with earlier shares they would take quadratic time and memory.
         """
         self.num_dense_pairs += num_pairs if num_pairs >= DENSE_SHARE * total else 0
         most = MAX_DENSE_PAIRS * FEW_ATOMS // max(FEW_ATOMS, num_atoms)
@@ -75,14 +75,14 @@ class Budget:
             )
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise MaskLimitError that says why, and what to do."""
+        """Raise a MaskLimitError that says why, and what to do."""
         raise MaskLimitError(
             f"{self.what} {why}, since single keys are left out nearly everywhere. Use a pattern of whole blocks "
             f"(Blocks), fewer single positions, or shorter inputs{self.way_out()}."
         )
 
     def way_out(self) -> str:
-        """Return what a message says of the backend that has a mask over all pairs, where it would do it."""
+        """Return the part of a message about the backend with a mask over all pairs, if that could compute the call."""
         if self.num_dense_bytes > MAX_DENSE_MASK_BYTES:
             return ""
         return f"; or backend='sdpa', with a mask over all pairs of {self.num_dense_bytes / 2**30:.1f} GiB"
@@ -91,7 +91,7 @@ class Budget:
         """Return a mask of zeros.
 
         Raises:
-            MaskLimitError: it would be one too many.
+            MaskLimitError: the masks together would be too large.
         """
         self.num_bytes += 4 * prod(shape)
         if self.num_bytes > MAX_MASK_BYTES:
@@ -107,11 +107,11 @@ class RunMasks:
         self.sheets: dict[int, Sheet] = {}
 
     def prepare(self, rows: Iterable[Row], block_tokens: int) -> None:
-        """Make the sheets of a share that does not change along the sequence, where they are smaller than the masks.
+        """Make the sheets of an invariant share, where they are smaller than the masks of all rows.
 
         Args:
-            rows: those with masks of their own.
-            block_tokens: the rows start at multiples of it, at which the share repeats itself.
+            rows: the rows that need masks.
+            block_tokens: the share repeats itself, and rows start, at multiples of it.
         """
         of_tokens: dict[int, list[Row]] = {}
         for row in rows:
@@ -122,14 +122,14 @@ class RunMasks:
             stop = max(row.intervals[0][1] - row.first for row in alike)
             entries = sum(row.num_pairs for row in alike)
             if entries > max(MAX_SINGLE_MASKS, tokens * (stop - first)):
-                # far enough from the start for all of its keys to have a place
+                # far enough from the start for all of its keys to exist
                 place = block_tokens * max(0, -(first // block_tokens))
                 allowed = self.allowed([Row(place, tokens, ((place + first, place + stop),))])
                 bias = self.budget.zeros(tokens, stop - first).masked_fill_(~allowed[0], float("-inf"))
                 self.sheets[tokens] = Sheet(first, allowed[0], bias.to(self.device))
 
     def expect(self, rows: Iterable[Row]) -> None:
-        """Refuse rows of which more pairs would have to be looked at than any pattern should.
+        """Refuse rows in which too many pairs would have to be looked at.
 
         Raises:
             MaskLimitError: names how many.
@@ -139,7 +139,7 @@ class RunMasks:
         self.budget.expect(looked_at, num_pairs, len(self.share.target.atoms()))
 
     def of(self, rows: list[Row]) -> Mask:
-        """Return the mask of a run of rows, all of equal shape."""
+        """Return the mask of a run of rows, which are of equal shape."""
         if all(row.is_full for row in rows):
             return Mask(None, None, sum(row.num_pairs for row in rows))
         sheet = self.sheets.get(rows[0].tokens)
@@ -153,9 +153,9 @@ class RunMasks:
         return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
 
     def single(self, rows: list[Row]) -> Mask:
-        """Return a mask of its own; one row stands for all where the queries of a block may read the same keys."""
+        """Return a mask that is no window; if all queries of a block read the same keys, one row is expanded to all."""
         allowed = self.allowed(rows)
-        # a sum would copy them as integers first
+        # `sum` would first copy them as integers
         num_allowed = int(allowed.count_nonzero())
         if num_allowed == allowed.numel():
             return Mask(None, None, num_allowed)
@@ -168,7 +168,7 @@ class RunMasks:
         return Mask(bias.to(self.device).expand(shape), empty_rows.to(self.device) if has_empty else None, num_allowed)
 
     def allowed(self, rows: list[Row]) -> Tensor:
-        """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of one shape."""
+        """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of equal shape."""
         found = torch.empty(len(rows), rows[0].tokens, size(rows[0].intervals), dtype=torch.bool, device=CPU)
         num_rows = max(1, MAX_LOOKED_AT // rows[0].num_pairs)
         for first in range(0, len(rows), num_rows):
@@ -185,7 +185,7 @@ class RunMasks:
 
     @cached_property
     def target(self) -> Pattern:
-        """The pairs that are meant, with lookup tables as tensors: once, not for every row."""
+        """The target of the share, with its lookup tables converted to tensors once."""
         return self.share.target.with_tables(lambda table: torch.tensor(table, device=CPU))
 
     @cached_property
@@ -200,10 +200,10 @@ class RunMasks:
 
 
 class Sheet:
-    """The masks of all rows of one length, which differ only in how far they reach.
+    """The masks of all rows of one length, which differ only in which keys they reach.
 
     Attributes:
-        first: the place of the first column, counted from that of a row's first query.
+        first: the place of the first column, counted from the place of a row's first query.
         allowed, bias: [tokens, columns].
     """
 
@@ -235,12 +235,12 @@ class Sheet:
 
 
 def as_order(positions: Sequence[int]) -> range | Tensor:
-    """Return positions in a form that `places_at` reads fast."""
+    """Return positions in the form that `places_at` reads fast."""
     return positions if isinstance(positions, range) else torch.tensor(positions, device=CPU)
 
 
 def places_at(order: range | Tensor, places: Sequence[Intervals]) -> Tensor:
-    """Return the positions at the given places of an order, [rows, places]; every row has equally many places."""
+    """Return the positions at the given places of an order, [rows, places]; all rows have equally many places."""
     index = torch.stack(
         [torch.cat([torch.arange(*interval, device=CPU) for interval in intervals]) for intervals in places]
     )

@@ -16,13 +16,13 @@ from hf_efficient_attn.patterns.intervals import size
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.token_order import Extent, TokenOrder
 
-# copying single keys costs more than reading them from longer granules, in tokens
+# in tokens; keys are not gathered by shorter granules, but one by one
 MIN_GRANULE = 8
-# more members are computed as one: each is cut by all before it
+# more members are computed as one share, since each has to leave out the pairs of all before it
 MAX_MEMBERS = 32
-# so many orders of a member are always worth it
+# up to this many orders of a member are always worth it
 FEW_ORDERS = 64
-# queries of a row for an estimate
+# queries of the row by which work is estimated
 ROW_TOKENS = 128
 
 
@@ -48,7 +48,7 @@ class PatternShare:
 
 @cached()
 def shares(pattern: Pattern, extent: Extent) -> tuple[PatternShare, ...]:
-    """Return the shares of a drawn pattern; every allowed pair belongs to exactly one of them."""
+    """Return the shares of a drawn pattern; every allowed pair belongs to exactly one."""
     found: list[PatternShare] = []
     seen: Pattern | None = None
     members = pattern.members()
@@ -63,12 +63,12 @@ def shares(pattern: Pattern, extent: Extent) -> tuple[PatternShare, ...]:
 
 
 def ordered(members: tuple[Pattern, ...], extent: Extent) -> list[tuple[Pattern, tuple[TokenOrder, ...]]]:
-    """Return (pattern, orders), first what claims its pairs first; all that keep the tokens' own order are one."""
+    """Return (pattern, orders) in the order in which they claim pairs; all that keep the tokens' own order are one."""
     listed = [(member, worthwhile(member, member.token_orders(*extent), extent)) for member in members]
     natural = [member for member, orders in listed if orders == Pattern.token_orders(member, *extent)]
     rows = []
     if any(is_gathered(member, extent) for member in natural):
-        # keys that are gathered anyway take whole blocks of global keys along; blocks of global queries go before them
+        # keys that are gathered anyway include whole blocks of global keys; blocks of global queries come first
         blocks = [(member, orders) for member, orders in listed if member.granularity >= MIN_GRANULE]
         natural += [member for member, orders in blocks if is_columns(orders, extent)]
         rows = [(member, orders) for member, orders in blocks if is_rows(orders, extent)]
@@ -78,7 +78,7 @@ def ordered(members: tuple[Pattern, ...], extent: Extent) -> list[tuple[Pattern,
 
 
 def worthwhile(pattern: Pattern, orders: tuple[TokenOrder, ...], extent: Extent) -> tuple[TokenOrder, ...]:
-    """Return the orders, or the tokens' own where so many would take longer, or where some share pairs."""
+    """Return the orders, or the tokens' own order if so many would take longer, or if some share pairs."""
     if not have_own_queries(orders):
         return Pattern.token_orders(pattern, *extent)
     if len(orders) <= FEW_ORDERS:
@@ -98,13 +98,13 @@ def have_own_queries(orders: tuple[TokenOrder, ...]) -> bool:
     steps = {queries.step if isinstance(queries, range) else None for queries in listed}
     step = steps.pop()
     if step and not steps:
-        # one residue class each
+        # each order is one residue class
         return len({queries[0] % step for queries in listed}) == len(listed)
     return len(set().union(*listed)) == sum(map(len, listed))
 
 
 def is_gathered(pattern: Pattern, extent: Extent) -> bool:
-    """Return whether a block in the middle reads several intervals of keys, and others than the block before it."""
+    """Return whether a block in the middle reads several intervals of keys that differ from those of other blocks."""
     num_queries, num_keys, query_offset = extent
     if pattern.period is not None:
         return False
@@ -114,13 +114,13 @@ def is_gathered(pattern: Pattern, extent: Extent) -> bool:
 
 
 def is_columns(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
-    """Return whether there is one order: all queries in their order, and keys that all of them read."""
+    """Return whether there is one order, with all queries in their own order, and keys that all of them read."""
     queries = range(extent[2], extent[2] + extent[0])
     return len(orders) == 1 and orders[0].local is None and orders[0].queries == queries
 
 
 def is_rows(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
-    """Return whether there is one order: queries that read all keys, these in their order."""
+    """Return whether there is one order, with all keys in their own order, and queries that read all of them."""
     return len(orders) == 1 and orders[0].local is None and orders[0].keys == range(extent[1])
 
 

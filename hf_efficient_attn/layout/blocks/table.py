@@ -1,4 +1,4 @@
-"""Block tables: which square blocks of the score matrix hold allowed pairs. Found from intervals, not from pairs."""
+"""Block tables: which blocks of the score matrix hold allowed pairs, found from intervals, not from pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ class BlockTable:
     """Key blocks per row of query blocks, each tensor int32, [batch or 1, heads or 1, rows] or [..., rows, blocks].
 
     Attributes:
-        num_partial, partial: how many blocks hold both allowed and other pairs, and their indices, first in their row.
-        num_full, full: the same of blocks that hold allowed pairs only.
+        num_partial, partial: how many blocks of a row hold both allowed and other pairs, and their indices, which come
+            first in the row.
+        num_full, full: the same for blocks that hold allowed pairs only.
     """
 
     num_partial: Tensor
@@ -38,16 +39,16 @@ class BlockTable:
 def block_table(
     layout: Layout, documents: Documents | None, block_size: tuple[int, int], device: torch.device
 ) -> BlockTable:
-    """Return the table of the blocks of `block_size` = (queries, keys) tokens.
+    """Return the table for blocks of `block_size` = (queries, keys) tokens.
 
-    Blocks that stand over the end of the queries or the keys, and those of documents with holes, count as partial.
+    Blocks that reach beyond the last query or key, and blocks of documents with holes, count as partial.
 
     Args:
-        layout: of a pattern that is the same at every length, if there are documents.
-        documents: of each example; None: every example is one whole document.
+        layout: if there are documents, its pattern must be the same at every length.
+        documents: those of each example; None: every example is one whole document.
 
     Raises:
-        InputError: tables, which have a place for every pair of blocks, larger than MAX_TABLE_BYTES.
+        InputError: the tables, with an entry for every pair of blocks, are larger than MAX_TABLE_BYTES.
     """
     examples = documents or NO_MASK.documents(1, layout.num_keys, layout.num_positions)
     groups = layout.head_groups()
@@ -75,14 +76,14 @@ def block_table(
     if len(groups) > 1:
         counts = torch.tensor([count for _, count, _ in groups])
         tables = tuple(table.repeat_interleave(counts, 1) for table in tables)  # type: ignore[assignment]
-    # each copy waits: the table is kept for every thread, and another's stream would read what is still on its way
+    # blocking copies: the table is cached for all threads, and another stream might read it before it has arrived
     return BlockTable(*(table.to(device) for table in tables))
 
 
 def _rows(
     layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int
 ) -> list[tuple[Intervals, Intervals]]:
-    """Return the keys that some query of each row of blocks reads, and those that all of them read."""
+    """Return, for each row of blocks, the keys that some of its queries read, and those that all of them read."""
     num_rows = -(-layout.num_queries // block_tokens)
     outer: list[Intervals] = [()] * num_rows
     inner: list[Intervals] = [()] * num_rows
@@ -101,7 +102,7 @@ def _rows(
 
 
 def _row_parts(start: int, stop: int, block_tokens: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (row of blocks, first, last) of the parts into which the rows cut the queries start … stop - 1."""
+    """Yield (row of blocks, first query, last query) for the part of the queries start … stop - 1 in each row."""
     for row in range(start // block_tokens, -(-stop // block_tokens)):
         yield row, max(start, row * block_tokens), min(stop, (row + 1) * block_tokens) - 1
 

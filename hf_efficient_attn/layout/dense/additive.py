@@ -1,4 +1,4 @@
-"""What is added to the scores of all pairs: 0 or -inf of a mask, and learned terms. Takes memory for all pairs."""
+"""What is added to the scores of all pairs: 0 or -inf of a mask, and learned terms. It takes memory for all pairs."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -23,11 +23,11 @@ _masks: BoundedCache[AdditiveMask] = BoundedCache(CACHE_BYTES)
 def additive_mask(
     layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, dtype: torch.dtype
 ) -> AdditiveMask:
-    """Return (0 where a query may read a key and -inf elsewhere, which queries may read none), both None if all may.
+    """Return (mask, keyless): 0 where a query may read a key and -inf elsewhere, and which queries have no keys.
 
-    The first is [batch or 1, heads or 1, queries, keys]; a query without keys has 0 in it throughout, so that no
-    kernel ever takes the softmax of nothing. The second is bool [batch or 1, heads or 1, queries, 1], or None if each
-    query has keys.
+    The mask is [batch or 1, heads or 1, queries, keys], or None if all may read all. Its rows of queries without keys
+    are 0, so that no kernel takes the softmax of nothing. `keyless` is bool [batch or 1, heads or 1, queries, 1], or
+    None if every query has keys.
     """
 
     def build() -> AdditiveMask:
@@ -39,7 +39,7 @@ def additive_mask(
     key = (mask_key(layout), device, dtype)
     if is_idle(tokens):
         return _masks.get(key, build)
-    # layers of one forward pass share the masks of their examples; the next one brings others
+    # the layers of one forward pass share the masks of its examples; the next pass has others
     return _masks.get_of(vars(tokens).values(), key, build)
 
 
@@ -47,7 +47,7 @@ def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
     keyless = ~allowed.any(-1, keepdim=True)
     closed = (allowed | keyless).logical_not_()
     mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
-    # whether there are such queries is a question to the device, which a traced program cannot ask; no GPU shall wait
+    # `any` would have to wait for a GPU, and cannot be evaluated while tracing
     has_keyless = torch.compiler.is_compiling() or keyless.device.type != "cpu" or bool(keyless.any())
     return mask, keyless if has_keyless else None
 
@@ -62,9 +62,9 @@ def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: 
 
 
 def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the bias of the terms with 0 for -inf, and the allowed pairs (None: all) without those that had -inf.
+    """Return the bias of the terms with 0 instead of -inf, and the allowed pairs (None: all) without those of -inf.
 
-    A row in which no pair is left then counts as one without keys, and its softmax is of finite scores.
+    A row in which no pair is left then counts as a row without keys, and its softmax is taken of finite scores.
     """
     is_open = bias != -torch.inf
     return bias.masked_fill(~is_open, 0.0), is_open if allowed is None else allowed & is_open

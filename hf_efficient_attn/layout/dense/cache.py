@@ -1,4 +1,4 @@
-"""What masks over all pairs are kept by."""
+"""The key under which masks over all pairs are cached."""
 
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.layout import Layout
@@ -7,5 +7,5 @@ CACHE_BYTES = 512 * MEBIBYTE
 
 
 def mask_key(layout: Layout) -> object:
-    """Return what the mask of a layout depends on: layers whose patterns are drawn alike share it."""
+    """Return everything that the mask of a layout depends on; layers with equal drawn patterns share it."""
     return layout.head_groups(), layout.num_heads, layout.num_queries, layout.num_keys, layout.query_offset

@@ -1,4 +1,4 @@
-"""The log-sum-exp of the scores of every query, for kernels that do not give it."""
+"""The log-sum-exp of the scores of every query, for kernels that do not return it."""
 
 from dataclasses import replace
 
@@ -16,9 +16,9 @@ CHUNK_QUERIES = 256
 
 @torch.no_grad()
 def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
-    """Return the log of the sum of exponentials of each query's scores, [batch, heads, queries]; without sinks.
+    """Return the log-sum-exp of each query's scores without sinks, [batch, heads, queries]; -inf without keys.
 
-    Takes memory for CHUNK_QUERIES queries at a time; -inf for a query without keys.
+    It takes memory for CHUNK_QUERIES queries at a time.
     """
     layout, tokens = call.layout, call.tokens
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
@@ -40,5 +40,5 @@ def _rows(term: Term, start: int, count: int) -> Term:
 
 
 def lse_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype in which scores are summed: float64 for float64 inputs, else float32."""
+    """Return the dtype in which scores are summed: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32

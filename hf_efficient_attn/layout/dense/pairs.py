@@ -1,4 +1,4 @@
-"""Which query may read which key, for every pair. Takes memory for all pairs."""
+"""Which query may read which key, for every pair. It takes memory for all pairs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -17,9 +17,9 @@ from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# pairs that are looked at together
+# how many pairs are looked at together
 MAX_LOOKED_AT = 1 << 22
-# of one mask; on CPUs the system would end the process before torch could refuse
+# of one mask; on CPUs the operating system would kill the process before torch could refuse
 MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
 
 Groups = tuple[tuple[int, int, Pattern], ...]
@@ -43,7 +43,7 @@ def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: to
 
 
 def uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
-    """Return `allowed_pairs`, a single True for None, without keeping those of a pattern: for masks made in parts."""
+    """Return `allowed_pairs`, or a single True for None, without caching them: for masks made in parts."""
     if is_idle(tokens) and not torch.compiler.is_compiling():
         return _of_pattern(layout, device)
     allowed = allowed_pairs(layout, tokens, batch_size, device)
@@ -51,7 +51,7 @@ def uncached_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: t
 
 
 def check_size(layout: Layout, batch_size: int) -> None:
-    """Raise InputError for a mask over all pairs that no machine should be asked for."""
+    """Raise InputError for a mask over all pairs that is too large for any machine."""
     num_bytes, heads = num_mask_bytes(layout, batch_size), num_mask_heads(layout)
     if num_bytes > MAX_MASK_BYTES:
         raise InputError(
@@ -62,12 +62,12 @@ def check_size(layout: Layout, batch_size: int) -> None:
 
 
 def num_mask_bytes(layout: Layout, batch_size: int, width: int = 4) -> int:
-    """Return the bytes of a mask over all pairs, of numbers of `width` bytes."""
+    """Return the size in bytes of a mask over all pairs, with `width` bytes per number."""
     return width * batch_size * num_mask_heads(layout) * layout.num_queries * layout.num_keys
 
 
 def num_mask_heads(layout: Layout) -> int:
-    """Return how many heads a mask over all pairs has: one that stands for all where they are alike."""
+    """Return how many heads a mask over all pairs has: 1 if all heads are alike."""
     return 1 if len(layout.head_groups()) == 1 else layout.num_heads
 
 
@@ -90,7 +90,7 @@ def pairs_operator(
     query_offset: int,
     device: torch.device,
 ) -> Tensor:
-    """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace what patterns do."""
+    """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace patterns."""
     pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
     batch_size, num_heads, num_queries, num_keys = shape
     place = (query_offset, layer, first_head, num_model_heads, is_cross)
@@ -114,7 +114,7 @@ def _(
 
 
 def is_idle(tokens: TokenMask) -> bool:
-    """Return whether the mask changes nothing; True is certain, False may only mean that asking would cost too much."""
+    """Return whether the mask changes nothing; False may also mean that finding out would cost too much."""
     if tokens.is_empty:
         return True
     if torch.compiler.is_compiling() or any(
@@ -142,9 +142,9 @@ def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
 
 
 def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: Callable[[slice], Tensor]) -> Tensor:
-    """Return `of_rows` of all queries, [batch, heads or 1, queries, keys], made of some queries at a time.
+    """Return `of_rows` of all queries, [batch, heads or 1, queries, keys], computed for some queries at a time.
 
-    What a pattern needs on the way takes many times the memory of its result.
+    The intermediates of a pattern take many times the memory of its result.
     """
     step = max(1, MAX_LOOKED_AT // (max(1, batch_size) * layout.num_keys))
     if step >= layout.num_queries:
@@ -159,7 +159,7 @@ def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: 
 
 @cached()
 def _groups_on(layout: Layout, device: torch.device) -> Groups:
-    """Return the groups of heads, off the CPU with the lookup tables of their patterns as tensors there."""
+    """Return the groups of heads; on other devices than the CPU, lookup tables of patterns are tensors there."""
     groups = layout.head_groups()
     if device.type == "cpu":
         return groups
@@ -176,7 +176,7 @@ def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor:
-    """Documents are laid under the pattern all at once; right for patterns that are the same at every length."""
+    """Return the pairs of all documents at once, for patterns that are the same at every length."""
     of_queries, locations = axis_locations(layout, tokens, device)
     batch_size = max(len(of_queries.positions), len(locations.positions))
     groups, offset = _groups_on(layout, device), layout.query_offset
@@ -198,7 +198,7 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
 
 
 def _same_segment(tokens: TokenMask, rows: slice, device: torch.device) -> Tensor:
-    """Return which pairs are of tokens with equal ids, where queries have an axis of their own."""
+    """Return which pairs are of tokens with equal segment ids, if queries have their own axis."""
     conditions = []
     if tokens.key_mask is not None:
         conditions.append(tokens.key_mask[:, None, None])
@@ -215,7 +215,7 @@ def _same_document(locations: TokenLocations, rows: slice) -> Tensor:
 
 
 def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
-    """Documents one by one, each with the pattern drawn for its own length."""
+    """Return the pairs document by document, each with the pattern drawn for its own length."""
     allowed = torch.zeros(
         batch_size, layout.num_heads, layout.num_queries, layout.num_keys, dtype=torch.bool, device=device
     )
