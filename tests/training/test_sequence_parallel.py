@@ -15,6 +15,7 @@ from sequence_parallel_script import batch, results
 from torchrun import run_together
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention import model_heads
 from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, PerHead, RandomBlocks
 
 SCRIPT = Path(__file__).parents[1] / "sequence_parallel_script.py"
@@ -79,3 +80,14 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
 )
 def test_what_a_process_cannot_see_is_said(folder: Path, what: str, message: str) -> None:
     assert message in torch.load(folder / "per_head.pt")["said"][what]
+
+
+@pytest.mark.parametrize(("tensor_rank", "sequence_rank"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_heads_of_tensor_parallelism_are_dealt_out(
+    monkeypatch: pytest.MonkeyPatch, tensor_rank: int, sequence_rank: int
+) -> None:
+    """A process of four has two of eight heads: its half of the half that its projections compute."""
+    layer = build("per_head").model.layers[0].self_attn
+    monkeypatch.setattr(model_heads, "shards_of", lambda module: [(tensor_rank, 2)])
+    monkeypatch.setattr(model_heads, "shard_of_heads", lambda implementation: (sequence_rank, 2))
+    assert model_heads.head_range(layer, PER_HEAD, 2) == (4 * tensor_rank + 2 * sequence_rank, 8)
