@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from shared.arguments import UsageError, did_you_mean, parse_arguments, parse_json_file
-from transformers import TrainingArguments
+from transformers import PreTrainedConfig, TrainingArguments
 
 from hf_efficient_attn import SimplifiedTransformerConfig
 
@@ -88,7 +88,8 @@ class ModelArguments:
 
     def config_fields(self) -> dict[str, Any]:
         """Return the shape: `config_overrides` over the default one; MLP and heads follow a width given alone."""
-        allowed = [name for name in SimplifiedTransformerConfig.__annotations__ if name not in SET_ELSEWHERE]
+        excluded = {*SET_ELSEWHERE, *(each.name for each in fields(PreTrainedConfig))}
+        allowed = [each.name for each in fields(SimplifiedTransformerConfig) if each.name not in excluded]
         overrides = _pairs("--config_overrides", self.config_overrides, allowed)
         values = {name: _literal(value) for name, value in overrides.items()}
         if isinstance(width := values.get("hidden_size"), int):

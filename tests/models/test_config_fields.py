@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.config.unknown import nearest_field
@@ -39,6 +39,7 @@ READ_BY_TRANSFORMERS = (
     "partial_rotary_factor",
     "attribute_map",
     "quantization_config",
+    "attention_pattern",
     "head_dim",
     "check",
     "to_dict",
@@ -122,6 +123,7 @@ def test_nonsense_in_inherited_fields() -> None:
         ({"layer_types": 3}, "layer_types=3 in a .*: transformers cannot read it"),
         ({"output_attentions": True, "attn_implementation": "sdpa"}, "output_attentions=True.*set it to 'eager'"),
         ({"head_dim": 3}, "head_dim=3 is no field of .*: head_dim follows from other fields"),
+        ({"attention_pattern": 3}, "pattern"),
         ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -233,3 +235,18 @@ def test_arguments_of_presets_are_no_fields(build: Callable[..., PreTrainedConfi
     assert f"({meant}=…)" in str(refusal.value)
     assert "attention_pattern=Band(32, 32)" in str(refusal.value)
     assert len(str(refusal.value)) <= 500
+
+
+def test_an_activation_with_a_slope_can_be_built() -> None:
+    """Not every family has a field for the slope; the others have the one of torch."""
+    sizes = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    with torch.device("meta"):
+        for config in CONFIGS:
+            model = AutoModel.from_config(config(hidden_act="leaky_relu", vocab_size=8, pad_token_id=0, **sizes))
+            assert sum(isinstance(module, torch.nn.LeakyReLU) for module in model.modules()) >= 1
+
+
+def test_fields_of_other_families_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    logging.disable(logging.NOTSET)
+    hea.SparseSeq2SeqConfig(type_vocab_size=2)
+    assert "no field 'type_vocab_size', only SparseTransformerConfig" in caplog.text

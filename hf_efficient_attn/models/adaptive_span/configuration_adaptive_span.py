@@ -1,16 +1,14 @@
 """Configuration of the Transformer with adaptive attention span."""
 
-from typing import Any
-
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.numbers import check_heads
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
+from hf_efficient_attn.models.config.library import LibraryConfig, check_given_pattern
 from hf_efficient_attn.models.config.patterns import check_fields
-from hf_efficient_attn.models.spans.config import check_spans
+from hf_efficient_attn.models.spans.config import SpanFields, check_spans
 
 from . import presets
 
@@ -22,7 +20,7 @@ CHOICES = {
 
 
 @strict_config
-class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
+class AdaptiveSpanConfig(SpanFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer whose heads learn how far they read.
 
     The presets `text8_small`, `text8_large`, `enwik8_small`, `enwik8_large` and `enwik8_demo` are the authors'
@@ -64,7 +62,6 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
 
     model_type = "adaptive_span"
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     vocab_size: int = 256
     hidden_size: int = 512
@@ -75,15 +72,9 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
 
     span: str = "adaptive"
     span_limit: int = 8192
-    span_ramp: int = 32
-    span_penalty: float | int = 2e-6
-    span_init: float | int = 0.0
-    dynamic_span_bias: float | int = -4.0
     include_self: bool = False
-    frozen_spans: list[list[float | int]] | None = None
 
     hidden_act: str = "relu"
-    gated_mlp: bool = False
     mlp_bias: bool = True
     attention_bias: bool = False
     attention_output_bias: bool = False
@@ -99,13 +90,7 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     embedding_init_std: float | int | None = 1.0
     initializer_range: float | int = 0.02
 
-    embedding_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-
     lm_head_bias: bool = True
-    classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None
 
     use_cache: bool = True
@@ -114,34 +99,12 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
-    # the sum of the embeddings uses neither
-    scale_embedding = False
-    embedding_norm = False
-    type_vocab_size = 0
-    mlp_output_init_std = None
-
     text8_small = classmethod(presets.text8_small)
     text8_large = classmethod(presets.text8_large)
     enwik8_small = classmethod(presets.enwik8_small)
     enwik8_large = classmethod(presets.enwik8_large)
     enwik8_demo = classmethod(presets.enwik8_demo)
     modern = classmethod(presets.modern)
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if self.gated_mlp:
-            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
-        self.check()
-        super().__post_init__(**kwargs)
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key heads: as many as query heads."""
-        return self.num_attention_heads
 
     @property
     def num_attention_maps(self) -> int:
@@ -151,15 +114,14 @@ class AdaptiveSpanConfig(LibraryConfig, PreTrainedConfig):
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write `frozen_spans` in JSON types."""
         check_fields(self, CHOICES)
-        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        self.check_head_sizes()
         check_spans(self)
+        check_given_pattern(self)
         if self.position_embedding_type == "relative_keys" and not self.is_causal:
             raise ConfigurationError(
                 "position_embedding_type='relative_keys' has a vector for every distance to the past; with "
                 "is_causal=False use 'rope' or 'none'."
             )
-        if self.position_embedding_type == "rope" and self.head_dim % 2:
-            raise ConfigurationError(f"Rotary positions need an even head size, not {self.head_dim}.")
 
 
 __all__ = ["AdaptiveSpanConfig"]

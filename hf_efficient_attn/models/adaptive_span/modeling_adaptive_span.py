@@ -37,8 +37,8 @@ from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
-from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
+from hf_efficient_attn.models.parts.positions import Positions, rotate
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
 from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, bounds_of
@@ -141,7 +141,7 @@ class AdaptiveSpanLayer(GradientCheckpointingLayer):
         self.is_pre_norm = config.norm_position == "pre"
         self.self_attn = SpanAttention(config, layer_idx)
         self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, config.gated_mlp)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
@@ -199,7 +199,8 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
     def __init__(self, config: AdaptiveSpanConfig) -> None:
         super().__init__(config)
         self.embed_tokens = TokenEmbedding(config)
-        self.embeddings = EmbeddingSum(config)
+        self.positions = Positions(config)
+        self.dropout = nn.Dropout(config.embedding_dropout)
         self.distances = DistanceTable(config) if config.position_embedding_type == "relative_keys" else None
         self.layers = nn.ModuleList(AdaptiveSpanLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
@@ -252,12 +253,14 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         if segment is not None:
             # what the layers remember lies before the new tokens
             call = replace(call, position_ids=torch.arange(-longest, call.tokens, device=call.embedded.device)[None])
-        hidden_states, where = self.embeddings(call)
+        hidden_states, where = self.positions(call.embedded, call)
         if self.distances is not None:
             where["position_table"] = self.distances()
         where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
         kwargs = {**kwargs, **where, "attention_mask": call.table(self.config), "past_key_values": call.cache}
-        hidden_states, spans, inputs = self._run_layers(hidden_states, memories, kwargs, segment is not None)
+        hidden_states, spans, inputs = self._run_layers(
+            self.dropout(hidden_states), memories, kwargs, segment is not None
+        )
         if segment is not None:
             self.memory.write(segment, self.training, self._kept_inputs(memories, inputs, bounds))
         return BackboneOutput(

@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
 
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.messages import cut, shown
+from hf_efficient_attn.models.config.fields import own_fields
 from hf_efficient_attn.models.config.inherited import RULES
 
 Config = TypeVar("Config")
@@ -111,7 +112,7 @@ def _suspects(cls: Any, fields: Mapping[str, Any], error: Exception) -> list[str
         functions = (frame.name for frame in traceback.extract_tb(each.__traceback__))
         told, each = " ".join([told, str(each), *functions]), each.__cause__
     named = [name for name in fields if name.strip("_").rstrip("s") in told]
-    return named or [name for name in fields if name not in cls.__annotations__]
+    return named or [name for name in fields if name not in own_fields(cls)]
 
 
 def _check_rule(name: str, value: Any) -> None:

@@ -1,13 +1,18 @@
-"""What training and adapter libraries read from a config, although transformers' base class does not define it."""
+"""What every config of this package does when it is built or saved, whatever the fields of its family."""
 
 from typing import Any
 
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.models.config.errors import refused
+from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.config.unknown import check_names, warn_of_unknown
 
 
 class LibraryConfig:
-    """Mixin for configs, before `PreTrainedConfig`.
+    """Mixin for configs, before `PreTrainedConfig`: checks, and what libraries that train or adapt models read.
+
+    A family says in `check()` what no model can be built from.
 
     Attributes:
         auto_map: Auto class → class in the model's own code; empty unless saved with such code. TRL reads it from every
@@ -15,10 +20,15 @@ class LibraryConfig:
     """
 
     def __post_init__(self, **kwargs: Any) -> None:
+        this: Any = self
         parent: Any = super()
+        if FIELD in kwargs:
+            # a field of every model that can be sparsified, which `check` asks for
+            setattr(self, FIELD, kwargs.pop(FIELD))
+        this.check()
         check_names(self, kwargs)
         parent.__post_init__(**{"auto_map": {}, **kwargs})
-        warn_of_unknown(self, kwargs)
+        warn_of_unknown(self, kwargs, LibraryConfig.__subclasses__())
 
     def to_dict(self) -> dict[str, Any]:
         """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`.
@@ -32,6 +42,18 @@ class LibraryConfig:
         if not written.get("auto_map"):
             written.pop("auto_map", None)
         return written
+
+
+def check_given_pattern(config: Any) -> None:
+    """Bring the `attention_pattern` of a family that has no such field, as `sparsify` writes it, into JSON types.
+
+    Raises:
+        ConfigurationError: a pattern of unknown form, or one that the model cannot have.
+    """
+    spec = getattr(config, FIELD, None)
+    if spec is not None:
+        checked_pattern(spec, config)
+        write_pattern(config)
 
 
 def count_key_heads(config: Any) -> None:

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import FieldError
+from hf_efficient_attn.models.config.fields import own_fields
 
 logger = logging.get_logger(__name__)
 # from 0 to 1: names at least this similar are taken for misspelt
@@ -70,16 +71,20 @@ def preset_arguments(cls: Any) -> dict[str, list[str]]:
     return arguments
 
 
-def warn_of_unknown(config: Any, fields: Mapping[str, Any]) -> None:
-    """Warn once of an unknown field, naming the one probably meant; transformers silently keeps every field."""
+def warn_of_unknown(config: Any, fields: Mapping[str, Any], families: Iterable[type]) -> None:
+    """Warn once of an unknown field: that other `families` have it, or which one was probably meant.
+
+    transformers silently keeps every field.
+    """
     for name in fields:
         if name in vars(config) and not hasattr(type(config), name):
+            start = f"{type(config).__name__} has no field {shown(name)}, "
+            owners = [family.__name__ for family in families if name in own_fields(family)]
             meant = nearest_field(type(config), name)
-            if meant is not None:
-                logger.warning_once(
-                    f"{type(config).__name__} has no field {shown(name)}, so it changes nothing. Was {shown(meant)} "
-                    "meant?"
-                )
+            if owners:
+                logger.warning_once(f"{start}only {', '.join(owners)}: it is not checked here. Leave it out.")
+            elif meant is not None:
+                logger.warning_once(f"{start}so it changes nothing. Was {shown(meant)} meant?")
 
 
 def nearest_field(cls: Any, name: str) -> str | None:

@@ -67,18 +67,21 @@ def drop_rate(dropout: nn.Dropout) -> float:
 class MLP(nn.Module):
     """Return W_down·act(W_up·x), or W_down·(act(W_gate·x) * W_up·x) if gated. [B, T, hidden] → same.
 
-    Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `leaky_relu_slope`, `gated_mlp`,
-    `mlp_bias`, `mlp_output_init_std` and `activation_dropout`.
+    Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `mlp_bias`, `activation_dropout`, and,
+    where a config has it, `leaky_relu_slope`.
+
+    output_std: start of W_down is N(0, output_std²); None: as every other map.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, is_gated: bool = False, output_std: float | None = None) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias) if config.gated_mlp else None
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias) if is_gated else None
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = InitializedLinear(inner, hidden, bias, config.mlp_output_init_std)
+        self.down_proj = InitializedLinear(inner, hidden, bias, output_std)
         name = FUSED_ACTIVATIONS.get(config.hidden_act, config.hidden_act)
-        self.act_fn = nn.LeakyReLU(config.leaky_relu_slope) if name == "leaky_relu" else ACT2FN[name]
+        slope = getattr(config, "leaky_relu_slope", None)
+        self.act_fn = ACT2FN[name] if name != "leaky_relu" or slope is None else nn.LeakyReLU(slope)
         self.dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -32,15 +32,16 @@ class TokenEmbedding(nn.Embedding):
 class EmbeddingSum(nn.Module):
     """Scale token embeddings and add positions and token types; then norm and dropout. [B, T, hidden_size] → the same.
 
-    Reads from the config: `scale_embedding`, `type_vocab_size`, `embedding_norm`, `embedding_dropout`, and what
-    `Positions` reads.
+    Reads from the config: `scale_embedding`, `embedding_norm`, `embedding_dropout`, and what `Positions` reads.
+
+    num_types: of tokens; 0: there are none.
     """
 
-    def __init__(self, config: Any, size_field: str = "max_position_embeddings") -> None:
+    def __init__(self, config: Any, size_field: str = "max_position_embeddings", num_types: int = 0) -> None:
         super().__init__()
         self.scale = config.hidden_size**0.5 if config.scale_embedding else None
         self.positions = Positions(config, size_field)
-        self.token_types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+        self.token_types = nn.Embedding(num_types, config.hidden_size) if num_types else None
         self.norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
 

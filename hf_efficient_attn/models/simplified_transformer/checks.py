@@ -5,6 +5,7 @@ from typing import Any
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.config.fields import own_fields
 from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
@@ -41,7 +42,8 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
 
 
 def _own_fields(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in config_class.__annotations__}
+    known = own_fields(config_class)
+    return {name: value for name, value in values.items() if name in known}
 
 
 def check_implementation(config: SimplifiedTransformerConfig, implementation: str | None, paged: bool = False) -> None:

@@ -8,7 +8,8 @@ from transformers.activations import ACT2FN
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.numbers import check_heads, check_numbers
+from hf_efficient_attn.models.config.library import check_given_pattern
+from hf_efficient_attn.models.config.numbers import check_numbers
 from hf_efficient_attn.models.spans.config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
@@ -30,15 +31,14 @@ def check_config(config: Any) -> None:
     """Raise ConfigurationError if no model can be built from the fields of a `SimplifiedTransformerConfig`."""
     _check_ranges(config)
     _check_choices(config)
-    check_heads(config.hidden_size, config.num_attention_heads, "hidden_size", "num_attention_heads")
-    if config.position_embedding_type == "rope" and config.head_dim % 2:
-        raise ConfigurationError(f"Rotary positions need an even head size, but head_dim={config.head_dim}.")
+    config.check_head_sizes()
     if config.position_embedding_type.endswith("sinusoidal") and config.hidden_size % 2:
         raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, got {config.hidden_size}.")
     _check_key_value_heads(config)
     _check_gains(config)
     _check_matrices(config)
     _check_spans(config)
+    check_given_pattern(config)
 
 
 def _check_choices(config: Any) -> None:

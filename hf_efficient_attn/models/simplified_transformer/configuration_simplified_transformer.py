@@ -9,7 +9,9 @@ from transformers.modeling_rope_utils import RopeParameters
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.spans.config import SpanFields
 
 from .config_checks import check_config, gain_fields, unknown
 from .gains import (
@@ -24,7 +26,9 @@ from .gains import (
 
 
 @strict_config
-class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
+class SimplifiedTransformerConfig(
+    SpanFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
     Every field left at None takes the paper's value for `block`; `gain()`, `is_trainable()` and `style` resolve them.
@@ -76,10 +80,6 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     model_type = "simplified_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]
-    # in these blocks a token reads itself
-    include_self = True
-    # exact for every block: the MLP is split, attention (which may have no output matrix to reduce over) is replicated
-    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     vocab_size: int = 50_000
     hidden_size: int = 768
@@ -92,7 +92,6 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     hidden_act: str = "relu"
     leaky_relu_slope: float | int = 0.01
-    gated_mlp: bool = False
     mlp_bias: bool = False
     norm_type: str = "rmsnorm"
     norm_eps: float | int = 1e-5
@@ -131,20 +130,9 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
     matrix_init_tie: str | None = None
     matrix_seed: int = 0
 
-    embedding_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None
 
     span: str | None = None
-    span_limit: int = 1024
-    span_ramp: int = 32
-    span_penalty: float | int = 2e-6
-    span_init: float | int = 0.0
-    dynamic_span_bias: float | int = -4.0
-    frozen_spans: list[list[float | int]] | None = None
 
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -156,9 +144,6 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
         for name in kwargs:
             if "gain" in name or difflib.get_close_matches(name, gain_fields(), cutoff=0.8):
                 raise ConfigurationError(unknown("gain", name, gain_fields()))
-        if self.gated_mlp:
-            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
-        self.check()
         super().__post_init__(**kwargs)
 
     @property
@@ -167,19 +152,14 @@ class SimplifiedTransformerConfig(LibraryConfig, PreTrainedConfig):
         return BLOCK_STYLES[self.block]
 
     @property
-    def head_dim(self) -> int:
-        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
-        return self.hidden_size // self.num_attention_heads
+    def include_self(self) -> bool:
+        """A token of these blocks reads itself, as the identity in shaped attention does."""
+        return True
 
     @property
     def sinusoid_amplitude(self) -> float:
         """The factor of sinusoidal positions, so that they are as large as the embeddings they are added to."""
         return self.initializer_range
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key heads."""
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
     def num_attention_maps(self) -> int:

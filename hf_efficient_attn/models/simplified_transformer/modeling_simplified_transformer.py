@@ -137,7 +137,7 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         self.is_parallel, is_normalized = config.style.parallel, config.style.normalized
         self.input_layernorm = build_norm(config) if is_normalized or layer_idx == 0 else nn.Identity()
         self.self_attn = SimplifiedTransformerAttention(config, layer_idx)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, config.gated_mlp, config.mlp_output_init_std)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.attention_gain = Gain(config, "attention_gain", layer_idx)
         self.mlp_gain = Gain(config, "mlp_gain", layer_idx)

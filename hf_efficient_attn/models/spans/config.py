@@ -1,11 +1,24 @@
-"""What all configs with spans share: their checks, and the window that heads choose from."""
+"""What all configs with spans share: fields, checks, and the window that heads choose from."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.attention import SpanWindow
 from hf_efficient_attn.models.spans.module import KINDS, Spans
+
+
+@dataclass(init=False, repr=False, eq=False)
+class SpanFields:
+    """Mixin: how far the heads of a config with a `span` read; what the fields mean, each family's config says."""
+
+    span_limit: int = 1024
+    span_ramp: int = 32
+    span_penalty: float | int = 2e-6
+    span_init: float | int = 0.0
+    dynamic_span_bias: float | int = -4.0
+    frozen_spans: list[list[float | int]] | None = None
 
 
 def span_window(config: Any) -> SpanWindow:

@@ -15,13 +15,13 @@ class SparseLayer(GradientCheckpointingLayer):
     Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
     """
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
+    def __init__(self, config: Any, layer_idx: int, is_gated: bool = False) -> None:
         super().__init__()
         self.is_pre_norm = config.norm_position == "pre"
         self.self_attn = SparseAttention(config, layer_idx)
         has_first_norm = not self.is_pre_norm or layer_idx > 0 or config.norm_before_first_layer
         self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, is_gated)
         self.mlp_norm = build_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 

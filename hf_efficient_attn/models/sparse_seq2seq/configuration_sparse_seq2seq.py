@@ -1,14 +1,13 @@
 """Configuration of the sparse encoder-decoder: an encoder whose layers follow patterns, and a causal decoder."""
 
-from typing import Any
-
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.numbers import check_heads
 from hf_efficient_attn.models.config.patterns import check_attention, check_fields, write_pattern
+from hf_efficient_attn.models.sparse.config import SparseFields
 
 from . import presets
 
@@ -20,7 +19,7 @@ CHOICES = {
 
 
 @strict_config
-class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
+class SparseSeq2SeqConfig(SparseFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
     r"""Describe an encoder-decoder whose encoder follows patterns: LED, BigBird-Pegasus, and the Transformer of 2017.
 
     The presets `led`, `bigbird_pegasus` and `vanilla` set the papers' defaults; every field can be changed on top.
@@ -89,39 +88,10 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
     decoder_layers: int = 6
     num_attention_heads: int = 12
 
-    attention_pattern: Any = None
-    global_tokens: Any = None
-    global_projections: bool = False
-    max_global_tokens: int = 128
-    random_blocks_in_eval: str = "fixed"
-    full_attention_up_to: int | None = None
-
-    hidden_act: str = "gelu"
-    mlp_bias: bool = True
-    attention_bias: bool = True
-    attention_output_bias: bool = True
-    norm_position: str = "post"
-    norm_type: str = "layernorm"
-    norm_eps: float | int = 1e-5
-    norm_bias: bool = True
-    norm_before_first_layer: bool = True
-    embedding_norm: bool = True
-
-    position_embedding_type: str = "learned"
-    max_position_embeddings: int = 4096
     max_target_position_embeddings: int = 1024
-    position_offset: int = 0
-    sinusoid_layout: str = "interleaved"
-    scale_embedding: bool = False
-    initializer_range: float | int = 0.02
     embedding_init_std: float | int | None = None
     matrix_init: str = "normal"
 
-    embedding_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    classifier_dropout: float | int = 0.0
     label_smoothing: float | int = 0.0
 
     lm_head_bias: bool = False
@@ -141,49 +111,15 @@ class SparseSeq2SeqConfig(LibraryConfig, PreTrainedConfig):
     bigbird_pegasus = classmethod(presets.bigbird_pegasus)
     vanilla = classmethod(presets.vanilla)
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        self.check()
-        super().__post_init__(**kwargs)
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key heads: as many as query heads."""
-        return self.num_attention_heads
-
     @property
     def is_causal(self) -> bool:
         """Whether the encoder is causal: it reads both sides; the decoder is causal in any case."""
         return False
 
-    @property
-    def type_vocab_size(self) -> int:
-        """The number of token types: there are none."""
-        return 0
-
-    @property
-    def gated_mlp(self) -> bool:
-        """Whether the MLP is gated: it is not."""
-        return False
-
-    @property
-    def mlp_output_init_std(self) -> None:
-        """The standard deviation of the MLP's last map at the start: None, that of every other map."""
-        return None
-
-    @property
-    def sinusoid_amplitude(self) -> float:
-        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
-        return 1.0 if self.scale_embedding else self.initializer_range
-
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
-        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        self.check_head_sizes()
         if not 0 <= self.label_smoothing < 1:
             raise ConfigurationError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
         check_attention(self)

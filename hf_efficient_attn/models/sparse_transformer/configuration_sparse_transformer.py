@@ -1,7 +1,6 @@
 """Configuration of the sparse Transformer: an encoder or a causal decoder whose layers follow patterns."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
@@ -11,9 +10,10 @@ from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.numbers import check_heads
 from hf_efficient_attn.models.config.patterns import check_attention, check_fields, write_pattern
+from hf_efficient_attn.models.sparse.config import SparseFields
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -27,7 +27,7 @@ CHOICES = {
 
 
 @strict_config
-class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
+class SparseTransformerConfig(SparseFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
     r"""Describe a Transformer whose layers follow patterns: Longformer, BigBird, or any other.
 
     The presets `longformer`, `longformer_char_lm`, `bigbird_itc`, `block_local`, `strided` and `sliding` set the
@@ -93,7 +93,6 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
 
     model_type = "sparse_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     vocab_size: int = 30_522
     hidden_size: int = 768
@@ -103,39 +102,10 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     num_key_value_heads: int | None = None
     is_causal: bool = False
 
-    attention_pattern: Any = None
-    global_tokens: Any = None
-    global_projections: bool = False
-    max_global_tokens: int = 128
-    random_blocks_in_eval: str = "fixed"
-    full_attention_up_to: int | None = None
-
-    hidden_act: str = "gelu"
-    gated_mlp: bool = False
-    mlp_bias: bool = True
-    attention_bias: bool = True
-    attention_output_bias: bool = True
-    norm_position: str = "post"
-    norm_type: str = "layernorm"
     norm_eps: float | int = 1e-12
-    norm_bias: bool = True
-    norm_before_first_layer: bool = True
-    embedding_norm: bool = True
-
-    position_embedding_type: str = "learned"
-    max_position_embeddings: int = 4096
-    position_offset: int = 0
-    sinusoid_layout: str = "interleaved"
-    scale_embedding: bool = False
     rope_parameters: RopeParameters | dict | None = None
     rope_theta_per_layer: list[float] | None = None
     type_vocab_size: int = 0
-    initializer_range: float | int = 0.02
-
-    embedding_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
 
     lm_head_transform: bool = True
     lm_head_bias: bool = True
@@ -143,7 +113,6 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     lm_transform_activation: str | None = None
     classifier_head: str = "linear"
     classifier_activation: str = "tanh"
-    classifier_dropout: float | int = 0.0
     classifier_pooling: str | None = None
     question_answering_head: str = "linear"
     question_answering_excludes_question: bool = False
@@ -162,36 +131,10 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     strided = classmethod(presets.strided)
     sliding = classmethod(presets.sliding)
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        if self.gated_mlp:
-            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
-        self.check()
-        super().__post_init__(**kwargs)
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key heads."""
-        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
     @property
     def transform_activation(self) -> str:
         """The activation of the dense map before the vocabulary."""
         return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
-
-    @property
-    def sinusoid_amplitude(self) -> float:
-        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
-        return 1.0 if self.scale_embedding else self.initializer_range
-
-    @property
-    def mlp_output_init_std(self) -> None:
-        """The standard deviation of the MLP's last map at the start: None, that of every other map."""
-        return None
 
     def readable_patterns(self) -> tuple[Pattern | None, ...]:
         """Return what each layer can read, global tokens included, for `PatternCache`.
@@ -214,7 +157,7 @@ class SparseTransformerConfig(LibraryConfig, PreTrainedConfig):
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
-        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        self.check_head_sizes()
         if self.num_attention_heads % self.key_value_heads or (
             self.key_value_heads != self.num_attention_heads and self.global_projections
         ):

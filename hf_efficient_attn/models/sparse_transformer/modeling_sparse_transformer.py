@@ -59,8 +59,9 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
     def __init__(self, config: SparseTransformerConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.embeddings = EmbeddingSum(config)
-        self.layers = nn.ModuleList(SparseLayer(config, index) for index in range(config.num_hidden_layers))
+        self.embeddings = EmbeddingSum(config, num_types=config.type_vocab_size)
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(SparseLayer(config, index, config.gated_mlp) for index in layers)
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()

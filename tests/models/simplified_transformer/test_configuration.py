@@ -139,3 +139,14 @@ def test_change_after_construction_is_checked_when_building() -> None:
     config.block = "sas_q"
     with pytest.raises(hea.ConfigurationError, match="Unknown block"):
         hea.SimplifiedTransformerModel(config)
+
+
+@pytest.mark.parametrize("spec", [3, {"kind": "star"}, [None, None, 3], hea.patterns.GlobalTokens([-1])], ids=str)
+def test_a_pattern_is_checked_when_a_config_is_built(spec: Any) -> None:
+    """The family has no such field, but `sparsify` writes it; a causal form that counts from the end is no pattern."""
+    with pytest.raises(hea.ConfigurationError, match="pattern"):
+        Config(**TINY, attention_pattern=spec)
+    config = Config(**TINY)
+    config.attention_pattern = spec
+    with pytest.raises(hea.ConfigurationError, match="pattern"):
+        hea.SimplifiedTransformerModel(config)

@@ -1,0 +1,72 @@
+"""Fields and values that the configs of several families have, as mixins; what they mean, each family's config says."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config.numbers import check_heads
+
+
+class HeadSizes:
+    """What follows from `hidden_size`, `num_attention_heads` and, where a config has it, `num_key_value_heads`."""
+
+    hidden_size: int
+    num_attention_heads: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head in numbers: `hidden_size` / `num_attention_heads`."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of heads with keys and values of their own; all, where the config names no number."""
+        named = getattr(self, "num_key_value_heads", None)
+        return self.num_attention_heads if named is None else named
+
+    def check_head_sizes(self) -> None:
+        """Raise ConfigurationError if the heads do not divide the width, or rotary positions cannot halve a head."""
+        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        if getattr(self, "position_embedding_type", None) == "rope" and self.head_dim % 2:
+            raise ConfigurationError(f"Rotary positions need an even head size, not {self.head_dim}.")
+
+
+@dataclass(init=False, repr=False, eq=False)
+class DropoutFields:
+    """Probabilities with which numbers are dropped in training; each is an `nn.Dropout` of the model."""
+
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    classifier_dropout: float | int = 0.0
+
+
+@dataclass(init=False, repr=False, eq=False)
+class GatedMLPFields:
+    """Whether the MLP has a gate, and how tensor parallelism cuts it."""
+
+    # attention, which may have no output matrix to reduce over, is replicated
+    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    gated_mlp: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.gated_mlp:
+            self.base_model_tp_plan = {**self.base_model_tp_plan, "layers.*.mlp.gate_proj": "colwise"}
+        parent: Any = super()
+        parent.__post_init__(**kwargs)
+
+
+def own_fields(cls: Any) -> set[str]:
+    """Return the fields that a config class, or one of ours that it is made of, declares.
+
+    >>> from hf_efficient_attn import SparseTransformerConfig
+    >>> {"attention_pattern", "pad_token_id"} <= own_fields(SparseTransformerConfig)
+    True
+    """
+    classes = cls.__mro__[: cls.__mro__.index(PreTrainedConfig)]
+    return {name for parent in classes for name in inspect.get_annotations(parent)}

@@ -1,0 +1,39 @@
+"""Fields of the configs whose encoder follows patterns; what they mean, each family's config says."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(init=False, repr=False, eq=False)
+class SparseFields:
+    """Mixin: what the layers read, how they compute it, and what stands before the first of them."""
+
+    attention_pattern: Any = None
+    global_tokens: Any = None
+    global_projections: bool = False
+    max_global_tokens: int = 128
+    random_blocks_in_eval: str = "fixed"
+    full_attention_up_to: int | None = None
+
+    hidden_act: str = "gelu"
+    mlp_bias: bool = True
+    attention_bias: bool = True
+    attention_output_bias: bool = True
+    norm_position: str = "post"
+    norm_type: str = "layernorm"
+    norm_eps: float | int = 1e-5
+    norm_bias: bool = True
+    norm_before_first_layer: bool = True
+    embedding_norm: bool = True
+
+    position_embedding_type: str = "learned"
+    max_position_embeddings: int = 4096
+    position_offset: int = 0
+    sinusoid_layout: str = "interleaved"
+    scale_embedding: bool = False
+    initializer_range: float | int = 0.02
+
+    @property
+    def sinusoid_amplitude(self) -> float:
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        return 1.0 if self.scale_embedding else self.initializer_range
