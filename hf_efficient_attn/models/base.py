@@ -14,23 +14,15 @@ from hf_efficient_attn.models.config.library import count_key_heads
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 
 
-class EfficientPreTrainedModel(PreTrainedModel):
-    """Base of the families whose attention layers do not read every key.
-
-    Which keys are read is part of the model; `attn_implementation` says how that is computed: "efficient" (default) by
-    the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" by flex.
-    """
+class FamilyPreTrainedModel(PreTrainedModel):
+    """Base of all families: configs are checked, and modules with start values of their own set them."""
 
     supports_gradient_checkpointing = True
     _skip_keys_device_placement = ["past_key_values"]
-    _supports_flash_attn = False
     _supports_sdpa = True
     _supports_flex_attn = True
-    _supports_attention_backend = False
     _supports_context_parallel = False
     _can_compile_fullgraph = True
-    # checks by itself what `before_forward` checks for other models on "efficient"
-    checks_inputs = True
     # what the model is used for; set by its head
     task: str | None = None
 
@@ -43,6 +35,19 @@ class EfficientPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if hasattr(module, "initialize"):
             module.initialize()
+
+
+class EfficientPreTrainedModel(FamilyPreTrainedModel):
+    """Base of the families whose attention layers do not read every key.
+
+    Which keys are read is part of the model; `attn_implementation` says how that is computed: "efficient" (default) by
+    the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" by flex.
+    """
+
+    _supports_flash_attn = False
+    _supports_attention_backend = False
+    # checks by itself what `before_forward` checks for other models on "efficient"
+    checks_inputs = True
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """As transformers', with "efficient" by default."""

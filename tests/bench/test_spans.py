@@ -137,7 +137,7 @@ def test_models_train_and_decode(name: str, positions: str) -> None:
 def test_memory_is_full_from_the_first_step() -> None:
     model = build_model(ADAPTIVE, shape(limit=512))
     training_step(ADAPTIVE, model, shape(limit=512))
-    _, states = model.base_model.memory.read(torch.tensor([1, 1]), True, 3)
+    states = model.base_model.memory.open(torch.tensor([1, 1]), True, 3).memories
     assert [len(each[0]) for each in states] == [min(512, max(layer) + 64) for layer in profile(512, 3, 4)]
 
 

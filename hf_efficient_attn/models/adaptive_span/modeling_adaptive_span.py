@@ -25,11 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
-from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -39,22 +35,19 @@ from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, fi
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
 from hf_efficient_attn.models.parts.positions import Positions, rotate
-from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
 from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, bounds_of
-from hf_efficient_attn.models.spans.cache import SpanGeneration, kept_tokens
+from hf_efficient_attn.models.spans.cache import SpanGeneration
 from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
 from hf_efficient_attn.models.spans.config import checked_window
-from hf_efficient_attn.models.spans.freezing import fit_rows
-from hf_efficient_attn.models.spans.memory import SegmentMemory, remember
-from hf_efficient_attn.models.spans.module import DYNAMIC, Spans, clamp_spans, span_modules
+from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, check_segment
+from hf_efficient_attn.models.spans.module import DYNAMIC, Spans
 from hf_efficient_attn.models.spans.penalty import mean_span, real_tokens, span_penalty
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
-
-# tokens that a layer remembers beyond its longest span, so that spans can grow
-SPARE_TOKENS = 64
+from .distances import DistanceTable
 
 
 class SpanAttention(nn.Module):
@@ -234,98 +227,35 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         compare_processes(self)
-        clamp_spans(self)
         modules = (layer.self_attn.spans for layer in self.layers)
-        bounds = all_bounds(modules, attention_mask, position_ids, segment_index)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        segment, memories = None, [None] * len(self.layers)
+        bounds = all_bounds(self, modules, attention_mask, position_ids, segment_index)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        segment = None
         if segment_index is not None:
-            said = {name: kwargs.get(name) for name in (*ENDS, NUMBERS)}
-            exclusive = {"position_ids": position_ids, "past_key_values": past_key_values, **said}
-            check_segment(segment_index, inputs_embeds.shape[0], attention_mask, exclusive)
-            segment, memories = self.memory.read(segment_index, self.training, len(self.layers))
-            longest = max(0 if memory is None else memory.shape[1] for memory in memories)
-            use_cache = False
-        call = prepare_call(
-            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
-        )
+            given = {**kwargs, "position_ids": position_ids, "past_key_values": past_key_values}
+            check_segment(segment_index, embedded.shape[0], attention_mask, given)
+            segment, use_cache = self.memory.open(segment_index, self.training, len(self.layers)), False
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        hidden_states, where = self._place(call, segment)
+        where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
+        kwargs = {**kwargs, **where, "attention_mask": call.table(self.config), "past_key_values": call.cache}
+        spans = []
+        for layer in self.layers:
+            memory = None if segment is None else segment.read(hidden_states)
+            hidden_states, span = layer(hidden_states, memory=memory, **kwargs)
+            spans.append(span)
         if segment is not None:
-            # what the layers remember lies before the new tokens
-            call = replace(call, position_ids=torch.arange(-longest, call.tokens, device=call.embedded.device)[None])
+            self.memory.close(segment, self, bounds)
+        return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=span_penalty(self, spans))
+
+    def _place(self, call: PreparedCall, segment: Segment | None) -> tuple[Tensor, dict[str, Any]]:
+        """Return the first hidden states, and what tells attention where the tokens are."""
+        if segment is not None:
+            call = replace(call, position_ids=segment.position_ids(call.embedded))
         hidden_states, where = self.positions(call.embedded, call)
         if self.distances is not None:
             where["position_table"] = self.distances()
-        where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
-        kwargs = {**kwargs, **where, "attention_mask": call.table(self.config), "past_key_values": call.cache}
-        hidden_states, spans, inputs = self._run_layers(
-            self.dropout(hidden_states), memories, kwargs, segment is not None
-        )
-        if segment is not None:
-            self.memory.write(segment, self.training, self._kept_inputs(memories, inputs, bounds))
-        return BackboneOutput(
-            last_hidden_state=self.norm(hidden_states),
-            past_key_values=call.cache,
-            auxiliary_loss=span_penalty(self, spans),
-        )
-
-    def _run_layers(
-        self, hidden_states: Tensor, memories: list[Tensor | None], kwargs: dict[str, Any], keeps_inputs: bool
-    ) -> tuple[Tensor, list[Tensor | None], list[Tensor]]:
-        """Return the last hidden states, the mean span of every layer, and the layers' inputs if they are kept."""
-        inputs, spans = [], []
-        for layer, memory in zip(self.layers, memories, strict=True):
-            if keeps_inputs:
-                inputs.append(hidden_states)
-            hidden_states, span = layer(hidden_states, memory=memory, **kwargs)
-            spans.append(span)
-        return hidden_states, spans, inputs
-
-    def _kept_inputs(
-        self, memories: list[Tensor | None], inputs: list[Tensor], bounds: Sequence[SpanBounds | None]
-    ) -> list[Tensor]:
-        return [
-            remember(memory, states, min(self.config.span_limit, kept_tokens(spans, self.config, own) + SPARE_TOKENS))
-            for memory, states, spans, own in zip(memories, inputs, span_modules(self), bounds, strict=True)
-        ]
-
-
-class DistanceTable(nn.Module):
-    """A vector per distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as in the authors' code."""
-
-    def __init__(self, config: AdaptiveSpanConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(config.span_limit, config.head_dim))
-
-    def initialize(self) -> None:
-        init.normal_(self.weight)
-
-    def forward(self) -> Tensor:
-        """Return the table."""
-        return self.weight
-
-    def set_distances(self, num_distances: int) -> None:
-        """Change the number of distances; new ones are initialised as the others were."""
-        self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
-
-
-def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, exclusive: dict[str, Any]) -> None:
-    """Raise InputError for inputs that cannot be combined with segments of a text."""
-    if attention_mask is not None and not bool((on_host(attention_mask) == 1).all()):
-        raise InputError(
-            "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
-            "full length (TextSegments drops the rest of a text), or leave segment_index out."
-        )
-    for name, value in exclusive.items():
-        if value is not None:
-            raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
-    if not isinstance(segment_index, Tensor) or segment_index.is_floating_point():
-        raise InputError(
-            f"segment_index={shown(segment_index)} must be a tensor of integers, [batch] = [{batch_size}]."
-        )
-    if segment_index.shape != (batch_size,):
-        shape = list(segment_index.shape)
-        raise InputError(f"segment_index has shape {shape}; it must be [batch] = [{batch_size}].")
+        return self.dropout(hidden_states), where
 
 
 class AdaptiveSpanForCausalLM(

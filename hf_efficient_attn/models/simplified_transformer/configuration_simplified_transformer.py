@@ -13,6 +13,7 @@ from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.spans.config import SpanFields
 
+from . import presets
 from .config_checks import check_config, gain_fields, unknown
 from .gains import (
     BLOCK_STYLES,
@@ -140,6 +141,10 @@ class SimplifiedTransformerConfig(
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
+    codeparrot_gpt = classmethod(presets.codeparrot_gpt)
+    crammed_bert = classmethod(presets.crammed_bert)
+    languini_gpt = classmethod(presets.languini_gpt)
+
     def __post_init__(self, **kwargs: Any) -> None:
         for name in kwargs:
             if "gain" in name or difflib.get_close_matches(name, gain_fields(), cutoff=0.8):
@@ -263,53 +268,6 @@ class SimplifiedTransformerConfig(
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields."""
         check_config(self)
-
-    @classmethod
-    def codeparrot_gpt(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
-        """Return the paper's causal model (appendix D.1): 18 layers of 768, 12 heads, 50,000 tokens of vocabulary.
-
-        With 72 layers pass `intermediate_size=1536`, as in the depth study. The authors' modules count a bias vector on
-        every map and a LayerNorm at the end, and so does this preset; theirs freeze the biases of W^V, W^P and the MLP
-        at zero, here they are trained (`attention_bias="query_key", mlp_bias=False` leaves them out).
-        """
-        defaults: dict[str, Any] = {
-            "attention_bias": "all",
-            "mlp_bias": True,
-            "final_norm_type": "layernorm",
-            "position_embedding_type": "learned",
-        }
-        return cls(**{**defaults, "block": block, **kwargs})
-
-    @classmethod
-    def crammed_bert(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
-        """Return the paper's masked model (appendix D.2): 16 layers of 768, gated GELU MLP, LayerNorm, no biases."""
-        defaults: dict[str, Any] = {
-            "vocab_size": 32_768,
-            "num_hidden_layers": 16,
-            "intermediate_size": 1536,
-            "is_causal": False,
-            "hidden_act": "gelu",
-            "gated_mlp": True,
-            "norm_type": "layernorm",
-            "norm_eps": 1e-12,
-            "attention_bias": "none",
-            "position_embedding_type": "scaled_sinusoidal",
-            "max_position_embeddings": 128,
-            "mlp_gain": None if block in ("pre_ln", "parallel") else 0.05,
-        }
-        return cls(**{**defaults, "block": block, **kwargs})
-
-    @classmethod
-    def languini_gpt(cls, block: str = "sas_p", **kwargs: Any) -> "SimplifiedTransformerConfig":
-        """Return the paper's Languini-books model (v2, appendix C): 12 layers of 768, GELU, ALiBi, 512 tokens."""
-        defaults: dict[str, Any] = {
-            "vocab_size": 16_384,
-            "num_hidden_layers": 12,
-            "hidden_act": "gelu",
-            "position_embedding_type": "alibi",
-            "max_position_embeddings": 512,
-        }
-        return cls(**{**defaults, "block": block, **kwargs})
 
 
 __all__ = ["SimplifiedTransformerConfig"]

@@ -1,4 +1,4 @@
-"""Which tokens a query may attend to, in the form that the attention implementation needs."""
+"""The masks of a call as layers need them: which tokens a query may attend to, and what the centring term averages."""
 
 from typing import Any
 
@@ -6,7 +6,32 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
+from hf_efficient_attn.models.inputs.masks import token_table
+from hf_efficient_attn.models.prologue import PreparedCall
+
+from .centering import Centering, build_centering
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
+from .running_sum_cache import attach_running_sums
+
+
+def layer_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict[str, Any]:
+    """Return `attention_mask` and `centering` for the layers; gives the cache running sums, where C needs them."""
+    given = call.attention_mask
+    if config.span is not None:
+        return {"attention_mask": call.table(config), "centering": None}
+    if call.cache is not None and config.is_centered:
+        attach_running_sums(call.cache, config.num_hidden_layers)
+    if isinstance(given, dict):
+        # of `MaskGeneration`
+        return {
+            "attention_mask": given["attention"],
+            "centering": Centering(True, given["counts"], given["weights"]),
+        }
+    mask, centering = attention_allowed(config, call.embedded, given, call.cache, call.documents), None
+    if config.is_centered:
+        where = (call.tokens, call.past_tokens, given, call.documents)
+        centering = build_centering(*where, config.is_causal, call.embedded.device)
+    return {"attention_mask": mask, "centering": centering}
 
 
 def attention_allowed(
@@ -21,3 +46,27 @@ def attention_allowed(
     if config.is_causal:
         return create_causal_mask(config, inputs_embeds, attention_mask, cache, and_mask_function=overlay)
     return create_bidirectional_mask(config, inputs_embeds, attention_mask, and_mask_function=overlay)
+
+
+class MaskGeneration:
+    """Mixin for the causal model: what `generate` prepares under a static cache."""
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: SimplifiedTransformerConfig,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
+        if config.span is not None:
+            return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+        mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
+        if not config.is_centered:
+            return mask
+        past_tokens = past_key_values.get_seq_length()
+        tokens, device = inputs_embeds.shape[1], inputs_embeds.device
+        centering = build_centering(tokens, past_tokens, attention_mask, None, True, device)
+        return {"attention": mask, "counts": centering.counts, "weights": centering.weights}

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -27,8 +26,8 @@ from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
-from hf_efficient_attn.models.config.library import count_key_heads
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -39,23 +38,21 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
-from hf_efficient_attn.models.inputs.masks import token_table
 from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.positions import Positions, rotate
-from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
+from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
 from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
-from hf_efficient_attn.models.spans.module import clamp_spans
 from hf_efficient_attn.models.spans.penalty import real_tokens, span_penalty
 
-from .centering import Centering, build_centering
+from .centering import Centering
 from .checks import check_checkpoint, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .masks import attention_allowed
+from .masks import MaskGeneration, layer_masks
 from .projections import Gain, build_projection
-from .running_sum_cache import attach_running_sums, merge_heads, sum_before
+from .running_sum_cache import merge_heads, sum_before
 from .spanned_attention import SpannedAttention
 
 
@@ -160,35 +157,22 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         return self.mlp_skip_gain(hidden_states, onto=out), span
 
 
-class SimplifiedTransformerPreTrainedModel(PreTrainedModel):
+class SimplifiedTransformerPreTrainedModel(FamilyPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = SimplifiedTransformerConfig
     config: SimplifiedTransformerConfig
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "simplified-transformer", "hf_efficient_attn"]
-    supports_gradient_checkpointing = True
     _no_split_modules = ["SimplifiedTransformerLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = True
-    _supports_sdpa = True
-    _supports_flex_attn = True
     _supports_attention_backend = True
-    _supports_context_parallel = False
-    _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
     def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        config.check()  # fields may have been assigned since the config was built
-        count_key_heads(config)
         super().__init__(config, *args, **kwargs)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if hasattr(module, "initialize"):
-            module.initialize()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         if self.config.span is not None:
@@ -242,71 +226,29 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
         refuse_overridden(self.config._attn_implementation, f"block={shown(self.config.block)}")
         compare_processes(self)
-        clamp_spans(self)
         modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
-        bounds = all_bounds(modules, attention_mask, position_ids)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        call = prepare_call(
-            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
-        )
-        mask, centering = self._masks(call)
-        hidden_states, where = self.positions(inputs_embeds, call)
-        if call.cache is not None and self.config.is_centered and self.config.span is None:
-            attach_running_sums(call.cache, self.config.num_hidden_layers)
-        if call.position_ids is not None:
-            where["position_ids"] = call.position_ids  # from which flash attention finds packed documents
+        bounds = all_bounds(self, modules, attention_mask, position_ids)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        hidden_states, where = self.positions(embedded, call)
+        where |= layer_masks(self.config, call)
         if self.config.span is not None:
             where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
-        hidden_states = self.dropout(hidden_states)
-        kwargs = {**kwargs, **where, "attention_mask": mask, "centering": centering, "past_key_values": call.cache}
-        spans = []
+        if call.position_ids is not None:
+            # by which flash attention finds packed documents
+            where["position_ids"] = call.position_ids
+        kwargs = {**kwargs, **where, "past_key_values": call.cache}
+        hidden_states, spans = self.dropout(hidden_states), []
         for layer in self.layers:
             hidden_states, span = layer(hidden_states, **kwargs)
             spans.append(span)
-        return BackboneOutput(
-            last_hidden_state=self.norm(hidden_states),
-            past_key_values=call.cache,
-            auxiliary_loss=span_penalty(self, spans),
-        )
-
-    def _masks(self, call: PreparedCall) -> tuple[Any, Centering | None]:
-        given = call.attention_mask
-        if isinstance(given, dict):
-            return given["attention"], Centering(True, given["counts"], given["weights"])
-        if self.config.span is not None:
-            return call.table(self.config), None
-        mask = attention_allowed(self.config, call.embedded, given, call.cache, call.documents)
-        if not self.config.is_centered:
-            return mask, None
-        is_causal, device = self.config.is_causal, call.embedded.device
-        return mask, build_centering(call.tokens, call.past_tokens, given, call.documents, is_causal, device)
+        return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=span_penalty(self, spans))
 
 
 class SimplifiedTransformerForCausalLM(
-    SpanGeneration, CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin
+    SpanGeneration, MaskGeneration, CausalLMHead, SimplifiedTransformerPreTrainedModel, GenerationMixin
 ):
     backbone_class = SimplifiedTransformerModel
-
-    @staticmethod
-    def create_masks_for_generate(
-        config: SimplifiedTransformerConfig,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
-        position_ids: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
-        if config.span is not None:
-            return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
-        mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
-        if not config.is_centered:
-            return mask
-        past_tokens = past_key_values.get_seq_length()
-        tokens, device = inputs_embeds.shape[1], inputs_embeds.device
-        centering = build_centering(tokens, past_tokens, attention_mask, None, True, device)
-        return {"attention": mask, "counts": centering.counts, "weights": centering.weights}
 
 
 class SimplifiedTransformerForMaskedLM(MaskedLMHead, SimplifiedTransformerPreTrainedModel):

@@ -155,10 +155,7 @@ def attend_spans(
     groups = groups_of(spans, bounds, window, query)
     # a table may have keys after the queries; a user's matrix and the weights have a column for each key
     is_cut = attention_mask is None and window.is_causal and not need_weights
-    is_per_head = attention_mask is not None and not is_table(attention_mask)
-    if is_per_head:
-        check_matrix("attention_mask", attention_mask, (*query.shape[:3], key.shape[2]))
-        is_per_head = attention_mask.shape[1] > 1
+    is_per_head = has_heads(attention_mask, query, key)
     is_step = is_cut and is_lone_query(query, key, window, backend)
     outputs, weights = [], []
     for group in groups:
@@ -187,6 +184,14 @@ def attend_spans(
     places = [head for group in groups for head in group.heads]
     order = sorted(range(len(places)), key=places.__getitem__)
     return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
+
+
+def has_heads(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
+    """Return whether a mask is a matrix of each head's own; InputError: of a shape that fits no head."""
+    if attention_mask is None or is_table(attention_mask):
+        return False
+    check_matrix("attention_mask", attention_mask, (*query.shape[:3], key.shape[2]))
+    return attention_mask.shape[1] > 1
 
 
 def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, window: SpanWindow) -> Tensor:

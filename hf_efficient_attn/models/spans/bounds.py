@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.inputs.masks import bring_inputs
-from hf_efficient_attn.models.spans.module import ADAPTIVE
+from hf_efficient_attn.models.spans.module import ADAPTIVE, clamp_spans
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,21 @@ class SpanBounds:
     highest: tuple[float, ...]
 
 
-def all_bounds(modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
+def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
     """Return the bounds of every layer's spans; None for spans that cannot be known before the layers compute.
 
-    All are read from a device at once; while compiling, none are. Sharded and offloaded spans are whole only within
-    their layer.
+    In training, spans are clamped first. All are read from a device at once; while compiling, none are. Sharded and
+    offloaded spans are whole only within their layer.
 
     Args:
-        modules: `Spans`, or modules that replace them.
+        model: a backbone that is about to compute.
+        modules: its `Spans`, or modules that replace them.
         inputs: what else will be read on the host, see `bring_inputs`.
 
     Raises:
         InputError: spans that are not numbers.
     """
+    clamp_spans(model)
     modules = list(modules)
     bounds: list[SpanBounds | None] = [None] * len(modules)
     if torch.compiler.is_compiling():

@@ -5,11 +5,57 @@ Keys and values are computed from them again, with the current weights. Source: 
 with zeros, which queries read; here, what does not exist is not read.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.spans.bounds import SpanBounds
+from hf_efficient_attn.models.spans.cache import kept_tokens
+from hf_efficient_attn.models.spans.module import span_modules
+
+# tokens that a layer remembers beyond its longest span, so that spans can grow
+SPARE_TOKENS = 64
+
+
+class Segment:
+    """A segment of a text while the layers compute it.
+
+    Attributes:
+        number: of the segment in the text of its row.
+        memories: what each layer has kept of the segments before, [B, C, hidden_size]; None: nothing.
+        inputs: of the layers that have read by now, [B, T, hidden_size].
+    """
+
+    def __init__(self, number: int, memories: list[Tensor | None]) -> None:
+        self.number, self.memories = number, memories
+        self.inputs: list[Tensor] = []
+
+    def read(self, hidden_states: Tensor) -> Tensor | None:
+        """Return what the next layer has kept, and note its input."""
+        self.inputs.append(hidden_states)
+        return self.memories[len(self.inputs) - 1]
+
+    def position_ids(self, states: Tensor) -> Tensor:
+        """Return the positions of what the layers remember, which lies before the new tokens, and of these, [1, C + T].
+
+        states: the new tokens, [B, T, hidden_size].
+        """
+        longest = max(0 if memory is None else memory.shape[1] for memory in self.memories)
+        return torch.arange(-longest, states.shape[1], device=states.device)[None]
+
+    def kept(self, model: Any, bounds: Sequence[SpanBounds | None]) -> list[Tensor]:
+        """Return what every layer shall keep: the last of its inputs, as many as its spans reach and some more."""
+        config = model.config
+        return [
+            remember(memory, states, min(config.span_limit, kept_tokens(spans, config, own) + SPARE_TOKENS))
+            for memory, states, spans, own in zip(self.memories, self.inputs, span_modules(model), bounds, strict=True)
+        ]
 
 
 class SegmentMemory:
@@ -22,8 +68,8 @@ class SegmentMemory:
         """Forget everything."""
         self._kept.clear()
 
-    def read(self, segment_index: Tensor, is_training: bool, num_layers: int) -> tuple[int, list[Tensor | None]]:
-        """Return the number of the segment, and what each layer has kept, or None where a text begins.
+    def open(self, segment_index: Tensor, is_training: bool, num_layers: int) -> Segment:
+        """Return the segment, with what each layer has kept, or None where a text begins.
 
         Args:
             segment_index: int [B], the number of this segment in its row, the same in all rows.
@@ -38,7 +84,7 @@ class SegmentMemory:
                 "texts. TextSegments with num_rows = batch size x processes gives such batches, unshuffled."
             )
         if numbers[0] == 0:
-            return 0, [None] * num_layers
+            return Segment(0, [None] * num_layers)
         last, kept = self._kept.get(is_training, (None, []))
         if last is None or numbers[0] != last + 1 or len(kept[0]) != segment_index.shape[0]:
             seen = "none before" if last is None else f"{last} of {len(kept[0])} rows before"
@@ -48,7 +94,11 @@ class SegmentMemory:
                 "drop an incomplete last batch, and start texts anew with segment_index=0. Training that resumes in "
                 "the middle of a text needs the segment_memory file that SpanCallback writes beside each checkpoint."
             )
-        return numbers[0], list(kept)
+        return Segment(numbers[0], list(kept))
+
+    def close(self, segment: Segment, model: Any, bounds: Sequence[SpanBounds | None]) -> None:
+        """Keep what the layers shall remember of a segment for the one that follows."""
+        self.write(segment.number, model.training, segment.kept(model, bounds))
 
     def write(self, number: int, is_training: bool, states: list[Tensor]) -> None:
         """Keep the layers' inputs of segment `number` for the segment that follows."""
@@ -59,3 +109,25 @@ def remember(memory: Tensor | None, hidden_states: Tensor, num_tokens: int) -> T
     """Return the last `num_tokens` of memory and new states, [B, at most num_tokens, hidden_size]."""
     joined = hidden_states if memory is None else torch.cat((memory, hidden_states), 1)
     return joined[:, max(0, joined.shape[1] - num_tokens) :].detach()
+
+
+def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, options: dict[str, Any]) -> None:
+    """Raise InputError for what segments of a text cannot be combined with.
+
+    options: the call's other arguments.
+    """
+    if attention_mask is not None and not bool((on_host(attention_mask) == 1).all()):
+        raise InputError(
+            "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
+            "full length (TextSegments drops the rest of a text), or leave segment_index out."
+        )
+    for name in ("position_ids", "past_key_values", *ENDS, NUMBERS):
+        if options.get(name) is not None:
+            raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
+    if not isinstance(segment_index, Tensor) or segment_index.is_floating_point():
+        raise InputError(
+            f"segment_index={shown(segment_index)} must be a tensor of integers, [batch] = [{batch_size}]."
+        )
+    if segment_index.shape != (batch_size,):
+        shape = list(segment_index.shape)
+        raise InputError(f"segment_index has shape {shape}; it must be [batch] = [{batch_size}].")

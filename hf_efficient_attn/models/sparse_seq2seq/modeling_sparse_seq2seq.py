@@ -14,13 +14,16 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqModelOutput,
+)
 from transformers.utils import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
@@ -33,7 +36,7 @@ from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from .decoder import SparseSeq2SeqDecoder
 from .heads import Seq2SeqLMHead, Seq2SeqQuestionAnsweringHead, Seq2SeqSequenceClassificationHead
 from .pretrained import SparseSeq2SeqPreTrainedModel, SparseSeq2SeqStack, record_layers
-from .seq2seq_inputs import check_positions, check_sides, check_source_mask, shift_source
+from .seq2seq_inputs import check_positions, check_sides, check_source_mask, one_source, one_target, shift_source
 
 
 class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
@@ -127,18 +130,13 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
         Raises:
             InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.
         """
+        check_positions(kwargs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids, decoder_attention_mask = shift_source(
                 self.config, input_ids, attention_mask, decoder_attention_mask
             )
-        elif decoder_input_ids is not None and decoder_inputs_embeds is not None:
-            raise InputError("Pass one of decoder_input_ids and decoder_inputs_embeds, not both.")
-        check_positions(kwargs)
-        source = inputs_embeds if input_ids is None else input_ids
-        source = source if encoder_outputs is None else encoder_outputs[0]
-        if source is None:
-            raise InputError("Pass the source: one of input_ids, inputs_embeds and encoder_outputs.")
-        target = decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+        source = one_source(input_ids, inputs_embeds, encoder_outputs)
+        target = one_target(decoder_input_ids, decoder_inputs_embeds)
         tokens_asked = looked_at(self.config, self.encoder.task, input_ids)
         bring_inputs(tokens_asked, attention_mask, decoder_attention_mask, global_attention_mask)
         check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], past_key_values)
@@ -149,26 +147,25 @@ class SparseSeq2SeqModel(SparseSeq2SeqPreTrainedModel):
             check_mask_values(attention_mask)
             if not isinstance(encoder_outputs, BaseModelOutput):
                 encoder_outputs = BaseModelOutput(*encoder_outputs)
+        read = (encoder_outputs.last_hidden_state, attention_mask, past_key_values)
         outputs = self.decoder(
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs.last_hidden_state,
-            attention_mask,
-            past_key_values,
-            decoder_inputs_embeds,
-            use_cache,
-            **kwargs,
+            decoder_input_ids, decoder_attention_mask, *read, decoder_inputs_embeds, use_cache, **kwargs
         )
-        return Seq2SeqModelOutput(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.hidden_states,
-            decoder_attentions=outputs.attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
-        )
+        return joined_outputs(encoder_outputs, outputs)
+
+
+def joined_outputs(encoder: BaseModelOutput, decoder: BaseModelOutputWithPastAndCrossAttentions) -> Seq2SeqModelOutput:
+    """Return the outputs of both stacks as one."""
+    return Seq2SeqModelOutput(
+        last_hidden_state=decoder.last_hidden_state,
+        past_key_values=decoder.past_key_values,
+        decoder_hidden_states=decoder.hidden_states,
+        decoder_attentions=decoder.attentions,
+        cross_attentions=decoder.cross_attentions,
+        encoder_last_hidden_state=encoder.last_hidden_state,
+        encoder_hidden_states=encoder.hidden_states,
+        encoder_attentions=encoder.attentions,
+    )
 
 
 class SparseSeq2SeqForConditionalGeneration(

@@ -57,6 +57,22 @@ def shift_source(
     return shifted, attention_mask if decoder_attention_mask is None else decoder_attention_mask
 
 
+def one_source(input_ids: Tensor | None, inputs_embeds: Tensor | None, encoder_outputs: Any) -> Tensor:
+    """Return what of the source is given, [B, S] or [B, S, hidden_size]; InputError: nothing."""
+    source = inputs_embeds if input_ids is None else input_ids
+    source = source if encoder_outputs is None else encoder_outputs[0]
+    if source is None:
+        raise InputError("Pass the source: one of input_ids, inputs_embeds and encoder_outputs.")
+    return source
+
+
+def one_target(decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None) -> Tensor:
+    """Return what of the target is given, [B, T] or [B, T, hidden_size]; InputError: both."""
+    if decoder_input_ids is not None and decoder_inputs_embeds is not None:
+        raise InputError("Pass one of decoder_input_ids and decoder_inputs_embeds, not both.")
+    return decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
+
+
 def check_positions(options: dict[str, Any]) -> None:
     """Raise InputError for positions, which mark packed documents: packing both sides is not supported."""
     for name in POSITION_NAMES:

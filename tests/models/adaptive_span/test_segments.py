@@ -62,7 +62,7 @@ def test_only_what_spans_can_read_is_kept() -> None:
     model = tiny(span_limit=200, spans=[[0.0, 3.5, 12.0, 0.0], [0.0, 150.0, 0.0, 0.0]])
     for index in range(9):
         model(random_ids(2, 30), segment_index=number(index))
-        lengths = [states.shape[1] for states in model.model.memory.read(number(index + 1), False, 2)[1]]
+        lengths = [states.shape[1] for states in model.model.memory.open(number(index + 1), False, 2).memories]
         seen = 30 * (index + 1)
         assert lengths == [min(seen, 12 + 4 + 64), min(seen, 200)]
 
@@ -96,7 +96,7 @@ def test_no_gradient_flows_into_memory() -> None:
     """The second segment's gradient is that of a pass that takes the remembered states as constants."""
     model, ids = tiny().train(), random_ids(2, 40)
     model(ids[:, :20], segment_index=number(0)).logits.sum().backward()
-    first = [states.requires_grad for states in model.model.memory.read(number(1), True, 2)[1]]
+    first = [states.requires_grad for states in model.model.memory.open(number(1), True, 2).memories]
     assert first == [False, False]
     model.zero_grad()
     second = model(ids[:, 20:], segment_index=number(1), labels=ids[:, 20:]).loss

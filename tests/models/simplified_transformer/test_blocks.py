@@ -9,6 +9,7 @@ from models_cases import TINY, head_inputs, randomize
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
+from hf_efficient_attn.models.simplified_transformer.masks import layer_masks
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerModel,
 )
@@ -20,8 +21,8 @@ def backbone(block: str, **fields: Any) -> SimplifiedTransformerModel:
 
 
 def run_layer(model: SimplifiedTransformerModel, x: torch.Tensor, index: int) -> torch.Tensor:
-    mask, centering = model._masks(prepare_call(model.config, x, None, None, None, {}))
-    return model.layers[index](x, attention_mask=mask, centering=centering)[0]
+    masks = layer_masks(model.config, prepare_call(model.config, x, None, None, None, {}))
+    return model.layers[index](x, **masks)[0]
 
 
 def hidden(seed: int = 1) -> torch.Tensor:
