@@ -1,17 +1,4 @@
 """The adaptive span family: heads that learn how far they read."""
 
-from .configuration_adaptive_span import AdaptiveSpanConfig
-from .modeling_adaptive_span import (
-    AdaptiveSpanForCausalLM,
-    AdaptiveSpanForMaskedLM,
-    AdaptiveSpanForSequenceClassification,
-    AdaptiveSpanModel,
-)
-
-__all__ = [
-    "AdaptiveSpanConfig",
-    "AdaptiveSpanForCausalLM",
-    "AdaptiveSpanForMaskedLM",
-    "AdaptiveSpanForSequenceClassification",
-    "AdaptiveSpanModel",
-]
+from .configuration_adaptive_span import *
+from .modeling_adaptive_span import *

@@ -18,7 +18,6 @@ from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.token_table import make_table
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -138,11 +137,8 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
     }
 
     def __init__(self, config: Any, embed: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(config, embed)
-        self.embeddings = EmbeddingSum(config, "max_target_position_embeddings")
-        self.layers = nn.ModuleList(SparseDecoderLayer(config, index) for index in range(config.decoder_layers))
-        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        self.post_init()
+        layers = (SparseDecoderLayer(config, index) for index in range(config.decoder_layers))
+        super().__init__(config, embed, layers, "max_target_position_embeddings")
 
     @capture_outputs
     def forward(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
@@ -25,8 +25,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.inputs.masks import bring_inputs
-from hf_efficient_attn.models.parts.blocks import build_norm
-from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
+from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
@@ -48,11 +47,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
     }
 
     def __init__(self, config: SparseSeq2SeqConfig, embed: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(config, embed)
-        self.embeddings = EmbeddingSum(config)
-        self.layers = nn.ModuleList(SparseLayer(config, index) for index in range(config.encoder_layers))
-        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        self.post_init()
+        super().__init__(config, embed, (SparseLayer(config, index) for index in range(config.encoder_layers)))
 
     @capture_outputs
     def forward(

@@ -1,6 +1,6 @@
 """What the backbone of the sparse encoder-decoder, its two stacks and its heads share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from torch import Tensor, nn
@@ -8,6 +8,8 @@ from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from hf_efficient_attn.models.base import SparsePreTrainedModel
+from hf_efficient_attn.models.parts.blocks import build_norm
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 
@@ -38,15 +40,28 @@ def record_layers(layer_class: type[nn.Module], count: str) -> OutputRecorder:
 
 
 class SparseSeq2SeqStack(SparseSeq2SeqPreTrainedModel):
-    """Base of encoder and decoder: what both need from the model that they are part of.
+    """Base of encoder and decoder: embeddings, blocks and, if pre-norm, a last norm.
 
-    embed: looks up the token embedding, which source and target share, in the model, so that replacing it there
-    (resizing, adapters) affects both stacks.
+    Args:
+        embed: looks up the token embedding, which source and target share, in the model, so that replacing it there
+            (resizing, adapters) affects both stacks.
+        layers: the blocks.
+        size_field: names the field that has the number of learned positions.
     """
 
     _tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
-    def __init__(self, config: SparseSeq2SeqConfig, embed: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        config: SparseSeq2SeqConfig,
+        embed: Callable[[Tensor], Tensor],
+        layers: Iterable[nn.Module],
+        size_field: str = "max_position_embeddings",
+    ) -> None:
         super().__init__(config)
         self.embed = embed
+        self.embeddings = EmbeddingSum(config, size_field)
+        self.layers = nn.ModuleList(layers)
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
+        self.post_init()
