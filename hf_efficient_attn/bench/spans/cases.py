@@ -17,6 +17,7 @@ from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanCache
 from hf_efficient_attn.models.spans.config import span_window
 from hf_efficient_attn.models.spans.freezing import freeze_spans
+from hf_efficient_attn.models.spans.memory import Segment
 from hf_efficient_attn.models.spans.module import span_modules
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
@@ -151,9 +152,10 @@ def fill_memory(model: PreTrainedModel, segment: Tensor, num_tokens: int) -> Non
     backbone: Any = model.base_model
     size = (len(segment), num_tokens, model.config.hidden_size)
     states = torch.randn(size, dtype=model.dtype, device=model.device)
-    num_layers, bounds = len(backbone.layers), all_bounds(span_modules(backbone))
-    kept = backbone._kept_inputs([None] * num_layers, [states] * num_layers, bounds)
-    backbone.memory.write(int(segment[0]), model.training, kept)
+    first = Segment(int(segment[0]), [None] * len(backbone.layers))
+    for _ in backbone.layers:
+        first.read(states)
+    backbone.memory.close(first, backbone, all_bounds(backbone, span_modules(backbone)))
 
 
 def build_training_step(name: str, shape: dict[str, Any]) -> Callable[[], None]:

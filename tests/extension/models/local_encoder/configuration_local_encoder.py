@@ -1,18 +1,16 @@
 """Configuration of the local encoder."""
 
-from typing import Any
-
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.numbers import check_heads
+from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
+from hf_efficient_attn.models.config.library import LibraryConfig, check_given_pattern
 from hf_efficient_attn.models.config.patterns import check_fields
 
 
 @strict_config
-class LocalEncoderConfig(LibraryConfig, PreTrainedConfig):
+class LocalEncoderConfig(DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
     """Describe an encoder whose tokens read `reach_tokens` on either side."""
 
     model_type = "local_encoder"
@@ -30,11 +28,6 @@ class LocalEncoderConfig(LibraryConfig, PreTrainedConfig):
     norm_type: str = "layernorm"
     norm_eps: float | int = 1e-5
     initializer_range: float | int = 0.02
-    embedding_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    classifier_dropout: float | int = 0.0
 
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
@@ -45,25 +38,13 @@ class LocalEncoderConfig(LibraryConfig, PreTrainedConfig):
     position_embedding_type = "learned"
     scale_embedding = False
     embedding_norm = True
-    type_vocab_size = 0
-    norm_bias = True
-    gated_mlp = False
     mlp_bias = True
-    mlp_output_init_std = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        self.check()
-        super().__post_init__(**kwargs)
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head in numbers."""
-        return self.hidden_size // self.num_attention_heads
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields."""
         check_fields(self, {})
-        check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+        self.check_head_sizes()
+        check_given_pattern(self)
         if self.is_causal:
             raise ConfigurationError("is_causal=True: a local encoder reads both sides; use AdaptiveSpanConfig.")
         if self.reach_tokens < 0:
