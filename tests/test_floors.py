@@ -1,6 +1,7 @@
 """The import rules of the house: lower floors only, defining modules only, and nothing optional at import."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,10 @@ FLOORS = {
 }
 # what backends share; no backend itself
 SHARED_BY_BACKENDS = ("backends.fused_cpu",)
+# classes that shared a name, and intervals of keys that were called spans, before the glossary told them apart
+RETIRED_CLASSES = {"HeadGroup", "Job", "Part", "Piece", "Place", "Problem", "TokenTables"}
+SPANS = re.compile(r"(^|_)spans?(?!_tree)(_|$)", re.IGNORECASE)
+SPANS_MEANT = ("patterns.span_tree", "layout.terms")
 OPTIONAL = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "triton")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -113,6 +118,28 @@ def whole_values(path: Path) -> Iterator[str]:
 def test_messages_shorten_what_they_show() -> None:
     found = [line for path in MODULES for line in whole_values(path)]
     assert not found, "\n".join(found)
+
+
+def retired_names(path: Path) -> Iterator[str]:
+    """Yield the names up to floor 5 that the glossary of CONTRIBUTING.md has replaced."""
+    has_intervals = floor(module_name(path)) <= floor("backends") and module_name(path) not in SPANS_MEANT
+    for node in ast.walk(parsed(path)):
+        name = getattr(node, "name", None) or getattr(node, "arg", None) or getattr(node, "id", None)
+        is_retired = isinstance(node, ast.ClassDef) and name in RETIRED_CLASSES
+        if is_retired or (has_intervals and isinstance(name, str) and SPANS.search(name)):
+            yield f"{module_name(path)}, line {node.lineno}: {name}"
+
+
+def test_words_keep_their_meanings() -> None:
+    found = [line for path in MODULES if floor(module_name(path)) <= 5 for line in retired_names(path)]
+    assert not found, "\n".join(found)
+
+
+def test_the_glossary_is_short() -> None:
+    """At most 25 words, each explained once."""
+    guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    words = re.findall(r"\*\*(.+?)\*\*", guide.partition("## Words")[2].partition("\n## ")[0])
+    assert 0 < len(words) == len(set(words)) <= 25
 
 
 def test_patterns_know_no_torch() -> None:

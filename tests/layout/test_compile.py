@@ -12,7 +12,7 @@ from hf_efficient_attn.layout.blocks import compile as compile_module
 from hf_efficient_attn.layout.blocks import run_masks
 from hf_efficient_attn.layout.blocks import shares as shares_module
 from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.blocks.layout import BlockLayout, Part, Run
+from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import bigbird
@@ -53,11 +53,11 @@ def places(run: Run, block: int) -> Tensor:
     return (run.gathered[block, :, None] * run.granule + torch.arange(run.granule)).flatten()
 
 
-def count_pairs(part: Part, num_queries: int, num_keys: int) -> Tensor:
-    """Return how often the part holds each pair without masking it."""
+def count_pairs(share: CompiledShare, num_queries: int, num_keys: int) -> Tensor:
+    """Return how often the share holds each pair without masking it."""
     counts = torch.zeros(num_queries, num_keys, dtype=torch.int64)
-    queries, keys = torch.tensor(list(part.queries)), torch.tensor(list(part.keys))
-    for run in part.runs:
+    queries, keys = torch.tensor(list(share.queries)), torch.tensor(list(share.keys))
+    for run in share.runs:
         for block in range(run.num_blocks):
             rows = queries[run.first_query + block * run.block_tokens + torch.arange(run.block_tokens)]
             columns = keys[places(run, block)]
@@ -69,9 +69,9 @@ def count_pairs(part: Part, num_queries: int, num_keys: int) -> Tensor:
 
 def check(layout: Layout, blocks: BlockLayout) -> None:
     counts = torch.zeros(layout.num_heads, layout.num_queries, layout.num_keys, dtype=torch.int64)
-    for part in blocks.parts:
-        pairs = count_pairs(part, layout.num_queries, layout.num_keys)
-        counts[part.first_head : part.first_head + part.num_heads] += pairs
+    for share in blocks.shares:
+        pairs = count_pairs(share, layout.num_queries, layout.num_keys)
+        counts[share.first_head : share.first_head + share.num_heads] += pairs
     queries = torch.arange(layout.queries.stop)[layout.queries, None]
     keys = torch.arange(layout.num_keys)[None, :]
     for head, pattern in enumerate(layout.head_patterns()):
@@ -185,12 +185,12 @@ def test_orders_that_share_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_band_is_three_kinds_of_blocks() -> None:
     """Cut at the left end, whole, cut at the right end: the whole ones are one run of copies with one mask."""
-    (part,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), 32, CPU).parts
-    longest = max(part.runs, key=lambda run: run.num_blocks)
+    (share,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), 32, CPU).shares
+    longest = max(share.runs, key=lambda run: run.num_blocks)
     assert (longest.num_blocks, longest.block_tokens, longest.key_tokens) == (256 - 2 * 8, 32, 32 + 2 * 256)
     assert longest.bias is not None
     assert longest.bias.shape[0] == 1
-    assert len(part.runs) == 1 + 2 * 2
+    assert len(share.runs) == 1 + 2 * 2
 
 
 def test_layouts_are_cached_by_value() -> None:
@@ -212,15 +212,15 @@ def test_few_scores_are_computed_in_vain(pattern: Pattern, bound: float) -> None
 def test_shared_work_is_one_part_for_all_heads() -> None:
     """The random blocks of BigBird differ by head, its global rows do not."""
     blocks = compile_layout(Layout(bigbird(), 4, 2048, 2048), 32, CPU)
-    assert [part.num_heads for part in blocks.parts].count(4) == 1
-    assert [part.num_heads for part in blocks.parts].count(1) == 4
+    assert [share.num_heads for share in blocks.shares].count(4) == 1
+    assert [share.num_heads for share in blocks.shares].count(1) == 4
 
 
 @pytest.mark.parametrize("name", ["band", "globals", "random", "causal"])
 def test_cut_runs_hold_the_same_pairs(name: str) -> None:
     blocks = compile_layout(Layout(PATTERNS[name], 2, 333, 333), 32, CPU)
-    for part in blocks.parts:
-        pieces = tuple(piece for run in part.runs for piece in run.cut(40))
+    for share in blocks.shares:
+        pieces = tuple(piece for run in share.runs for piece in run.cut(40))
         assert all(piece.num_blocks * piece.block_tokens <= max(40, piece.block_tokens) for piece in pieces)
-        cut = replace(part, runs=pieces)
-        assert torch.equal(count_pairs(cut, 333, 333), count_pairs(part, 333, 333))
+        cut = replace(share, runs=pieces)
+        assert torch.equal(count_pairs(cut, 333, 333), count_pairs(share, 333, 333))

@@ -84,17 +84,17 @@ def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
     kernels = Kernels(call, seed, fused, q.device)
     for region in regions(call, q, k, FORWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
-        part = region.part
-        queries = [in_order(region.of_queries(tensor), part.queries) for tensor in (q, out_rows, lse_rows)]
-        keys = [in_order(region.of_keys(tensor), part.keys) for tensor in (k, v)]
-        for run in part.runs:
+        share = region.share
+        queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, out_rows, lse_rows)]
+        keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v)]
+        for run in share.runs:
             width = q.shape[-1] if fused else run.key_tokens
             if run.gathered is not None:
                 width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
             for piece in run.cut(max(1, max_buffer(run, fused, q.device) // (queries[0].shape[0] * width))):
                 forward_run(kernels.next(region, piece), queries, keys, piece, bias_of(region, piece))
         for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
-            put_back(region.of_queries(tensor), part.queries, rows)
+            put_back(region.of_queries(tensor), share.queries, rows)
 
 
 def forward_run(
@@ -145,10 +145,10 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d
     kernels = Kernels(call, seed, fused, q.device)
     folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
     for region in regions(call, q, k, BACKWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
-        part = region.part
-        queries = [in_order(region.of_queries(tensor), part.queries) for tensor in (q, *rows)]
-        keys = [in_order(region.of_keys(tensor), part.keys) for tensor in (k, v, dk, dv)]
-        for run in part.runs:
+        share = region.share
+        queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, *rows)]
+        keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v, dk, dv)]
+        for run in share.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
             width = q.shape[-1] * copies if fused else run.key_tokens
             for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
@@ -156,9 +156,9 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d
                 if d_scores is not None:
                     for lookup, gradient in zip(kernels.lookups.of(region, piece), folded, strict=True):
                         lookup.add_gradient(gradient, d_scores)
-        put_back(region.of_queries(rows[-1]), part.queries, queries[-1])
+        put_back(region.of_queries(rows[-1]), share.queries, queries[-1])
         for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
-            put_back(region.of_keys(tensor), part.keys, part_keys)
+            put_back(region.of_keys(tensor), share.keys, part_keys)
     for total, gradient, term in zip(d_terms, folded, terms, strict=False):
         total.add_(unfold_gradient(gradient, batch_size, term.values))
 
@@ -235,7 +235,7 @@ def bias_of(region: Region, run: Run) -> Tensor | None:
     """Return the bias of a run, with -inf for masked keys: [blocks or 1, queries or 1, keys]."""
     if region.hole_bias is None:
         return run.bias
-    holes = key_blocks(in_order(region.hole_bias[None], region.part.keys)[..., None], run)[0, :, None, :, 0]
+    holes = key_blocks(in_order(region.hole_bias[None], region.share.keys)[..., None], run)[0, :, None, :, 0]
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes
 
 

@@ -1,4 +1,4 @@
-"""A call divided into regions: one document, one part of its block layout, heads that are computed together."""
+"""A call divided into regions: one document, one share of its block layout, heads that are computed together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.blocks.layout import Part
+from hf_efficient_attn.layout.blocks.layout import CompiledShare
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 
@@ -30,7 +30,7 @@ class Region:
     queries: slice
     keys: slice
     query_offset: int
-    part: Part
+    share: CompiledShare
     hole_bias: Tensor | None = None
 
     def of_queries(self, tensor: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ def regions(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Ite
             queries = slice(first_query, first_query + own.num_queries)
             keys = slice(document.start, document.stop)
             holes = hole_bias(tokens, example, document)
-            for part in compile_layout(own, block_tokens, q.device).parts:
-                for heads, key_heads in head_slices(part.first_head, num_folded * part.num_heads, group):
-                    yield Region(example, heads, key_heads, queries, keys, own.query_offset, part, holes)
+            for share in compile_layout(own, block_tokens, q.device).shares:
+                for heads, key_heads in head_slices(share.first_head, num_folded * share.num_heads, group):
+                    yield Region(example, heads, key_heads, queries, keys, own.query_offset, share, holes)
 
 
 def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, slice]]:

@@ -43,9 +43,9 @@ class TermLookup:
         else:
             d_values = self.by_label(labels, d_scores, values.shape[-1])
         if self.is_per_query:
-            rows = in_order(target, self.region.part.queries)
+            rows = in_order(target, self.region.share.queries)
             query_blocks(rows, self.run).add_(d_values)
-            put_back(target, self.region.part.queries, rows)
+            put_back(target, self.region.share.queries, rows)
         else:
             target[:, None].add_(d_values)
 
@@ -62,7 +62,7 @@ class TermLookup:
         """The values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
         values = self.select(wide(self.term.values))
         if self.is_per_query:
-            return query_blocks(in_order(values, self.region.part.queries), self.run)
+            return query_blocks(in_order(values, self.region.share.queries), self.run)
         return values[:, None]
 
     @property
@@ -115,8 +115,8 @@ def labels_of(label: Label, region: Region, run: Run, device: torch.device) -> T
     else:
         keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
         keys = keys.flatten(1)
-    query_positions = position_at(region.part.queries, queries) + region.query_offset
-    key_positions = position_at(region.part.keys, keys)
+    query_positions = position_at(region.share.queries, queries) + region.query_offset
+    key_positions = position_at(region.share.keys, keys)
     return label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
@@ -125,7 +125,7 @@ def first_distance(region: Region, run: Run) -> tuple[int, int] | None:
 
     None: the blocks of the run differ in this.
     """
-    queries, keys = region.part.queries, region.part.keys
+    queries, keys = region.share.queries, region.share.keys
     if not isinstance(queries, range) or not isinstance(keys, range) or queries.step != keys.step:
         return None
     if run.gathered is not None or run.key_step != run.block_tokens:

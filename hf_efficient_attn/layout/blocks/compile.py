@@ -11,7 +11,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.blocks.layout import BlockLayout, Part, Run
+from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
 from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks
 from hf_efficient_attn.layout.blocks.shares import MIN_GRANULE, PatternShare, neighbours, shares
@@ -62,15 +62,15 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
     for first, count, pattern in layout.head_groups():
         for share in shares(pattern, extent):
             heads_of.setdefault(share, []).extend(range(first, first + count))
-    parts = []
+    compiled = []
     for share, heads in heads_of.items():
-        runs = PartCompiler(share, block_tokens, device, budget).runs()
+        runs = ShareCompiler(share, block_tokens, device, budget).runs()
         queries, keys = (on_device(order, device) for order in (share.rows(layout.query_offset), share.order.keys))
-        parts += [Part(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
-    return BlockLayout(tuple(parts))
+        compiled += [CompiledShare(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
+    return BlockLayout(tuple(compiled))
 
 
-class PartCompiler:
+class ShareCompiler:
     """Compiles one share of a pattern."""
 
     def __init__(self, share: PatternShare, block_tokens: int, device: torch.device, budget: Budget) -> None:

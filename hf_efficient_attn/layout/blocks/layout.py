@@ -78,7 +78,7 @@ def _of_blocks(tensor: Tensor | None, blocks: slice) -> Tensor | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class CompiledShare:
     """Runs of some heads over one order of the tokens.
 
     Attributes:
@@ -98,29 +98,29 @@ class Part:
 class BlockLayout:
     """A compiled layout: every allowed pair of every head lies, unmasked, in exactly one run."""
 
-    parts: tuple[Part, ...]
+    shares: tuple[CompiledShare, ...]
 
     @cached_property
     def num_pairs(self) -> int:
         """How many scores are computed, allowed or not, in all heads."""
-        return sum(part.num_heads * run.num_pairs for part in self.parts for run in part.runs)
+        return sum(share.num_heads * run.num_pairs for share in self.shares for run in share.runs)
 
     @cached_property
     def num_allowed(self) -> int:
         """How many pairs are allowed in all heads."""
-        return sum(part.num_heads * run.num_allowed for part in self.parts for run in part.runs)
+        return sum(share.num_heads * run.num_allowed for share in self.shares for run in share.runs)
 
     @cached_property
     def num_mask_bytes(self) -> int:
         """Memory of all masks; views of one tensor count once."""
-        return size_in_bytes([run.bias for part in self.parts for run in part.runs])
+        return size_in_bytes([run.bias for share in self.shares for run in share.runs])
 
     @cached_property
     def num_key_reads(self) -> int:
         """How many keys are read in all heads, counted once per block of queries."""
-        return sum(part.num_heads * run.num_blocks * run.key_tokens for part in self.parts for run in part.runs)
+        return sum(share.num_heads * run.num_blocks * run.key_tokens for share in self.shares for run in share.runs)
 
     @cached_property
     def num_runs(self) -> int:
         """How many runs there are; each costs a fixed time."""
-        return sum(len(part.runs) for part in self.parts)
+        return sum(len(share.runs) for share in self.shares)
