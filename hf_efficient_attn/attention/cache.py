@@ -23,11 +23,13 @@ class PatternCache(Cache):
     layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
     the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
 
-    `PatternCache(model, positions="cache")` is for texts longer than the model was trained for (StreamingLLM, Xiao et
-    al. 2023): each token reads the kept keys as if they stood at their slots of the cache, and itself behind them, so
-    that no distance is larger than the cache. That equals no forward without this cache once tokens have been dropped;
-    how many tokens a call brings changes nothing. The model turns keys before they are cached, so the first keys are
-    turned on by as many positions as tokens were dropped, each time from those that were kept.
+    `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
+    Xiao et al. 2023). A token's position is then its slot in the cache: each kept key is read as if it had been rotated
+    by its slot, and the query by the slot behind them, so that no distance exceeds the size of the cache. A model
+    rotates keys before they are cached, so the keys of the first tokens are rotated further, by the number of tokens
+    dropped, and always from what was kept: rounding does not add up. Once tokens have been dropped, no forward without
+    this cache computes the same; how a text is cut into calls still changes nothing. Layers that keep their own
+    attention keep the positions of the text.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea
@@ -42,9 +44,9 @@ class PatternCache(Cache):
     Args:
         config: of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left, ...)`, or
             these joined with `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently from layer to
-            layer. With `positions="cache"` the model itself, on its device and in evaluation mode: it computes a token,
-            which tells whether its keys turn by its `rotary_emb`.
-        positions: "text", or "cache".
+            layer. With `positions="cache"` the model itself, on its device and in evaluation mode: it computes one
+            token, which shows whether its `rotary_emb` is all that rotates its keys.
+        positions: "text" or "cache", where positions are counted.
 
     Raises:
         ConfigurationError: no pattern, or one that can read other tokens; with `positions="cache"` also a model without
@@ -132,8 +134,8 @@ def config_of(model: Any) -> Any:
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
-            f'PatternCache(positions="cache") got a {type(model).__name__}, but turns keys by the rotary_emb of the '
-            "model: pass the model."
+            f'PatternCache(positions="cache") got a {type(model).__name__}, but rotates keys by the rotary_emb of '
+            "the model: pass the model."
         )
     return model.config
 
@@ -171,7 +173,7 @@ def checked_text_config(config: Any) -> Any:
 
 
 def rope_of(config: Any) -> tuple[Any, Any]:
-    """Return what the angles of a model's keys follow from: its kind, and the parameters of its RoPE."""
+    """Return what determines the angles of a model's keys: its kind, and the parameters of its RoPE."""
     return config.model_type, getattr(config, "rope_parameters", None)
 
 

@@ -1,4 +1,4 @@
-"""Positions in a cache: how a model turns its keys by their position, and the layer whose first keys are turned on.
+"""Positions in a cache: how a model rotates its keys, and the layer that rotates its first keys further.
 
 Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.2.
 """
@@ -18,22 +18,22 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
 TEXT, CACHE = "text", "cache"
-# kinds of RoPE that turn by the position times frequencies, the same ones at every length
+# kinds of RoPE whose angles are the position times frequencies that are the same at every length
 PLAIN_ROPE = ("default", "linear", "llama3", "proportional")
-# at position 0 keys are as before RoPE; at the other, most of its frequencies have turned them
+# at position 0 RoPE changes nothing; at the other, most of its frequencies have rotated the keys
 PROBED = (0, 100)
-# most keys are equal to the bit; a step before them may have rounded otherwise, in so many units and so many of them
+# keys are equal but for rounding, of so many units in the last place; so large a share of them may differ by more
 ROUNDINGS, ROUNDED_SHARE = 8, 0.05
 
 
 @dataclass(frozen=True)
 class KeyRotation:
-    """The rotation of one layer by its model's own RoPE.
+    """The rotation of one layer's keys and queries, by its model's own RoPE.
 
     Attributes:
         embedding: the model's `rotary_emb`, which returns cos and sin of positions.
         apply: the model's `apply_rotary_pos_emb`.
-        layer_type: where the model's layers have tables of their kind.
+        layer_type: names the frequencies, where layers of different types have different ones.
     """
 
     embedding: nn.Module
@@ -41,11 +41,11 @@ class KeyRotation:
     layer_type: str | None = None
 
     def __call__(self, states: Tensor, steps: Tensor) -> Tensor:
-        """Return keys or queries turned on by so many positions, computed in float32 at least.
+        """Return keys or queries rotated further by so many positions, computed in float32 at least.
 
         Args:
             states: [batch, heads, tokens, head_dim].
-            steps: int [batch or 1, tokens or 1]; negative: turned back.
+            steps: int [batch or 1, tokens or 1]; negative: backwards.
         """
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         return self.rounded(wide, steps).to(states.dtype)
@@ -56,8 +56,8 @@ class KeyRotation:
         cos, sin = self.embedding(states, steps, *kind)
         rotary_dim = cos.shape[-1]
         rotary, rest = states[..., :rotary_dim], states[..., rotary_dim:]
-        turned, _ = self.apply(rotary, rotary[:, :1], cos, sin)
-        return torch.cat([turned, rest], -1)
+        rotated, _ = self.apply(rotary, rotary[:, :1], cos, sin)
+        return torch.cat([rotated, rest], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KeyRotation":
         """Return itself: it never changes, and the tables belong to the model."""
@@ -66,7 +66,7 @@ class KeyRotation:
 
 @dataclass(frozen=True)
 class QueryShifts:
-    """By how much each of several new queries is nearer to the first keys than in the text.
+    """By how many positions each of several new queries is nearer to the first keys than in the text.
 
     Attributes:
         shifts: int [batch or 1, queries], 0 or negative.
@@ -78,17 +78,17 @@ class QueryShifts:
     is_first: Tensor
 
     def applied(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of twice the head_dim: its second half is what the first keys are read by."""
+        """Return queries and keys of twice the head_dim: the first keys fill its second half, the others its first."""
         is_first = self.is_first[:, None, :, None]
         query = torch.cat([query, self.rotation(query, self.shifts)], 3)
         return query, torch.cat([key.masked_fill(is_first, 0), key.masked_fill(~is_first, 0)], 3)
 
 
 class StreamingLayer(PatternLayer):
-    """A `PatternLayer` that is read as if each key stood at its slot, and the query behind them.
+    """A `PatternLayer` whose keys are read as if their slots were their positions.
 
-    The keys of the band keep their distances; the first keys come nearer by the tokens dropped between them and the
-    band. What is kept is never turned: rounding does not add up.
+    The distances to keys of the band stay as they are; the first keys come nearer by the number of tokens that were
+    dropped between them and the band. What is kept is never overwritten, so that rounding does not add up.
     """
 
     def __init__(self, num_first: int, left: int, padding: Padding, rotation: KeyRotation) -> None:
@@ -101,11 +101,11 @@ class StreamingLayer(PatternLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim].
 
-        One query is why the first keys are returned turned on. Several, each at a distance of its own, are turned
-        back in the attention function instead, which reads `query_shifts`.
+        For one query the first keys are rotated further. Several queries are each at another distance from them, so
+        that the attention function rotates the queries back instead; it reads `query_shifts`.
 
         Raises:
-            UnsupportedBackendError: that function has not read them, or several queries are being compiled.
+            UnsupportedBackendError: that function has not read those of the last call, or several queries are compiled.
         """
         if self.query_shifts is not None and not self.are_read:
             raise UnsupportedBackendError(
@@ -120,7 +120,7 @@ class StreamingLayer(PatternLayer):
             return keys, values
         shifts = self._shifts(num_new, keys.device)
         if num_new == 1:
-            # rows that have dropped tokens have their first keys at the front, the others are turned by 0
+            # rows that have dropped tokens have their first keys at the front; the shift of the others is 0
             first, others = keys.split([self.num_first, keys.shape[-2] - self.num_first], 2)
             return torch.cat([self.rotation(first, -shifts), others], 2), values
         if torch.compiler.is_compiling():
@@ -148,7 +148,7 @@ class StreamingLayer(PatternLayer):
 
 
 def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the queries and keys of a layer as they read each other by the positions of the cache in use, if any."""
+    """Return the queries and keys of a layer, by the positions of the cache that its model was called with."""
     cache: Any = given_cache(getattr(module, "config", None))
     layer = getattr(module, "layer_idx", None)
     if layer is None or layer >= len(getattr(cache, "layers", ())):
@@ -162,15 +162,15 @@ def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor) -> tuple[T
 
 
 def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, KeyRotation]:
-    """Return how some layers of a model turn their keys, from its `rotary_emb`; without layers that do not turn them.
+    """Return the rotation of each of some layers of a model by its `rotary_emb`; layers without RoPE are left out.
 
-    The model computes one token at two positions, and each layer's keys are compared.
+    The model computes one token at two positions, at which the keys of each layer are compared.
 
     Args:
         config: of its text model.
 
     Raises:
-        ConfigurationError: they turn them by anything but RoPE with the same frequencies at every length.
+        ConfigurationError: anything but RoPE with frequencies that are the same at every length changes the keys.
     """
     decoder = rotary_model(model, config)
     apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
@@ -191,7 +191,7 @@ def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, K
     for layer in layers:
         kind = config.layer_types[layer] if isinstance(kinds, dict) else None
         rotation = KeyRotation(decoder.rotary_emb, apply, kind)
-        if turns_keys(rotation, cached[layer], layer):
+        if rotates_keys(rotation, cached[layer], layer):
             rotations[layer] = rotation
     return rotations
 
@@ -220,38 +220,38 @@ def probed_layers(decoder: Any, config: Any) -> list[Any]:
     return list(cache.layers)
 
 
-def turns_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
-    """Return whether a layer's keys at PROBED differ by this rotation; False: they do not differ.
+def rotates_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
+    """Return whether a layer's keys at the positions PROBED differ by this rotation; False: they do not differ.
 
     Raises:
-        ConfigurationError: they, or the values, differ otherwise.
+        ConfigurationError: the keys, or the values, differ by something else.
     """
     near, far = cached.keys[:1], cached.keys[1:]
+    if near.is_meta or not float(near.abs().max()) > 0:
+        refuse(f"the model has no weights, or none that give layer {layer} keys other than 0")
     if not are_close(cached.values[1:], cached.values[:1]):
         refuse(f"the values of layer {layer} depend on the position")
-    if not float(near.abs().max()) > 0:
-        refuse(f"the keys of layer {layer} are 0 or NaN: load the weights first")
     if are_close(far, near):
         return False
     try:
-        turned = rotation.rounded(near, torch.tensor([PROBED[1:]], device=near.device))
+        rotated = rotation.rounded(near, torch.tensor([PROBED[1:]], device=near.device))
     except (RuntimeError, TypeError, ValueError) as cause:
         refuse(f"its rotary_emb is not applied as usual ({type(cause).__name__}: {str(cause)[:80]})", cause)
-    if not are_close(far, turned):
+    if not are_close(far, rotated):
         refuse(f"the keys of layer {layer} do not differ by its rotary_emb alone from position to position")
     return True
 
 
 def are_close(keys: Tensor, others: Tensor) -> bool:
-    """Return whether nearly all numbers of some keys are equal but for rounding, however much their sizes differ."""
+    """Return whether nearly all numbers are equal but for rounding, also where some are far larger than the others."""
     sizes = keys.abs()
     are_wrong = (keys - others).abs() > ROUNDINGS * torch.finfo(keys.dtype).eps * sizes.clamp(min=sizes.median())
     return float(are_wrong.double().mean()) <= ROUNDED_SHARE
 
 
 def refuse(reason: str, cause: Exception | None = None) -> NoReturn:
-    """Raise ConfigurationError for a model whose keys cannot be turned on."""
+    """Raise ConfigurationError for a model whose keys cannot be rotated further."""
     raise ConfigurationError(
-        f'PatternCache(positions="cache") turns keys by RoPE with fixed frequencies, but {reason}. Use PatternCache('
-        "model.config), which keeps the positions of the text."
+        f'PatternCache(positions="cache") needs keys rotated by RoPE with fixed frequencies alone, but {reason}. Use '
+        "PatternCache(model.config), which keeps the positions of the text."
     ) from cause

@@ -19,7 +19,7 @@ from hf_efficient_attn.patterns import Band, GlobalTokens
 KEPT = ((2, 4), (1, 3))
 PATTERNS = [Band(left, 0) | GlobalTokens(range(num_first)) for num_first, left in KEPT]
 FULL = {"layer_types": ["full_attention"] * 2, "head_dim": 8}
-# a config, how many numbers of a head its two layers turn, and whether neighbours or the halves are pairs
+# a config, how many numbers of a head its two layers rotate, and whether neighbours or the halves are pairs
 ROTARY: dict[str, tuple[Any, tuple[int, int], bool]] = {
     "llama": (lambda: tr.LlamaConfig(**DECODER), (8, 8), False),
     "gpt_neox": (lambda: tr.GPTNeoXConfig(**{**DECODER, "rotary_pct": 0.5}), (4, 4), False),
@@ -30,23 +30,23 @@ ROTARY: dict[str, tuple[Any, tuple[int, int], bool]] = {
 
 
 class Oracle:
-    """Attention of one text, token by token, whose keys are cached before RoPE and turned by their slots.
+    """Attention of one text, token by token, whose keys are cached before RoPE and rotated by their slots.
 
-    The model must be called with position 0 for every token, so that it turns nothing itself.
+    The model must be called with position 0 for every token, so that it rotates nothing itself.
     """
 
     def __init__(self, rotary_dims: Sequence[int], are_neighbours: bool, theta: float) -> None:
         self.rotary_dims, self.are_neighbours, self.theta = rotary_dims, are_neighbours, theta
         self.cached: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def turned(self, states: Tensor, slots: Tensor, rotary_dim: int) -> Tensor:
+    def rotated(self, states: Tensor, slots: Tensor, rotary_dim: int) -> Tensor:
         if rotary_dim == 0:
             return states
         angles = slots[:, None] * self.theta ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
         pairs = states[..., :rotary_dim].unflatten(-1, (-1, 2) if self.are_neighbours else (2, -1))
         x, y = pairs.unbind(-1 if self.are_neighbours else -2)
-        rotated = torch.stack([x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], -1)
-        flat = rotated if self.are_neighbours else rotated.transpose(-1, -2)
+        stacked = torch.stack([x * angles.cos() - y * angles.sin(), x * angles.sin() + y * angles.cos()], -1)
+        flat = stacked if self.are_neighbours else stacked.transpose(-1, -2)
         return torch.cat([flat.flatten(-2), states[..., rotary_dim:]], -1)
 
     def __call__(
@@ -55,11 +55,11 @@ class Oracle:
         assert query.shape[2] == 1
         layer, groups = module.layer_idx, query.shape[1] // key.shape[1]
         keys, values = self.cached.get(layer, (key[:, :, :0], value[:, :, :0]))
-        query_slot = torch.tensor([float(keys.shape[2])])
+        query_slot = torch.tensor([keys.shape[2]]).double()
         keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
         slots, rotary_dim = torch.arange(keys.shape[2]).double(), self.rotary_dims[layer]
-        turned = self.turned(keys, slots, rotary_dim).repeat_interleave(groups, 1)
-        scores = self.turned(query, query_slot, rotary_dim) @ turned.transpose(2, 3) * scaling
+        rotated = self.rotated(keys, slots, rotary_dim).repeat_interleave(groups, 1)
+        scores = self.rotated(query, query_slot, rotary_dim) @ rotated.transpose(2, 3) * scaling
         num_first, left = KEPT[layer]
         stay = [slot for slot in range(keys.shape[2]) if slot < num_first or slot >= keys.shape[2] - left]
         self.cached[layer] = keys[:, :, stay], values[:, :, stay]
@@ -142,8 +142,8 @@ def test_beams_keep_their_rows() -> None:
 
 
 @torch.no_grad()
-def test_what_is_kept_is_never_turned() -> None:
-    """In bfloat16, too: each step turns the first keys of the prompt, and rounding does not add up."""
+def test_what_is_kept_is_never_rotated() -> None:
+    """In bfloat16, too: each step rotates the first keys of the prompt, and rounding does not add up."""
     model, ids = hea.sparsify(tiny("llama").bfloat16(), PATTERNS), token_ids(2, 30)
     cache = hea.PatternCache(model, positions="cache")
     cached_logits(model, cache, ids, torch.ones_like(ids), [4])
@@ -250,6 +250,9 @@ def refused_model(why: str) -> Any:
         if why == "M-RoPE":
             return tr.Qwen2VLTextModel(tr.Qwen2VLTextConfig(**DECODER, rope_parameters=rope))
         return tr.LlamaForCausalLM(tr.LlamaConfig(**DECODER, rope_parameters=rope))
+    if why == "no weights":
+        with torch.device("meta"):
+            return tr.LlamaForCausalLM(tr.LlamaConfig(**DECODER))
     if why == "no rotary_emb":
         return tr.GPT2LMHeadModel(tr.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=61))
     if why == "share":
@@ -263,7 +266,7 @@ def refused_model(why: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("why", [*ROPES, "no rotary_emb", "share", "values", "by its rotary_emb alone"])
+@pytest.mark.parametrize("why", [*ROPES, "no weights", "no rotary_emb", "share", "values", "by its rotary_emb alone"])
 def test_models_without_plain_rope_are_refused(why: str) -> None:
     model = hea.sparsify(refused_model(why).eval(), PATTERNS[0])
     with pytest.raises(hea.ConfigurationError, match=f"{why}.*PatternCache.model.config"):
