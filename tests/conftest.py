@@ -35,13 +35,16 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let the tests of a file that makes something once for all of them run in one worker, so that it is made once."""
+    """Let the tests of a file that makes something once for all of them run in one worker, so that it is made once.
+
+    Of other files, the cases of a function: to deal out thousands of them one by one takes seconds.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class BySharedFixtures(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return file if _makes_something_once(config.rootpath / file) else nodeid
+            return file if _makes_something_once(config.rootpath / file) else nodeid.partition("[")[0]
 
     return BySharedFixtures(config, log)
 
