@@ -29,19 +29,19 @@ def table_with_padding(num_masked: int) -> Tensor:
 def test_token_table_of_another_thread() -> None:
     mine, other = table_with_padding(1), table_with_padding(4)
     for _ in range(2):
-        columns = at_every_line(
+        tokens, _ = at_every_line(
             lambda: read_table(mine, 1, 6, 6), lambda: read_table(other, 1, 6, 6), "attention.token_table"
         )
-        assert columns.key_mask.sum() == 5
+        assert tokens.key_mask.sum() == 5
 
 
-def test_layers_share_the_columns_of_a_table() -> None:
+def test_layers_share_the_mask_of_a_table() -> None:
     table = table_with_padding(1)
     first = read_table(table, 1, 6, 6)
     read_table(table_with_padding(2), 1, 6, 6)
     assert read_table(table, 1, 6, 6) is first
     table[..., 1] = 0
-    assert read_table(table, 1, 6, 6).key_mask.sum() == 4  # type: ignore[union-attr]
+    assert read_table(table, 1, 6, 6)[0].key_mask.sum() == 4  # type: ignore[union-attr]
 
 
 def test_masks_of_another_thread() -> None:

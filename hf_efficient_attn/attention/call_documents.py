@@ -1,34 +1,43 @@
 """Packed documents of which only the keyword arguments of an attention call tell, and not its mask."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.given_inputs import given_positions, is_computed_again, was_called_without
+from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
 from hf_efficient_attn.attention.packing import position_starts, said_starts
 from hf_efficient_attn.attention.table_form import is_table
-from hf_efficient_attn.attention.token_table import join_documents, read_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, derived, on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
 
 
 def with_said_documents(
     module: nn.Module,
     attention_mask: Tensor | None,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
     options: Mapping[str, Any],
     followed: LayerPattern,
     query: Tensor,
     key: Tensor,
-) -> Tensor | None:
-    """Return the mask, with the documents of `cu_seq_lens_q` and `seq_idx`; of `position_ids`, where there is no mask.
+) -> TokenMask:
+    """Return the token mask with the documents of `cu_seq_lens_q` and `seq_idx`; without a mask, of `position_ids`.
 
     A mask is made for every call of a model, so that none is there only where another library has dropped it.
+
+    Args:
+        attention_mask: what the layer got.
+        tokens, query_offset: what that says about the keys, if it is a token table.
 
     Raises:
         InputError: documents that are said of other tokens than these, or of which a model with absolute positions has
@@ -37,16 +46,16 @@ def with_said_documents(
     starts = said_starts(options, key.shape[0], query.shape[2])
     if starts is None:
         if attention_mask is not None:
-            _warn_of_restarts(module, attention_mask, options, query, key)
-            return attention_mask
+            _warn_of_restarts(module, attention_mask, tokens, query_offset, options, query, key)
+            return tokens
         positions = _positions(options, query)
         # a layer that reads everything may have asked for no mask, and its positions may count something else
         if positions is None or query.shape[2] != key.shape[2] or (followed.reads_all and not is_overridden(NAME)):
-            return None
+            return tokens
         starts = position_starts(positions)
         if not is_tracing(starts):
             if not on_host(starts).any():
-                return None
+                return tokens
             warn_of_parts(positions, NAME)
     elif query.shape[2] != key.shape[2] or (attention_mask is not None and not is_table(attention_mask)):
         raise InputError(
@@ -55,7 +64,15 @@ def with_said_documents(
         )
     elif not has_relative_positions(module, options):
         _require_restarts(module, starts, options, query)
-    return join_documents(attention_mask, starts, key.shape[2])
+    return join_documents(tokens, starts)
+
+
+def join_documents(tokens: TokenMask, starts: Tensor) -> TokenMask:
+    """Return a token mask in which further documents begin; `starts`: bool [batch, keys]."""
+    segments = tokens.segment_ids
+    if segments is not None:
+        starts = starts | pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+    return replace(tokens, segment_ids=1 + starts.cumsum(1))
 
 
 def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -104,7 +121,15 @@ def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None =
     return derived(lambda positions: positions.expand(len(query), -1), positions)
 
 
-def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any], query: Tensor, key: Tensor) -> None:
+def _warn_of_restarts(
+    module: nn.Module,
+    mask: Tensor,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    options: Mapping[str, Any],
+    query: Tensor,
+    key: Tensor,
+) -> None:
     """Warn, in a model's first layer, of documents that its mask does not tell apart; padding is none."""
     num_queries = query.shape[2]
     # before any question about a length, to which the answer would belong to the graph
@@ -114,15 +139,12 @@ def _warn_of_restarts(module: nn.Module, mask: Tensor, options: Mapping[str, Any
     if was_called_without(module.config):
         return
     positions = _positions(options, query, given_positions(module.config))
-    if positions is None or not is_table(mask) or mask.shape[3] < key.shape[2]:
+    if positions is None or not is_table(mask) or tokens.segment_ids is not None:
         return
-    columns = read_table(mask, len(query), num_queries, key.shape[2])
-    if columns.segment_ids is not None:
-        return
-    bring(positions, columns.key_mask)
-    is_token = None if columns.key_mask is None else on_host(columns.key_mask)
+    bring(positions, tokens.key_mask)
+    is_token = None if tokens.key_mask is None else on_host(tokens.key_mask)
     if is_token is not None:
-        first = key.shape[2] - num_queries if columns.query_offset is None else int(columns.query_offset)
+        first = key.shape[2] - num_queries if query_offset is None else int(query_offset)
         is_token = is_token[:, first : first + num_queries]
     if bool(position_starts(on_host(positions), is_token).any()):
         warn_of_unseen_documents(module.config)

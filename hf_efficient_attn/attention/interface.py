@@ -13,15 +13,19 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from hf_efficient_attn.attention.cache_positions import in_cache_positions
 from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.guard import guard_models
-from hf_efficient_attn.attention.layer_attention import attend_layer
+from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_attention import attend_layer, check_shape
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
 from hf_efficient_attn.attention.model_heads import head_range
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.saved_implementation import write_implementations
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import read_table
 from hf_efficient_attn.attention.trial import TRIALS
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
 
 def register_attention() -> None:
@@ -73,7 +77,9 @@ def efficient_attention_forward(
     check_lengths(module, followed, query.shape[2], key.shape[2])
     if not getattr(module, "layer_idx", None):
         compare_processes(module)
-    attention_mask = with_said_documents(module, attention_mask, kwargs, followed, query, key)
+    is_matrix = attention_mask is not None and not is_table(attention_mask)
+    tokens, query_offset = said_tokens(None if is_matrix else attention_mask, followed, query, key)
+    tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     query, key = in_cache_positions(module, query, key)
     return attend_layer(
@@ -81,14 +87,30 @@ def efficient_attention_forward(
         key,
         value,
         followed,
-        attention_mask,
+        tokens,
         scale,
         dropout,
+        query_offset=query_offset,
+        matrix=attention_mask if is_matrix else None,
         bias=kwargs.get("position_bias"),
         sinks=kwargs.get("s_aux"),
         softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
     )
+
+
+def said_tokens(
+    table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor
+) -> tuple[TokenMask, QueryOffset]:
+    """Return what a token table says about a layer's keys, and where its queries stand among them.
+
+    Raises:
+        InputError: the table was made for other keys.
+    """
+    if table is None:
+        return NO_MASK, None
+    check_shape((table.shape[0], table.shape[3]), followed, key)
+    return read_table(table, key.shape[0], query.shape[2], key.shape[2])
 
 
 def check_lengths(module: nn.Module, followed: LayerPattern, num_queries: int, num_keys: int) -> None:

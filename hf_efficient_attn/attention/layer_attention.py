@@ -1,6 +1,7 @@
 """One layer's attention, given what the layer follows and what the masks of its model say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +10,10 @@ from torch import Tensor
 from hf_efficient_attn.attention.call import build_call, checked_states, compute, layout_of
 from hf_efficient_attn.attention.checks import own_sinks
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.table_form import is_table
-from hf_efficient_attn.attention.token_table import TokenColumns, read_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
@@ -29,11 +29,12 @@ def attend_layer(
     key: Tensor,
     value: Tensor,
     followed: LayerPattern,
-    attention_mask: Tensor | None,
+    tokens: TokenMask,
     scale: float,
     dropout: float = 0.0,
+    query_offset: QueryOffset = None,
+    matrix: Tensor | None = None,
     bias: Tensor | None = None,
-    global_mask: Tensor | None = None,
     terms: Sequence[Term] = (),
     sinks: Tensor | None = None,
     softcap: float | None = None,
@@ -45,37 +46,31 @@ def attend_layer(
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
-        attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
-            gave, or None.
+        tokens: of these keys, or of all, of which a pattern cache holds the last ones.
+        matrix: a mask that a user gave, [batch or 1, heads or 1, queries, keys].
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
-        global_mask: bool [batch, keys], True = reads and is read by its whole document.
-        terms, sinks, softcap: as for `attention`.
+        query_offset, terms, sinks, softcap: as for `attention`.
         need_weights: compute densely, and return the weights.
 
     Raises:
         InputError: a mask that does not belong to these queries and keys.
     """
-    matrix = None if attention_mask is None or is_table(attention_mask) else attention_mask
-    columns = TokenColumns()
-    if matrix is None:
-        columns = read_columns(attention_mask, followed, query, key)
-    elif not followed.is_own:
+    tokens = tokens_of_layer(tokens, followed, key)
+    if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
-        columns = TokenColumns(readable_keys(matrix, len(query)))
-    tokens = TokenMask(columns.key_mask, columns.segment_ids, global_mask)
-    offset = columns.query_offset
-    reads_all = followed.reads_all and columns.segment_ids is None
+        tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
+    reads_all = followed.reads_all and tokens.segment_ids is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         query, key, value = checked_states(query, key, value)
-        call = build_call(query, key, value, followed, offset, tokens, terms, sinks, softcap, scale, dropout)
+        call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout)
         out, _ = compute(query, key, value, call, backend)
         return out.transpose(1, 2).contiguous(), None
     if need_weights:
         warn_of_weights()
     added = added_scores(matrix, bias, query, key)
-    pairs = pairs_of(followed, offset, tokens, matrix, query, key)
+    pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
     if terms:
-        learned: Any = term_bias(terms, layout_of(followed, offset, query, key), tokens, key.device)
+        learned: Any = term_bias(terms, layout_of(followed, query_offset, query, key), tokens, key.device)
         learned, pairs = close_pairs(learned, pairs)
         added = learned if added is None else added + learned
     sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
@@ -83,28 +78,34 @@ def attend_layer(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def read_columns(table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor) -> TokenColumns:
-    """Return what the token table says about the keys.
+def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> TokenMask:
+    """Return the token mask of the keys that a layer has, which may be the last ones of those of the mask.
 
     Raises:
-        InputError: the table was made for other keys.
+        InputError: the mask was made for other keys.
     """
+    if tokens.shape is None:
+        return tokens
+    check_shape(tokens.shape, followed, key)
+    return tokens if tokens.shape[1] == key.shape[2] else tokens.last(key.shape[2])
+
+
+def check_shape(shape: tuple[int, int], followed: LayerPattern, key: Tensor) -> None:
+    """Raise InputError if what is said of [batch, keys] was said of other keys than a layer's."""
+    num_rows, width = shape
     num_keys = key.shape[2]
-    if table is not None:
-        width = table.shape[3]
-        # a pattern cache holds fewer keys than there are tokens
-        if table.shape[0] not in (1, key.shape[0]) or width < num_keys or (width > num_keys and followed.is_own):
-            raise InputError(
-                f"The padding mask is for {table.shape[0]} x {width} keys, but there are {key.shape[0]} x {num_keys}. "
-                "Pass an attention_mask with one column a token, cached tokens first."
-            )
-    return read_table(table, query.shape[0], query.shape[2], num_keys)
+    # a pattern cache holds fewer keys than there are tokens
+    if num_rows not in (1, key.shape[0]) or width < num_keys or (width > num_keys and followed.is_own):
+        raise InputError(
+            f"The padding mask is for {num_rows} x {width} keys, but there are {key.shape[0]} x {num_keys}. "
+            "Pass an attention_mask with one column a token, cached tokens first."
+        )
 
 
 def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
     """Return which keys any query may read, bool [batch, keys]: by a matrix, the others are padding.
 
-    A pattern's positions count from the first of them, as they do by a token table.
+    A pattern's positions count from the first of them, as they do under a padding mask.
     """
     may_read = matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
     return may_read.any(2).any(1).expand(batch_size, -1)
@@ -112,7 +113,7 @@ def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
 
 def pairs_of(
     followed: LayerPattern,
-    query_offset: int | Tensor | None,
+    query_offset: QueryOffset,
     tokens: TokenMask,
     matrix: Tensor | None,
     query: Tensor,

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention import token_table
+from hf_efficient_attn.attention import requested_table
 from hf_efficient_attn.attention.trial import base_class, takes_tables
 
 # configs whose models were tried, by identity; configs have no hash
 _tried: dict[int, "weakref.ref[Any]"] = {}
 
 
-@functools.wraps(token_table.requested_table)
+@functools.wraps(requested_table.requested_table)
 def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
     """Return the token table of a mask that a model asks for (`token_table`), after a trial of that kind of model.
 
@@ -25,7 +25,7 @@ def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
     # a trial must leave no trace in what is being traced
     if config is not None and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         refuse_mask_user(config)
-    return token_table.requested_table(*args, **kwargs)
+    return requested_table.requested_table(*args, **kwargs)
 
 
 def refuse_mask_user(config: Any) -> None:

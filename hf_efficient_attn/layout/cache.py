@@ -3,6 +3,7 @@
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import update_wrapper
 from threading import Lock
@@ -179,12 +180,26 @@ def _key_of(owners: Iterable[Tensor | None], key: Hashable) -> Hashable:
 
 def _contents(tensor: Tensor) -> Tensor | None:
     """Return a copy of a tensor's contents; None: its version tells of changes, and reading would wait for a device."""
-    return tensor.detach().clone() if tensor.device.type == "cpu" else None
+    if tensor.device.type != "cpu":
+        return None
+    with _unseen(tensor):
+        return tensor.detach().clone()
 
 
 def _is_unchanged(tensor: Tensor, contents: Tensor | None) -> bool:
-    # the tensor may also have got another shape or dtype through `.data`
-    return contents is None or (tensor.dtype == contents.dtype and torch.equal(tensor, contents))
+    if contents is None:
+        return True
+    with _unseen(tensor):
+        # the tensor may also have got another shape or dtype through `.data`
+        return tensor.dtype == contents.dtype and torch.equal(tensor, contents)
+
+
+def _unseen(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a block whose operators no dispatch mode sees, unless the tensor needs one.
+
+    Selective checkpointing is such a mode, and takes an operator of the second forward alone for an error.
+    """
+    return torch._C._DisableTorchDispatch() if type(tensor) is Tensor else nullcontext()
 
 
 # all caches

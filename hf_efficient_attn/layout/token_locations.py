@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.host_copies import bring, on_host
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -58,3 +59,23 @@ def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> t
     # the masks cover the whole axis, even if the queries are only part of it
     sizes = [mask.shape[1] for mask in tokens.of_queries.tensors if mask is not None]
     return token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device), of_keys
+
+
+def locations_on_host(tokens: TokenMask, num_keys: int) -> TokenLocations:
+    """Return the locations on the axis of the keys on the host, where they can be asked."""
+    bring(*tokens.tensors)
+    known = TokenMask(*(None if mask is None else on_host(mask) for mask in tokens.tensors))
+    return token_locations(known, num_keys, torch.device("cpu"))
+
+
+def last_positions(locations: TokenLocations) -> Tensor:
+    """Return the last position of each token's document, int [batch, keys]; 0 where a token is masked.
+
+    >>> key_mask, segment_ids = torch.tensor([[1, 1, 1, 1, 0]]).bool(), torch.tensor([[7, 7, 7, 8, 8]])
+    >>> last_positions(token_locations(TokenMask(key_mask, segment_ids), 5, torch.device("cpu"))).tolist()
+    [[2, 2, 2, 0, 0]]
+    """
+    is_masked = locations.documents == NO_DOCUMENT
+    documents, positions = locations.documents.clamp(min=0), locations.positions.masked_fill(is_masked, 0)
+    last = torch.zeros_like(positions).scatter_reduce(1, documents, positions, "amax")
+    return last.gather(1, documents).masked_fill(is_masked, 0)

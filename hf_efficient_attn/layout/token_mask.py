@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
-from hf_efficient_attn.layout.host_copies import bring, on_host
+from hf_efficient_attn.layout.host_copies import bring, derived, on_host
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Document:
 
 
 _found: BoundedCache[tuple[tuple[Document, ...], ...]] = BoundedCache(SMALL_BYTES)
+_cut: BoundedCache["TokenMask"] = BoundedCache(SMALL_BYTES)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,30 @@ class TokenMask:
     def is_empty(self) -> bool:
         """Whether all examples are one whole document."""
         return all(mask is None for mask in self.tensors)
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """[batch, keys] of the masks of keys; None: there are none."""
+        of_keys = (self.key_mask, self.segment_ids, self.global_mask)
+        return next(((mask.shape[0], mask.shape[1]) for mask in of_keys if mask is not None), None)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "TokenMask":
+        """Return the mask on a device: accelerate so moves what a layer is called with."""
+        return TokenMask(
+            *(None if mask is None else mask.to(device, non_blocking=non_blocking) for mask in self.tensors)
+        )
+
+    def last(self, num_keys: int) -> "TokenMask":
+        """Return the mask of the last keys, and of the same queries; the layers of a forward pass get the same."""
+        if torch.compiler.is_compiling():
+            return self._last(num_keys)
+        return _cut.get_of(self.tensors, num_keys, lambda: self._last(num_keys))
+
+    def _last(self, num_keys: int) -> "TokenMask":
+        of_keys = (self.key_mask, self.segment_ids, self.global_mask)
+        # a view would keep the whole mask alive
+        cut = (None if mask is None else derived(lambda mask: mask[:, -num_keys:].clone(), mask) for mask in of_keys)
+        return TokenMask(*cut, self.query_mask, self.query_segment_ids)
 
     def check(self, batch_size: int, num_keys: int, device: torch.device, num_positions: int | None = None) -> None:
         """Raise InputError if a mask is not a tensor, or has another device, shape or dtype.

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.packing import said_positions
-from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, token_table
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, layer_masks, step_table
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class PreparedCall:
         """T, the number of new tokens of a row."""
         return self.embedded.shape[1]
 
-    def table(self, config: Any, is_causal: bool | None = None) -> Tensor | None:
-        """Return what the layers need to know about the keys, see `token_table`; None: nothing.
+    def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
+        """Return what the layers need to know about the keys, as keyword arguments, see `layer_masks`.
 
-        is_causal: whether the table is causal; None: as the config says.
+        is_causal: whether the layers are; None: as the config says.
         """
         is_causal = config.is_causal if is_causal is None else is_causal
-        return token_table(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
+        return layer_masks(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
 
     def where(self) -> tuple[int | Tensor, int]:
         """Return (past_tokens, num_keys), by which embeddings count positions."""
@@ -107,4 +107,4 @@ class TableGeneration:
     ) -> Any:
         """Return the token table of one step."""
         is_causal = config.is_encoder_decoder or config.is_causal
-        return token_table(config, inputs_embeds, attention_mask, past_key_values, None, is_causal)
+        return step_table(config, inputs_embeds, attention_mask, past_key_values, is_causal)

@@ -1,10 +1,12 @@
 """What is kept between calls: how much, for how long, and for whom."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_efficient_attn.layout import cache as cache_module
 from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached, size_in_bytes
@@ -113,3 +115,23 @@ def test_all_caches_have_one_total(monkeypatch: pytest.MonkeyPatch) -> None:
             assert first.num_bytes + second.num_bytes <= 8 << 20
     assert len(first) > 0
     assert second.find(11) is not None
+
+
+class Seen(TorchDispatchMode):
+    """Notes every operator, as selective checkpointing does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_is_asked_of_owners_is_seen_by_no_dispatch_mode() -> None:
+    cache: BoundedCache[int] = BoundedCache(10**6)
+    owner = tensor()
+    with Seen() as seen:
+        assert [cache.get_of((owner,), None, lambda: 1), cache.get_of((owner,), None, lambda: 2)] == [1, 1]
+    assert not seen.names

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.layout import Layout
@@ -86,3 +87,17 @@ def test_chosen_globals_are_causal_under_a_causal_pattern() -> None:
 def test_queries_beyond_the_keys_are_refused(offset: int) -> None:
     with pytest.raises(InputError, match=f"4 queries from position {offset} end at"):
         Layout(Band(2, 2), 1, 4, 10, offset)
+
+
+def test_hooks_of_accelerate_move_the_mask_of_a_layer() -> None:
+    moved = send_to_device({"token_mask": TokenMask(mask("011"))}, "meta", non_blocking=True)["token_mask"]
+    assert moved.key_mask.device.type == "meta"
+    assert moved.segment_ids is None
+
+
+def test_layers_share_the_mask_of_the_last_keys() -> None:
+    tokens = TokenMask(mask("0111"), global_mask=mask("0010"))
+    last = tokens.last(2)
+    assert last.key_mask.tolist() == [[True, True]]
+    assert last.global_mask.tolist() == [[True, False]]
+    assert tokens.last(2) is last

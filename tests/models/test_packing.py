@@ -11,6 +11,7 @@ from seq2seq_cases import CASES as SEQ2SEQ_CASES
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.mask_probe import Probe
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 LENGTHS = (5, 1, 9)
@@ -30,6 +31,13 @@ def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
             torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=TOLERANCE)
     with pytest.raises(hea.InputError, match="go on counting"):
         model(ids, position_ids=torch.arange(15)[None], cu_seq_lens_q=ENDS)
+
+
+def test_documents_that_are_known_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a mask function: only those of transformers' own models must be asked."""
+    monkeypatch.delattr(Probe, "allowed")
+    case = next(case for case in CASES if case.name == "sparse-sliding-grouped")
+    case.model("AutoModel")(random_ids(1, 15), position_ids=POSITIONS)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.is_causal], ids=lambda case: case.name)

@@ -25,7 +25,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -67,6 +69,8 @@ class SpanAttention(nn.Module):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
+        token_mask: TokenMask = NO_MASK,
+        query_offset: QueryOffset = None,
         memory: Tensor | None = None,
         position_table: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
@@ -78,7 +82,7 @@ class SpanAttention(nn.Module):
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and the mean span of the heads.
 
         Args:
-            attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
+            attention_mask, token_mask, query_offset: see `layer_masks`.
             memory: inputs of this layer before these, [B, C, hidden_size].
             position_table: [limit, D], a vector per distance.
             position_embeddings: cosines and sines of the positions of all keys; if there are more, the last are used.
@@ -107,12 +111,14 @@ class SpanAttention(nn.Module):
             value,
             spans,
             window,
-            attention_mask,
+            token_mask,
             self.scaling,
             drop_rate(self.dropout),
             position_table,
             bounds=own_bounds,
             layer_idx=self.layer_idx,
+            matrix=attention_mask,
+            query_offset=query_offset,
             need_weights=need_weights,
             backend=backend_of(self.config),
         )
@@ -238,7 +244,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
         hidden_states, where = self._place(call, segment)
         where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
-        kwargs = {**kwargs, **where, "attention_mask": call.table(self.config), "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
         spans = []
         for layer in self.layers:
             memory = None if segment is None else segment.read(hidden_states)

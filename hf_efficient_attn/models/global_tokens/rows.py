@@ -1,18 +1,24 @@
 """Where the global tokens are among the queries of a call, for the global projections."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.table_form import is_table
-from hf_efficient_attn.attention.token_table import TokenColumns
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import UNCOPIED
-from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations
+from hf_efficient_attn.layout.token_locations import (
+    NO_DOCUMENT,
+    TokenLocations,
+    last_positions,
+    locations_on_host,
+    token_locations,
+)
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.global_tokens.rules import GlobalTokenChoice
-from hf_efficient_attn.models.inputs.read_locations import last_positions, locations_on_host, read_locations
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class GlobalRows:
 
 def find_global_rows(
     choice: GlobalTokenChoice,
-    attention_mask: Tensor | None,
+    masks: Mapping[str, Any],
     batch_size: int,
     num_queries: int,
     num_keys: int,
@@ -45,12 +51,12 @@ def find_global_rows(
     """Return where the global tokens are among the queries.
 
     Args:
-        attention_mask: a token table, a matrix [batch or 1, 1, queries, keys], or None.
+        masks: what the layers are told of the keys, see `layer_masks`.
         max_global_tokens: how many there may be while tracing, when they cannot be counted.
     """
-    is_matrix = attention_mask is not None and not is_table(attention_mask)
-    columns, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
-    offset = num_keys - num_queries if columns.query_offset is None else columns.query_offset
+    tokens, matrix = masks["token_mask"], masks["attention_mask"]
+    locations = token_locations(tokens, num_keys, device)
+    offset = num_keys - num_queries if masks["query_offset"] is None else masks["query_offset"]
 
     def rows_of(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor:
         queries = torch.arange(num_queries, device=locations.positions.device) + offset
@@ -58,39 +64,26 @@ def find_global_rows(
 
     is_row = known = rows_of(choice, locations)
     if device.type not in UNCOPIED and not torch.compiler.is_compiling():
-        known = rows_of(choice.on_host(), locations_on_host(columns, num_keys))
-    index, found = _first_true(is_row, _most(choice, known, columns, max_global_tokens))
+        known = rows_of(choice.on_host(), locations_on_host(tokens, num_keys))
+    index, found = _first_true(is_row, _most(choice, known, tokens, max_global_tokens))
     allowed = None
-    if is_matrix:
-        matrix = attention_mask.expand(batch_size, -1, num_queries, -1)[:, 0]
+    if matrix is not None:
+        matrix = matrix.expand(batch_size, -1, num_queries, -1)[:, 0]
         allowed = matrix.gather(1, index[:, :, None].expand(-1, -1, num_keys))
-    elif is_causal or columns.key_mask is not None:
+    elif is_causal or not tokens.is_empty:
         allowed = _readable(locations, index + offset, is_causal)
     return GlobalRows(is_row, index, found, allowed)
 
 
 def global_keys(
-    choice: GlobalTokenChoice,
-    attention_mask: Tensor | None,
-    batch_size: int,
-    num_queries: int,
-    num_keys: int,
-    device: torch.device,
+    choice: GlobalTokenChoice, tokens: TokenMask, batch_size: int, num_keys: int, device: torch.device
 ) -> Tensor:
-    """Return which keys are global tokens, bool [batch, keys]; for the arguments see `find_global_rows`."""
-    _, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
-    return _global_keys(choice, locations).expand(batch_size, -1)
+    """Return which keys are global tokens, bool [batch, keys]."""
+    return _global_keys(choice, token_locations(tokens, num_keys, device)).expand(batch_size, -1)
 
 
-def check_positions(
-    choice: GlobalTokenChoice,
-    attention_mask: Tensor | None,
-    batch_size: int,
-    num_queries: int,
-    num_keys: int,
-    device: torch.device,
-) -> None:
-    """Refuse named positions beyond the end of some text; not while compiling. Arguments as in `find_global_rows`.
+def check_positions(choice: GlobalTokenChoice, tokens: TokenMask, num_keys: int, device: torch.device) -> None:
+    """Refuse named positions beyond the end of some text; not while compiling.
 
     Raises:
         InputError: names the position, the example, and where its text ends.
@@ -99,9 +92,9 @@ def check_positions(
         return
     wanted = max(choice.positions)
     where, end = "a text", num_keys - 1
-    if attention_mask is not None:
-        columns, locations = read_locations(attention_mask, batch_size, num_queries, num_keys, device)
-        locations = locations if device.type in UNCOPIED else locations_on_host(columns, num_keys)
+    if not tokens.is_empty:
+        is_known = device.type in UNCOPIED
+        locations = token_locations(tokens, num_keys, device) if is_known else locations_on_host(tokens, num_keys)
         ends = last_positions(locations)
         is_short = (ends < wanted) & (locations.documents != NO_DOCUMENT)
         if not is_short.any():
@@ -124,11 +117,11 @@ def _global_keys(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor
     return torch.isin(locations.positions, wanted) & (locations.documents != NO_DOCUMENT)
 
 
-def _most(choice: GlobalTokenChoice, is_row: Tensor, columns: TokenColumns, limit: int) -> int:
+def _most(choice: GlobalTokenChoice, is_row: Tensor, tokens: TokenMask, limit: int) -> int:
     """Return the largest number of global queries of an example, at least 1."""
     if not torch.compiler.is_compiling():
         return max(1, int(is_row.sum(1).max()))
-    if choice.mask is None and columns.segment_ids is None:
+    if choice.mask is None and tokens.segment_ids is None:
         return max(1, len(choice.positions))
     torch._assert_async(
         (is_row.sum(1) <= limit).all(), "More global tokens than config.max_global_tokens, the limit of traced models."

@@ -4,71 +4,89 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache
-from transformers.masking_utils import (
-    and_masks,
-    bidirectional_mask_function,
-    causal_mask_function,
-    packed_sequence_mask_function,
-)
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
+from hf_efficient_attn.attention.key_tokens import QueryOffset, tokens_of_keys
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.packing import position_starts
-from hf_efficient_attn.attention.table_form import has_rows, is_table
-from hf_efficient_attn.attention.token_table import make_table
+from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.token_table import read_table, write_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, derived, lasting, on_host
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
 
 
-def token_table(
+def layer_masks(
     config: Any,
     embedded: Tensor,
     attention_mask: Tensor | None,
     cache: Cache | None,
     documents: Tensor | None,
     is_causal: bool,
-) -> Tensor | None:
-    """Return what `attend_layer` needs to know about the keys, the same for every layer; None: nothing.
+) -> dict[str, Any]:
+    """Return what attention layers need to know about the keys, as keyword arguments, the same for every layer.
+
+    They are `token_mask`, a `TokenMask`; `query_offset`, as for `attention`; and `attention_mask`, a matrix that the
+    user gave, or None. An argument of a layer need not be a tensor: accelerate moves this one by `TokenMask.to`, and
+    checkpointing and FSDP hand it on.
 
     Args:
         config: of the model, which a `PatternCache` must have been made for.
         embedded: [B, T, hidden_size] of the new tokens.
-        attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a token table
-            made earlier, or a matrix [B, 1, T, K], and is returned as it is.
+        attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a matrix
+            [B, 1, T, K], or the token table of a step of `generate`.
         documents: [B, T], as `find_documents` returns them.
     """
-    if attention_mask is not None and attention_mask.ndim == 4:
-        is_empty = is_table(attention_mask) and not has_rows(attention_mask)
-        return None if is_empty else attention_mask
-    tokens, past_tokens, num_keys, first_key = embedded.shape[1], 0, embedded.shape[1], 0
+    if attention_mask is None or attention_mask.ndim != 4:
+        token_mask, query_offset = token_mask_of(config, embedded, attention_mask, cache, documents, is_causal)
+        return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
+    if not is_table(attention_mask):
+        return {"attention_mask": attention_mask, "token_mask": NO_MASK, "query_offset": None}
+    batch_size, num_queries = embedded.shape[:2]
+    token_mask, query_offset = read_table(attention_mask, batch_size, num_queries, attention_mask.shape[3])
+    return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
+
+
+def token_mask_of(
+    config: Any,
+    embedded: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    documents: Tensor | None,
+    is_causal: bool,
+) -> tuple[TokenMask, QueryOffset]:
+    """Return the token mask of a call and where its queries stand; for the arguments see `layer_masks`."""
+    batch_size, tokens = embedded.shape[:2]
+    past_tokens: int | Tensor = 0
+    num_keys, first_key = tokens, 0
     if cache is not None:
         past_tokens = cache.get_seq_length()
         num_keys, first_key = cache.get_mask_sizes(tokens, 0)
-    function: Any = causal_mask_function if is_causal else bidirectional_mask_function
-    if documents is not None:
-        function = and_masks(function, packed_sequence_mask_function(documents))
-    is_plain = documents is None
-    is_whole = cache is None or (not torch.compiler.is_compiling() and past_tokens == 0 and num_keys == tokens)
     with lasting():
-        return make_table(
-            batch_size=embedded.shape[0],
-            q_length=tokens,
-            kv_length=num_keys,
-            q_offset=past_tokens,
-            kv_offset=first_key,
-            mask_function=function,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=is_plain,
-            device=embedded.device,
-            # with the documents of all keys the mask function need not be called
-            documents=None if documents is None or not is_whole else derived(lambda numbers: 1 + numbers, documents),
-            config=config,
-            **({} if is_causal else {"allow_is_bidirectional_skip": is_plain}),
-        )
+        if documents is not None:
+            # they are only those of a first call, and a static cache has room for tokens to come
+            documents = derived(lambda numbers: pad(1 + numbers, (0, num_keys - tokens)), documents)
+        lengths = (batch_size, tokens, num_keys, past_tokens, first_key)
+        return tokens_of_keys(config, *lengths, attention_mask, documents, is_causal, embedded.device)
+
+
+def step_table(
+    config: Any, embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None, is_causal: bool
+) -> Tensor | None:
+    """Return the token table of a step of `generate` under a static cache, which compiles only tensors; None: no masks.
+
+    For the arguments see `layer_masks`.
+    """
+    if attention_mask is not None and attention_mask.ndim == 4:
+        return attention_mask
+    token_mask, query_offset = token_mask_of(config, embedded, attention_mask, cache, None, is_causal)
+    with lasting():
+        return write_table(token_mask, query_offset, embedded.shape[1])
 
 
 def find_documents(

@@ -6,7 +6,7 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
-from hf_efficient_attn.models.inputs.masks import token_table
+from hf_efficient_attn.models.inputs.masks import step_table
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .centering import Centering, build_centering
@@ -18,7 +18,7 @@ def layer_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict
     """Return `attention_mask` and `centering` for the layers; gives the cache running sums, where C needs them."""
     given = call.attention_mask
     if config.span is not None:
-        return {"attention_mask": call.table(config), "centering": None}
+        return {**call.masks(config), "centering": None}
     if call.cache is not None and config.is_centered:
         attach_running_sums(call.cache, config.num_hidden_layers)
     if isinstance(given, dict):
@@ -62,7 +62,7 @@ class MaskGeneration:
     ) -> Any:
         """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
         if config.span is not None:
-            return token_table(config, inputs_embeds, attention_mask, past_key_values, None, config.is_causal)
+            return step_table(config, inputs_embeds, attention_mask, past_key_values, config.is_causal)
         mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
         if not config.is_centered:
             return mask

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.spans.attention import attend_spans
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
@@ -34,6 +36,8 @@ class SpannedAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
+        token_mask: TokenMask = NO_MASK,
+        query_offset: QueryOffset = None,
         real_tokens: Tensor | None = None,
         dropout: float = 0.0,
         bounds: Sequence[SpanBounds | None] | None = None,
@@ -44,19 +48,21 @@ class SpannedAttention(nn.Module):
         Args:
             hidden_states: the states by which dynamic spans are chosen, [B, T, hidden_size].
             query, key, value: [B, H, T or K, D].
-            attention_mask: a token table, a matrix that a user gave, or None.
+            attention_mask, token_mask, query_offset: see `layer_masks`.
             dropout: probability with which a weight of A is dropped.
             bounds: the bounds of every layer's spans, if known.
         """
         spans = self.spans(hidden_states)
         own_bounds = None if bounds is None else bounds[self.layer_idx]
         common: dict[str, Any] = {
+            "matrix": attention_mask,
+            "query_offset": query_offset,
             "scale": query.shape[3] ** -0.5,
             "bounds": own_bounds or bounds_of(spans, self.spans.frozen, self.layer_idx),
             "layer_idx": self.layer_idx,
             "backend": backend_of(self.config),
         }
-        where = (spans, checked_window(self.config, self.spans), attention_mask)
+        where = (spans, checked_window(self.config, self.spans), token_mask)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         out, weights = attend_spans(query, key, value, *where, dropout=dropout, need_weights=need_weights, **common)
         centre = None

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
-from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 from hf_efficient_attn.models.spans.module import log_soft_mask
 from hf_efficient_attn.patterns.bands import Band
@@ -131,31 +132,34 @@ def attend_spans(
     value: Tensor,
     spans: Tensor | None,
     window: SpanWindow,
-    attention_mask: Tensor | None,
+    token_mask: TokenMask,
     scale: float,
     dropout: float = 0.0,
     position_table: Tensor | None = None,
     bounds: SpanBounds | None = None,
     layer_idx: int = 0,
+    matrix: Tensor | None = None,
+    query_offset: QueryOffset = None,
     need_weights: bool = False,
     backend: str = AUTO,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [B, T, H, D] and the weights [B, H, T, K] or None.
 
     Args:
-        query: [B, H, T, D]; the queries are the last of the K positions.
+        query: [B, H, T, D].
         key, value: [B, H, K, D].
         spans: in tokens, [1, H, 1] or [B, H, T]; None: every head reads up to the limit.
-        attention_mask: a token table, a matrix that a user gave, or None.
         position_table: [limit, D], a vector per distance, the nearest key first, that is added to the keys.
         bounds: of the spans, which then are not read from the device.
+        matrix: a mask that a user gave, [B or 1, H or 1, T, K].
+        query_offset: position of the first query among the K; None: the queries are the last.
         need_weights: compute densely and return the weights.
     """
     bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
     groups = groups_of(spans, bounds, window, query)
-    # a table may have keys after the queries; a user's matrix and the weights have a column for each key
-    is_cut = attention_mask is None and window.is_causal and not need_weights
-    is_per_head = has_heads(attention_mask, query, key)
+    # under a mask, keys may follow the queries; a user's matrix and the weights have a column for each key
+    is_cut = token_mask.is_empty and matrix is None and window.is_causal and not need_weights
+    is_per_head = has_heads(matrix, query, key)
     is_step = is_cut and is_lone_query(query, key, window, backend)
     outputs, weights = [], []
     for group in groups:
@@ -167,18 +171,12 @@ def attend_spans(
         if is_step:
             outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
             continue
-        out, weight = attend_layer(
-            q,
-            k,
-            v,
-            LayerPattern(window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal),
-            pick(attention_mask, heads) if is_per_head else attention_mask,
-            scale,
-            dropout,
-            terms=terms_of(q, own, window, group, position_table, scale),
-            need_weights=need_weights,
-            backend=backend,
-        )
+        followed = LayerPattern(window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal)
+        own_matrix = pick(matrix, heads) if is_per_head else matrix
+        terms = terms_of(q, own, window, group, position_table, scale)
+        masks = {"tokens": token_mask, "query_offset": query_offset, "matrix": own_matrix}
+        options = {"scale": scale, "dropout": dropout, "need_weights": need_weights, "backend": backend}
+        out, weight = attend_layer(q, k, v, followed, terms=terms, **masks, **options)
         outputs.append(out)
         weights.append(weight)
     places = [head for group in groups for head in group.heads]
@@ -186,12 +184,12 @@ def attend_spans(
     return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
 
 
-def has_heads(attention_mask: Tensor | None, query: Tensor, key: Tensor) -> bool:
-    """Return whether a mask is a matrix of each head's own; InputError: of a shape that fits no head."""
-    if attention_mask is None or is_table(attention_mask):
+def has_heads(matrix: Tensor | None, query: Tensor, key: Tensor) -> bool:
+    """Return whether a user's mask has a matrix for each head; InputError: of a shape that fits no head."""
+    if matrix is None:
         return False
-    check_matrix("attention_mask", attention_mask, (*query.shape[:3], key.shape[2]))
-    return attention_mask.shape[1] > 1
+    check_matrix("attention_mask", matrix, (*query.shape[:3], key.shape[2]))
+    return matrix.shape[1] > 1
 
 
 def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, window: SpanWindow) -> Tensor:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
 from hf_efficient_attn.models.implementations import backend_of
@@ -60,8 +62,9 @@ class SparseAttention(nn.Module):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
+        token_mask: TokenMask = NO_MASK,
+        query_offset: QueryOffset = None,
         global_positions: tuple[int, ...] = (),
-        global_mask: Tensor | None = None,
         global_rows: GlobalRows | None = None,
         position_embeddings: Any = None,
         past_key_values: Cache | None = None,
@@ -70,8 +73,8 @@ class SparseAttention(nn.Module):
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
 
         Args:
-            attention_mask: a token table, a matrix [B or 1, 1, T, K], or None.
-            global_positions, global_mask: the global tokens that all examples share, and those of each, bool [B, K].
+            attention_mask, token_mask, query_offset: see `layer_masks`; the mask names each example's global tokens.
+            global_positions: the global tokens that all examples share.
             global_rows: where they are among the T queries; only with global projections.
             position_embeddings: cosines and sines of rotary positions, or those of each theta.
         """
@@ -85,17 +88,19 @@ class SparseAttention(nn.Module):
         cached_globals = None
         if past_key_values is not None:
             key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
-        if global_mask is not None and global_mask.shape[1] != key.shape[2]:
+        chosen = token_mask.global_mask
+        if chosen is not None and chosen.shape[1] != key.shape[2]:
             raise InputError(
-                f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {key.shape[2]}. "
+                f"The global tokens are chosen among {chosen.shape[1]} keys, but the cache holds {key.shape[2]}. "
                 "Generate with the default cache, which holds everything."
             )
         followed = self._followed(global_positions, key.shape[2])
         options = {
-            "attention_mask": attention_mask,
+            "tokens": token_mask,
+            "query_offset": query_offset,
+            "matrix": attention_mask,
             "scale": self.scaling,
             "dropout": drop_rate(self.dropout),
-            "global_mask": global_mask,
             "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
             "backend": backend_of(self.config),
         }
@@ -153,7 +158,7 @@ class SparseAttention(nn.Module):
             rest, *blocks = remembered(self, split_random, followed.pattern)
             if rest != followed.pattern:
                 followed = replace(followed, pattern=rest)
-                query, key = repeat_first_block(*blocks, query, key, self.scaling, options["attention_mask"])
+                query, key = repeat_first_block(*blocks, query, key, self.scaling, options["tokens"])
         return attend_layer(query, key, value, followed, **options)
 
     def _attend_relative(

@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.layout.token_locations import last_positions, token_locations
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.inputs.read_locations import last_positions, read_locations
 from hf_efficient_attn.patterns.pattern import Pattern
 
 
 def repeat_first_block(
-    block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, attention_mask: Tensor | None
+    block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, tokens: TokenMask
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys that count block 0 once more for each random block of a row, instead of these.
 
@@ -27,10 +28,10 @@ def repeat_first_block(
     is 1 in the queries outside of the first and the last block, and the bonus in the keys of block 0.
     Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
 
-    attention_mask: a token table, or None. Blocks are counted from the first real token of a document to its last,
-        as in the pattern; transformers counts padding as well.
+    tokens: blocks are counted from the first real token of a document to its last, as in the pattern; transformers
+        counts padding as well.
     """
-    _, locations = read_locations(attention_mask, query.shape[0], query.shape[2], key.shape[2], key.device)
+    locations = token_locations(tokens, key.shape[2], key.device)
     block, last = locations.positions // block_tokens, last_positions(locations) // block_tokens
     is_sparse = (block > 0) & (block < last)
     bonus = (block == 0) * (math.log(1 + num_random) / scale)

@@ -1,6 +1,7 @@
 """The inputs of a sparse model are checked, and its global tokens found, once for all layers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -54,14 +55,14 @@ def global_arguments(
     config: Any,
     task: str | None,
     call: PreparedCall,
-    table: Tensor | None,
+    masks: Mapping[str, Any],
     input_ids: Tensor | None,
     global_attention_mask: Tensor | None,
 ) -> dict[str, Any]:
-    """Return what attention layers need to know about global tokens, as keyword arguments.
+    """Return the masks of a call with its global tokens, as keyword arguments of the attention layers.
 
     Args:
-        table: of the call (`PreparedCall.table`).
+        masks: of the call (`PreparedCall.masks`).
         input_ids: [B, T]; None if embeddings were given.
         global_attention_mask: [B, cached + T], or None.
 
@@ -69,19 +70,20 @@ def global_arguments(
         InputError: a mask or rule that does not fit these inputs.
     """
     choice = _choice(config, task, call, input_ids, global_attention_mask)
-    place = (table, call.batch_size, call.tokens, call.num_keys)
-    device = call.embedded.device
-    check_positions(choice, *place, device)
+    token_mask, num_keys, device = masks["token_mask"], call.num_keys, call.embedded.device
+    check_positions(choice, token_mask, num_keys, device)
     if choice.every is not None:
-        choice = GlobalTokenChoice(mask=global_keys(choice, *place, device))
+        choice = GlobalTokenChoice(mask=global_keys(choice, token_mask, call.batch_size, num_keys, device))
     elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
         # a static cache has room for later tokens
         missing = call.num_keys - choice.mask.shape[1]
         choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
     rows = None
     if config.global_projections:
-        rows = find_global_rows(choice, *place, config.is_causal, config.max_global_tokens, device)
-    return {"global_positions": choice.positions, "global_mask": choice.mask, "global_rows": rows}
+        lengths = (call.batch_size, call.tokens, num_keys)
+        rows = find_global_rows(choice, masks, *lengths, config.is_causal, config.max_global_tokens, device)
+    token_mask = replace(token_mask, global_mask=choice.mask)
+    return {**masks, "token_mask": token_mask, "global_positions": choice.positions, "global_rows": rows}
 
 
 def _choice(

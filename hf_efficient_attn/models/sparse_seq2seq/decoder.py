@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import bidirectional_mask_function
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.input_checks import check_mask_values
+from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.attention.token_table import make_table
+from hf_efficient_attn.layout.host_copies import lasting
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.prologue import prepare_call
@@ -169,8 +169,8 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         call = prepare_call(self.config, inputs_embeds, attention_mask, None, cache, kwargs)
         source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
         hidden_states, where = self.embeddings(replace(call, attention_mask=real_target_tokens(attention_mask)))
-        table = call.table(self.config, is_causal=True)
-        kwargs = {**kwargs, **where, "attention_mask": table, "past_key_values": cache}
+        masks = call.masks(self.config, is_causal=True)
+        kwargs = {**kwargs, **where, **masks, "past_key_values": cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -187,13 +187,8 @@ def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
 
 def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> Tensor | None:
     """Return which source tokens may be read, bool [B, 1, 1, S]; None: all."""
-    table = make_table(
-        batch_size=source.shape[0],
-        q_length=num_queries,
-        kv_length=source.shape[1],
-        mask_function=bidirectional_mask_function,
-        attention_mask=attention_mask,
-        allow_is_bidirectional_skip=True,
-        device=source.device,
-    )
-    return None if table is None else table[:, :, :1] > 0
+    batch_size, num_keys = source.shape[:2]
+    with lasting():
+        lengths = (batch_size, num_queries, num_keys, 0, 0)
+        tokens, _ = tokens_of_keys(None, *lengths, attention_mask, None, is_causal=False, device=source.device)
+    return None if tokens.key_mask is None else tokens.key_mask[:, None, None]

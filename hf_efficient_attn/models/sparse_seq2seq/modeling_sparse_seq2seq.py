@@ -66,10 +66,10 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
             inputs_embeds = self.embed(input_ids)
         check_source_mask(attention_mask, inputs_embeds.shape[1])
         call = prepare_call(self.config, inputs_embeds, attention_mask, None, None, kwargs)
-        table = call.table(self.config, is_causal=False)
-        chosen = global_arguments(self.config, self.task, call, table, input_ids, global_attention_mask)
+        masks = call.masks(self.config, is_causal=False)
+        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask)
         hidden_states, where = self.embeddings(call)
-        kwargs = {**kwargs, **where, **chosen, "attention_mask": table}
+        kwargs = {**kwargs, **where, **masks}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))

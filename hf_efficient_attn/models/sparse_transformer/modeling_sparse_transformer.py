@@ -100,10 +100,10 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
             self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
         )
         check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
-        table = call.table(self.config)
-        chosen = global_arguments(self.config, self.task, call, table, input_ids, global_attention_mask)
+        masks = call.masks(self.config)
+        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask)
         hidden_states, where = self.embeddings(call, token_type_ids)
-        kwargs = {**kwargs, **where, **chosen, "attention_mask": table, "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **masks, "past_key_values": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), past_key_values=call.cache)

@@ -11,6 +11,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import MaskedLMHead, TokenClassificationHead
@@ -36,7 +37,13 @@ class LocalAttention(nn.Module):
         )
         self.dropout = nn.Dropout(config.attention_dropout)
 
-    def forward(self, hidden_states: Tensor, tokens: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        token_mask: TokenMask = NO_MASK,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         query, key, value = (
             projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -46,9 +53,10 @@ class LocalAttention(nn.Module):
             key,
             value,
             LayerPattern(Band(self.config.reach_tokens, self.config.reach_tokens), is_own=False),
-            tokens,
+            token_mask,
             self.head_dim**-0.5,
             drop_rate(self.dropout),
+            matrix=attention_mask,
             need_weights=bool(kwargs.get("output_attentions", self.config.output_attentions)),
             backend=backend_of(self.config),
         )
@@ -64,8 +72,8 @@ class LocalLayer(GradientCheckpointingLayer):
         self.self_attn, self.mlp = LocalAttention(config), MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden_states: Tensor, tokens: Any, **kwargs: Any) -> Tensor:
-        attended, _ = self.self_attn(self.attention_norm(hidden_states), tokens, **kwargs)
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        attended, _ = self.self_attn(self.attention_norm(hidden_states), **kwargs)
         hidden_states = hidden_states + self.dropout(attended)
         return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states))))
 
@@ -109,9 +117,9 @@ class LocalEncoderModel(LocalEncoderPreTrainedModel):
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
         hidden_states, _ = self.embeddings(call)
-        tokens = call.table(self.config)
+        masks = call.masks(self.config)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, tokens, **kwargs)
+            hidden_states = layer(hidden_states, **kwargs, **masks)
         return BackboneOutput(last_hidden_state=self.norm(hidden_states))
 
 

@@ -1,0 +1,120 @@
+"""What the padding mask, the cache and the documents of a model's call say about its keys: one `TokenMask`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.cache import Origin
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import as_lasting, bring, counted_from, derived, on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+# where the first query stands on the axis of the keys: not known to a compiler; None: the queries are the last keys
+QueryOffset = int | Tensor | None
+
+
+def tokens_of_keys(
+    config: Any,
+    batch_size: int,
+    num_queries: int,
+    num_keys: int,
+    past_tokens: int | Tensor,
+    first_key: int,
+    attention_mask: Tensor | None,
+    documents: Tensor | None,
+    is_causal: bool,
+    device: torch.device | str,
+) -> tuple[TokenMask, QueryOffset]:
+    """Return which keys are tokens and written already, their documents, and where the queries stand among them.
+
+    Args:
+        config: of the model, which a `PatternCache` must have been made for.
+        past_tokens, first_key: positions of the first query and of the first key in the text.
+        attention_mask: [batch, tokens], 1 = a token, from the text's first token on.
+        documents: number of each key's document, int [batch, keys]; None: every row is one.
+        is_causal: False: the queries need not be among the keys.
+
+    Raises:
+        InputError: a padding mask that is too short.
+    """
+    attention_mask = as_lasting(attention_mask)
+    bring(attention_mask, past_tokens)
+    length = num_queries if is_causal else 0
+    is_token = key_padding(attention_mask, batch_size, num_keys, int(first_key), past_tokens, length)
+    if isinstance(first_key, Origin):
+        first_key.cache.check(config)
+        first_key.cache.padding.note(is_token)
+    query_offset: QueryOffset = None
+    # without this, the queries are the last keys, or no keys at all
+    if is_causal and not (isinstance(past_tokens, int) and past_tokens - int(first_key) + num_queries == num_keys):
+        slots = counted_from(int(first_key), num_keys, device)
+        is_token = derived(_written, slots, past_tokens, num_queries, batch_size, is_token)
+        query_offset = None if num_queries == num_keys else _difference(past_tokens, int(first_key))
+    elif is_token is not None and _are_all(is_token):
+        is_token = None
+    return TokenMask(is_token, documents), query_offset
+
+
+def _written(
+    slots: Tensor, past_tokens: int | Tensor, num_queries: int, batch_size: int, is_token: Tensor | None
+) -> Tensor:
+    """Return which keys are tokens up to the last query, bool [batch, keys]; later slots of a cache hold nothing."""
+    written = (slots < past_tokens + num_queries).expand(batch_size, -1)
+    return written.clone() if is_token is None else is_token & written
+
+
+def _difference(position: int | Tensor, first: int) -> int | Tensor:
+    if isinstance(position, Tensor):
+        return position.reshape(()) - first if torch.compiler.is_compiling() else int(on_host(position)) - first
+    return position - first
+
+
+def key_padding(
+    attention_mask: Tensor | None,
+    batch_size: int,
+    kv_length: int,
+    kv_offset: int,
+    q_offset: int | Tensor,
+    q_length: int,
+) -> Tensor | None:
+    """Return the part of a 2-D padding mask that belongs to the keys, bool [batch, kv_length]; False beyond its end.
+
+    q_length: 0: the queries are not among the keys.
+
+    Raises:
+        InputError: the mask ends before the last query, or is of another batch.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens], or a mask "
+            "matrix [batch, 1, queries, keys]."
+        )
+    if not torch.compiler.is_compiling() and attention_mask.shape[0] != batch_size:
+        raise InputError(
+            f"attention_mask has shape {list(attention_mask.shape)}, but the batch has {batch_size} rows. Pass a mask "
+            "of one row for each."
+        )
+    if isinstance(q_offset, int) and q_length and attention_mask.shape[1] < q_offset + q_length:
+        raise InputError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, but {q_offset} are cached and {q_length} are "
+            f"new. Pass a mask of {q_offset + q_length} columns, cached tokens first; for another text, pass an "
+            "empty cache."
+        )
+    last = kv_offset + kv_length
+
+    def of_keys(mask: Tensor) -> Tensor:
+        # never a view of what the caller may write
+        is_token = mask != 0
+        if is_token.shape[1] < last:
+            is_token = torch.nn.functional.pad(is_token, (0, last - is_token.shape[1]))
+        return is_token[:, kv_offset:last].expand(batch_size, -1)
+
+    return derived(of_keys, attention_mask)
+
+
+def _are_all(is_token: Tensor) -> bool:
+    """Return whether all keys are tokens, where asking is possible; while tracing: False."""
+    return not torch.compiler.is_compiling() and bool(on_host(is_token).all())

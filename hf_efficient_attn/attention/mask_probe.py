@@ -1,0 +1,91 @@
+"""Packed documents that only a mask function of transformers knows of: found by asking it about chosen pairs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.host_copies import bring, on_host
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+NOT_EXPRESSIBLE = (
+    "This model's mask is not one of causal, bidirectional, sliding, chunked or packed attention with padding: it lets "
+    "tokens read tokens that a pattern of positions cannot name (image tokens, prefixes, ...). The efficient attention "
+    "cannot compute it: load the model with attn_implementation='sdpa' and without attention_pattern."
+)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Asks a mask function of transformers about chosen pairs of positions, never about all of them.
+
+    Attributes:
+        batch_size: examples.
+        positions: of the keys, int [keys].
+        use_vmap: the function takes one position at a time.
+    """
+
+    mask_function: MaskFunction
+    batch_size: int
+    positions: Tensor
+    use_vmap: bool
+
+    def checked_documents(self, is_causal: bool, local_size: int | None, asked: tuple[Any, ...]) -> Tensor | None:
+        """Return the number of the document of each key, [batch, keys] from 1; None: all are one document.
+
+        A key starts a document if it may not read the key before it. Chunks of chunked attention are documents, too.
+
+        Args:
+            asked: tensors that are read with the answers, as they will be asked for.
+
+        Raises:
+            UnsupportedBackendError: documents and distances do not say all that the mask function says.
+        """
+        follows = self.allowed(self.positions[1:], self.positions[:-1])
+        documents = 1 + torch.nn.functional.pad((~follows).cumsum(1), (1, 0))
+        are_right = self.comparisons(documents, is_causal, local_size)
+        if torch.compiler.is_compiling():
+            for is_right in are_right:
+                torch._assert_async(is_right, NOT_EXPRESSIBLE)
+            return documents
+        answers = torch.stack([follows.all(), *are_right])
+        bring(answers, documents, *asked)
+        are_one, *are_right = on_host(answers).tolist()
+        if not all(are_right):
+            raise UnsupportedBackendError(NOT_EXPRESSIBLE)
+        return None if are_one else documents
+
+    def comparisons(self, documents: Tensor, is_causal: bool, local_size: int | None) -> list[Tensor]:
+        """Return whether documents and distances say what the mask function says, bool [] each.
+
+        Neighbours tell for the masks that transformers makes; for a model's own function every power of two is probed.
+        """
+        are_right = []
+        num_keys = self.positions.shape[0]
+        distance = 1
+        while distance < num_keys and (distance == 1 or self.use_vmap):
+            before, after = self.positions[:-distance], self.positions[distance:]
+            is_near = local_size is None or distance < local_size + (0 if is_causal else 1)
+            same = torch.full((1, num_keys - distance), is_near, device=self.positions.device)
+            same = same & (documents[:, :-distance] == documents[:, distance:])
+            ahead = torch.zeros_like(same) if is_causal else same
+            is_right = (self.allowed(after, before) == same) & (self.allowed(before, after) == ahead)
+            are_right.append(is_right.all())
+            distance *= 2
+        return are_right
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether each query may read the key at the same place of `keys`, bool [batch, places]."""
+        batch = torch.arange(self.batch_size, device=keys.device)
+        head = torch.zeros((), dtype=torch.long, device=keys.device)
+        if not self.use_vmap:
+            answer = self.mask_function(batch[:, None], head, queries[None], keys[None])
+            return answer.expand(self.batch_size, keys.shape[0])
+        one_example = torch.vmap(self.mask_function, in_dims=(None, None, 0, 0))
+        with TransformGetItemToIndex():
+            return torch.vmap(one_example, in_dims=(0, None, None, None))(batch, head, queries, keys)
