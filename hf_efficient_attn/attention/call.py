@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from hf_efficient_attn.attention.checks import (
 )
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
+from hf_efficient_attn.attention.select import AUTO, preferred_backend, remembered, select
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.terms import Term
@@ -92,11 +94,19 @@ def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tens
     is_compiling = torch.compiler.is_compiling()
     if query_offset is None or (isinstance(query_offset, Tensor) and is_compiling):
         query_offset = 0 if followed.is_cross else num_keys - num_queries
-    layer = drawn_layer(pattern, followed.layer)
-    if not (is_compiling or followed.is_cross) and 0 < num_queries == num_keys:
-        warn_of_keyless(pattern, followed.num_model_heads or num_heads, num_keys, layer)
-    heads = (followed.first_head, followed.num_model_heads)
-    return Layout(pattern, num_heads, num_queries, num_keys, int(query_offset), layer, *heads, followed.is_cross)
+    place = (num_heads, num_queries, num_keys, int(query_offset), drawn_layer(pattern, followed.layer))
+    heads = (followed.first_head, followed.num_model_heads, followed.is_cross)
+    # lengths may be symbols to a compiler
+    return Layout(pattern, *place, *heads) if is_compiling else _laid_out(pattern, *place, *heads)
+
+
+@cached()
+def _laid_out(*arguments: Any) -> Layout:
+    """Return the one layout of these arguments: what is kept of it is found by its identity, and not compared."""
+    layout = Layout(*arguments)
+    if not layout.is_cross and 0 < layout.num_queries == layout.num_keys:
+        warn_of_keyless(layout.pattern, layout.num_model_heads or layout.num_heads, layout.num_keys, layout.layer)
+    return layout
 
 
 def compute(
@@ -112,7 +122,8 @@ def compute(
     """
     if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries):
         return _nothing(q, k, v)
-    chosen = select(call, preferred_backend() if backend == AUTO else backend)
+    name = preferred_backend() if backend == AUTO else backend
+    chosen = remembered(call) if name == AUTO else select(call, name)
     with autocast_off(q.device.type) if is_autocast(q.device.type) else nullcontext():
         return chosen.attend(q, k, v, call, need_lse=need_lse)
 

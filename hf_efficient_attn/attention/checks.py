@@ -28,22 +28,24 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
     """Raise InputError if the shapes of q, k and v do not fit together."""
-    if not q.dim() == k.dim() == v.dim() == 4:
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
         raise wrong_shapes(q, k, v, "all three must have four dimensions, [batch, heads, tokens, head_dim].")
-    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+    (batch_size, num_heads, num_queries, head_dim), (_, num_key_heads, num_keys, _) = q_shape, k_shape
+    if not (batch_size == k_shape[0] == v_shape[0]):
         raise wrong_shapes(q, k, v, "the batch sizes (first dimension) must be equal.")
-    if k.shape[1:3] != v.shape[1:3]:
+    if k_shape[1:3] != v_shape[1:3]:
         raise wrong_shapes(q, k, v, "k and v must have the same heads and tokens (second and third dimension).")
-    if q.shape[3] != k.shape[3]:
+    if head_dim != k_shape[3]:
         raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
-    if not (q.shape[1] and k.shape[1] and q.shape[3]):
+    if not (num_heads and num_key_heads and head_dim):
         raise wrong_shapes(q, k, v, "there must be at least one head (second dimension), and a head_dim of 1 (last).")
-    if q.shape[2] > k.shape[2] and not cross:
+    if num_queries > num_keys and not cross:
         raise wrong_shapes(
             q, k, v, "there are more queries than keys; each query stands where a key does, but with cross=True."
         )
-    if q.shape[1] % k.shape[1]:
-        raise wrong_shapes(q, k, v, f"the {k.shape[1]} key heads must divide the {q.shape[1]} query heads.")
+    if num_heads % num_key_heads:
+        raise wrong_shapes(q, k, v, f"the {num_key_heads} key heads must divide the {num_heads} query heads.")
 
 
 def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None) -> None:
@@ -52,12 +54,13 @@ def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None
         raise InputError(
             f"cross={shown(cross)} must be True, if queries and keys are of different sequences, or False."
         )
-    if not (cross or tokens.of_queries.is_empty):
+    has_none_of_queries = tokens.query_mask is None and tokens.query_segment_ids is None
+    if not (cross or has_none_of_queries):
         raise InputError(
             "query_mask and query_segment_ids are for queries of another sequence than the keys'. Give cross=True; of "
             "one sequence, key_mask and segment_ids say it all."
         )
-    if not tokens.of_queries.is_empty and isinstance(query_offset, Tensor) and torch.compiler.is_compiling():
+    if not has_none_of_queries and isinstance(query_offset, Tensor) and torch.compiler.is_compiling():
         raise UnsupportedBackendError(
             "While compiling, a query_offset that is a tensor has no known value, and with it the length of query_mask "
             "and query_segment_ids. Give an integer, or no such masks."

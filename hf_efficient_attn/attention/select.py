@@ -10,7 +10,7 @@ from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.cache import MEBIBYTE
+from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import shown
 
@@ -32,6 +32,8 @@ class Preference:
     name: str
 
 
+# names by the traits of calls
+_choices: BoundedCache[str] = BoundedCache(SMALL_BYTES)
 # the block entered last at the end; a plain list, since a compiler can read no context variable
 _preferred = [Preference(AUTO)]
 
@@ -87,12 +89,28 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
     return BACKENDS[name]
 
 
+def remembered(call: AttentionCall) -> Backend:
+    """Return the backend that "auto" takes, as it was chosen for the first call of these traits.
+
+    Raises:
+        UnsupportedBackendError: none can compute the call.
+    """
+    # to compare the cost of short calls takes as long as to compute them; chosen fast, they need no memory
+    if call.inputs.is_compiling or has_few_scores(call):
+        return select(call)
+    return BACKENDS[_choices.get(call.traits, lambda: select(call).NAME)]
+
+
+def has_few_scores(call: AttentionCall) -> bool:
+    """Return whether a call is as small as a step of decoding a short text."""
+    return call.layout.num_queries * call.layout.num_keys <= FEW_SCORES
+
+
 def fastest(call: AttentionCall) -> str:
     """Return the backend that "auto" takes: of those that compute the call in little memory, the one of least cost."""
     if call.inputs.is_compiling:
         return _while_compiling(call)
-    has_few_scores = call.layout.num_queries * call.layout.num_keys <= FEW_SCORES
-    is_small = has_few_scores and call.inputs.device == "cpu"
+    is_small = has_few_scores(call) and call.inputs.device == "cpu"
     # nothing is faster than dense attention without a mask, and to ask the others takes longer
     if (is_small or sdpa.is_bare(call)) and sdpa.why_not(call) is None:
         return sdpa.NAME

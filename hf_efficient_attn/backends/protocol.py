@@ -8,7 +8,10 @@ from hf_efficient_attn.layout.call import AttentionCall
 
 
 class Backend(Protocol):
-    """One way to compute attention."""
+    """One way to compute attention.
+
+    What is said of a call before it is computed depends on its `traits` alone, by which "auto" remembers its choice.
+    """
 
     NAME: str
 

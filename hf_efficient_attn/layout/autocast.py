@@ -33,7 +33,7 @@ def autocast_off(device_type: str) -> AbstractContextManager[None]:
 
 def is_autocast(device_type: str) -> bool:
     """Return whether autocast is on for a type of device; some, such as "meta", have none."""
-    return bool(_has_autocast(device_type) and torch.is_autocast_enabled(device_type))
+    return (device_type in ("cpu", "cuda") or _has_autocast(device_type)) and torch.is_autocast_enabled(device_type)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

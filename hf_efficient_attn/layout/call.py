@@ -1,5 +1,6 @@
 """AttentionCall: one call of attention as one value, with everything about it except the contents of q, k and v."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,13 @@ class AttentionCall:
     scale: float = 1.0
     dropout: float = 0.0
     query_start: Tensor | None = None
+
+    @property
+    def traits(self) -> Hashable:
+        """What a backend's cost, memory and refusal may depend on: everything but the contents of tensors."""
+        labels = tuple(term.label for term in self.terms)
+        exist = (self.tokens.is_empty, self.sinks is None)
+        return self.layout, self.inputs, labels, exist, self.softcap, self.scale, self.dropout
 
     @property
     def masked_queries(self) -> Tensor | None:

@@ -103,6 +103,9 @@ class Layout:
 
         Its global tokens read, and are read by, all others, as far as a causal pattern allows.
         """
+        is_whole = document.start == 0 and document.stop == self.num_keys and document.queries is None
+        if is_whole and not document.global_positions:
+            return self
         start, stop = document.queries or (document.start, document.stop)
         first = max(self.query_offset, start)
         last = max(first, min(self.query_offset + self.num_queries, stop))

@@ -72,7 +72,9 @@ class TokenMask:
     @property
     def is_empty(self) -> bool:
         """Whether all examples are one whole document."""
-        return all(mask is None for mask in self.tensors)
+        # one by one: asked several times a call
+        has_none_of_keys = self.key_mask is None and self.segment_ids is None and self.global_mask is None
+        return has_none_of_keys and self.query_mask is None and self.query_segment_ids is None
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -95,8 +97,8 @@ class TokenMask:
     def _last(self, num_keys: int) -> "TokenMask":
         of_keys = (self.key_mask, self.segment_ids, self.global_mask)
         # a view would keep the whole mask alive
-        cut = (None if mask is None else derived(lambda mask: mask[:, -num_keys:].clone(), mask) for mask in of_keys)
-        return TokenMask(*cut, self.query_mask, self.query_segment_ids)
+        cut = [None if mask is None else derived(lambda mask: mask[:, -num_keys:].clone(), mask) for mask in of_keys]
+        return TokenMask(*cut, *self.of_queries.tensors[:2])
 
     def check(self, batch_size: int, num_keys: int, device: torch.device, num_positions: int | None = None) -> None:
         """Raise InputError if a mask is not a tensor, or has another device, shape or dtype.

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.call import _laid_out
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
@@ -83,6 +84,7 @@ def test_what_is_no_pattern_is_refused(pattern: object) -> None:
 
 
 def test_queries_without_keys_are_named_once() -> None:
+    _laid_out.cache_clear()
     warn_of_keyless.cache_clear()
     warn_once.cache_clear()
     # where tokens read only those before them, the first has none, and pytest would turn a warning into an error

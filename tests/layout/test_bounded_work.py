@@ -161,8 +161,10 @@ def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatc
     assert explanation.allowed_pairs == 2 * pattern.num_pairs(200, 200)
     assert "would look at" in explanation.reasons["blocked"]
     monkeypatch.setattr(selection, "MAX_WORKING_BYTES", 1000)
+    selection._choices.clear()
     attention(q, q, q, pattern)
     monkeypatch.setattr(selection, "MAX_WORKING_BYTES_ALONE", 1000)
+    selection._choices.clear()
     with pytest.raises(MaskLimitError, match="would look at"):
         attention(q, q, q, pattern)
 
