@@ -46,13 +46,21 @@ def results(output: Path) -> Any:
 
 
 def test_a_row_per_pattern_length_and_contestant(results: Any) -> None:
-    assert set(results) == {"machine", "settings", "dense", "results"}
+    assert set(results) == {"machine", "settings", "overhead", "dense", "results"}
     rows = [(row["tokens"], row["pattern"], row["contestant"]) for row in results["results"]]
     contestants = ["auto", "blocked", "masked"]
     assert rows == [(tokens, name, by) for tokens in LENGTHS for name in PATTERNS for by in contestants]
     assert [row["tokens"] for row in results["dense"]] == LENGTHS
     assert results["settings"]["lengths"] == LENGTHS
     assert results["machine"]["device"] == "cpu"
+
+
+def test_the_overhead_of_a_call_is_a_row_per_pattern_and_length(output: Path, results: Any) -> None:
+    figures = {(row["pattern"], row["tokens"]): row["microseconds"] for row in results["overhead"]}
+    assert list(figures) == [(name, tokens) for name in ("causal", "wide band") for tokens in (128, 256, 512)]
+    assert all(set(figure) == SUMMARY for figure in figures.values())
+    line = next(line for line in (output / "attention.md").read_text().splitlines() if line.startswith("| wide band"))
+    assert line.split("|")[2].strip() == f"{figures['wide band', 128]['median']:.0f}"
 
 
 def test_figures_belong_together(results: Any) -> None:

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.bench.attention.cases import DENSE, PRESETS, Shape, build_step, pattern_of
 from hf_efficient_attn.bench.attention.measure import measure_length
+from hf_efficient_attn.bench.attention.overhead import measure_overhead
 from hf_efficient_attn.bench.attention.peers import PEERS
 from hf_efficient_attn.bench.attention.profile import run_profile
 from hf_efficient_attn.bench.attention.report import results_figure, results_markdown
@@ -116,11 +117,13 @@ def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any
 
 
 def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return all results in JSON types: `machine`, `settings`, `dense`, `results`.
+    """Return all results in JSON types: `machine`, `settings`, `overhead`, `dense`, `results`.
 
-    `dense` has a row per length, `results` one per pattern, length and contestant (a backend of ours or a peer).
+    `dense` has a row per length, `results` one per pattern, length and contestant (a backend of ours or a peer);
+    `overhead` has one per pattern and length of its own.
     """
     shape = Shape(settings["batch_size"], settings["heads"], settings["head_dim"], settings["dtype"], device.type)
+    overhead = measure_overhead(shape, settings["repeats"])
     dense, rows = [], []
     for tokens in settings["lengths"]:
         dense_row, its_rows = measure_length(tokens, shape, settings)
@@ -128,7 +131,8 @@ def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
         rows += its_rows
     measure_memory(settings, shape, dense, rows)
     add_ratios(dense, rows)
-    return {"machine": describe_machine(device), "settings": settings, "dense": dense, "results": rows}
+    results = {"machine": describe_machine(device), "settings": settings, "overhead": overhead}
+    return {**results, "dense": dense, "results": rows}
 
 
 def measure_memory(

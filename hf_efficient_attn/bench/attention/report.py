@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hf_efficient_attn.bench.attention.overhead import overhead_table
 from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant, crossover, curve, growth
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
@@ -31,6 +32,7 @@ def results_markdown(results: dict[str, Any]) -> str:
         parts += [f"## Milliseconds, {title}", _grid([*dense, *rows], settings, _time(measure))]
         parts += [f"## Speed against dense attention, {title}", _grid(rows, settings, _speed(measure))]
     parts += ["## Milliseconds per decoding step", _grid([*dense, *rows], settings, _time("decode"))]
+    parts += ["## Microseconds of a call beyond torch's SDPA", overhead_table(results["overhead"])]
     if not settings["no_memory"]:
         parts += ["## Peak MiB, forward + backward, beyond the inputs", _grid([*dense, *rows], settings, _memory)]
     return "\n\n".join([*parts, _reasons([*dense, *rows]), _legend(settings)])
@@ -135,7 +137,8 @@ def _legend(settings: dict[str, Any]) -> str:
         "and so are the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
         "dense from: at this length and all longer ones. Layout: choosing a backend and building what it needs of the "
         "pattern with empty caches, at the longest length; once per length. Decoding: one query, the cache one token "
-        "longer every step, layouts built in every step. `masked`: SDPA with the pattern as a mask made beforehand. "
+        "longer every step, layouts built in every step. Beyond SDPA: forward, on the same tensors, with a mask "
+        "made beforehand. `masked`: SDPA with the pattern as a mask made beforehand. "
         "`transformers_flex`: its mask made in every call; `_kernel`: beforehand; of patterns that differ by head, the "
         "first head's. In-tree layers: without projections."
     )

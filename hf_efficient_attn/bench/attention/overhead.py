@@ -1,0 +1,62 @@
+"""What a call of `attention` costs beside its kernel: its time less that of torch's SDPA on the same tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.backends import sdpa
+from hf_efficient_attn.bench.attention.cases import Shape
+from hf_efficient_attn.bench.harness.report import markdown_table
+from hf_efficient_attn.bench.harness.timing import Case, summarize, time_once
+from hf_efficient_attn.layout.dense.additive import additive_mask
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import NO_MASK
+from hf_efficient_attn.patterns.bands import Band, Causal
+from hf_efficient_attn.patterns.pattern import Pattern
+
+LENGTHS = (128, 256, 512)
+# of both auto takes SDPA at these lengths: with a mask for the band, which is as wide as the text but for a quarter
+PATTERNS: dict[str, Callable[[int], Pattern]] = {
+    "causal": lambda _: Causal(),
+    "wide band": lambda tokens: Band(3 * tokens // 4, 3 * tokens // 4),
+}
+# pairs of calls per round of the other measurements: what is measured is short
+PAIRS = 10
+
+
+def measure_overhead(shape: Shape, repeats: int) -> list[dict[str, Any]]:
+    """Return a row per pattern and length: the microseconds of a forward call beyond those of SDPA just after it."""
+    rows = []
+    for name, pattern_of in PATTERNS.items():
+        for tokens in LENGTHS:
+            with torch.no_grad():
+                ours, plain = both(pattern_of(tokens), [each.detach() for each in shape.tensors(tokens)])
+                device = torch.device(shape.device)
+                pairs = [(time_once(ours, device), time_once(plain, device)) for _ in range(1 + PAIRS * repeats)]
+            # the first one compiles the layout
+            beyond = [1e6 * (mine - other) for mine, other in pairs[1:]]
+            rows.append({"pattern": name, "tokens": tokens, "microseconds": summarize(beyond)})
+    return rows
+
+
+def both(pattern: Pattern, inputs: list[Tensor]) -> tuple[Case, Case]:
+    """Return the cases of `attention`, and of SDPA, whose mask is made beforehand."""
+    q, k, v = inputs
+    layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2])
+    is_causal = sdpa.maskless(layout) is not None
+    mask = None if is_causal else additive_mask(layout, NO_MASK, len(q), q.device, q.dtype)[0]
+    return (
+        Case(lambda _: attention(q, k, v, pattern)),
+        Case(lambda _: scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)),
+    )
+
+
+def overhead_table(rows: list[dict[str, Any]]) -> str:
+    """Return a table with a column per length."""
+    figures = {(row["pattern"], row["tokens"]): f"{row['microseconds']['median']:.0f}" for row in rows}
+    lines = [[name, *(figures[name, tokens] for tokens in LENGTHS)] for name in PATTERNS]
+    return markdown_table(["pattern", *(f"{tokens:,}" for tokens in LENGTHS)], lines)
