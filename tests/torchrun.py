@@ -10,12 +10,11 @@ from forked import server
 from torch.distributed import TCPStore
 
 
-def torchrun(script: Path, *arguments: str | Path, processes: int = 2) -> None:
-    """Run it to the end by torchrun; `processes` = 1: without any launcher."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(script), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=250)
+def torchrun(script: Path, folder: Path) -> None:
+    """Run it to the end by torchrun, with `folder` as its argument."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, script, folder], env=variables, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,6 +1,6 @@
 """Two processes under torchrun train as one does, and a checkpoint continues as if there had been no break.
 
-One torchrun (two processes, gloo, CPU) and one plain process run `ddp_script.py`; the tests compare what they saved.
+One torchrun (two processes, gloo, CPU) and one process alone run `ddp_script.py`; the tests compare what they saved.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torchrun import torchrun
+from torchrun import run_together, torchrun
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.training.complete_checkpoints import why_incomplete
@@ -33,8 +33,8 @@ Load = Callable[[int, str, str], dict[str, torch.Tensor]]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folders that one and two processes wrote, by number of processes."""
     folders = {processes: tmp_path_factory.mktemp(f"processes_{processes}") for processes in PROCESSES}
-    for processes, folder in folders.items():
-        torchrun(SCRIPT, folder, processes=processes)
+    run_together(SCRIPT, folders[1], processes=1)
+    torchrun(SCRIPT, folders[2])
     return folders
 
 
