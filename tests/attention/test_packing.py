@@ -219,7 +219,7 @@ def test_left_padding_with_a_cache_is_not_taken_for_documents(cache: str) -> Non
     model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, cache_implementation=cache)
 
 
-def test_collator_with_flattening_trains_a_sparse_model(tmp_path: Any) -> None:
+def test_collator_with_flattening_trains_a_sparse_model() -> None:
     model, ids = sparse("llama"), token_ids(4, 6)
     rows = [{"input_ids": row[: 3 + index], "labels": row[: 3 + index]} for index, row in enumerate(ids.tolist())]
     collator = tr.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_position_ids=False)

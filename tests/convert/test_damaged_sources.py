@@ -175,7 +175,7 @@ def test_a_model_without_numbers() -> None:
         hea.convert(model)
 
 
-def test_mutations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutations(tmp_path: Path) -> None:
     """More of them: PYTHONPATH=tests python tests/convert/mutated_sources.py --count 3000."""
     found = try_all(tmp_path, 60, seed=0)
     assert found["refused"] > 20

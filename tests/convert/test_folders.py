@@ -180,7 +180,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         hea.convert(tmp_path / "bare", tmp_path / "new")
 
 
-def test_unknown_types(bert: Path, tmp_path: Path) -> None:
+def test_unknown_types(bert: Path) -> None:
     with pytest.raises(hea.ConfigurationError, match="it can become: sparse_transformer, big_bird, longformer"):
         hea.convert(bert, to="led")
     config = json.loads((bert / "config.json").read_text())

@@ -75,7 +75,7 @@ def test_a_checkpoint_is_replaced_when_asked_and_all_else_stays(bert: Path, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"bert", "old"}
 
 
-def test_what_a_tokenizer_writes_is_replaced(tmp_path: Path) -> None:
+def test_what_a_tokenizer_writes_is_replaced() -> None:
     """Every file that the tokenizers of the convertible types save, as their classes list them."""
     classes = ("BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer", "BigBirdTokenizer", "PegasusTokenizer")
     names = {name for each in classes for name in getattr(transformers, each).vocab_files_names.values()}
