@@ -40,12 +40,12 @@ class SharedContract:
             assert not torch.allclose(first_tensor(model.train()(**inputs)), expected, atol=1e-3)
 
     def test_no_examples_and_no_tokens_are_refused(self, case: Any, auto_class: str) -> None:
-        inputs = without_labels(case.inputs(auto_class))
+        model, inputs = case.model(auto_class), without_labels(case.inputs(auto_class))
         for nothing in (lambda each: each[:0], lambda each: each[..., :0]):
             for left_out in ((), ("attention_mask",)):
                 empty = {name: nothing(each) for name, each in inputs.items() if name not in left_out}
                 with pytest.raises(hea.InputError, match="There are no tokens"):
-                    case.model(auto_class)(**empty)
+                    model(**empty)
 
     @pytest.mark.parametrize("value", [2, -1, 0.5, float("-inf"), float("nan")])
     def test_padding_masks_hold_0_and_1(self, case: Any, value: float) -> None:
