@@ -9,12 +9,16 @@ from transformers import PreTrainedConfig
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.numbers import check_heads
 
+# kinds of positions that are pairs of a sine and a cosine
+SINUSOIDS = ("sinusoidal", "scaled_sinusoidal", "relative")
+
 
 class HeadSizes:
     """What follows from `hidden_size`, `num_attention_heads` and, where a config has it, `num_key_value_heads`."""
 
     hidden_size: int
     num_attention_heads: int
+    position_embedding_type: str
 
     @property
     def head_dim(self) -> int:
@@ -28,10 +32,12 @@ class HeadSizes:
         return self.num_attention_heads if named is None else named
 
     def check_head_sizes(self) -> None:
-        """Raise ConfigurationError if the heads do not divide the width, or rotary positions cannot halve a head."""
+        """Raise ConfigurationError if the heads do not divide the width, or positions need an even one."""
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
-        if getattr(self, "position_embedding_type", None) == "rope" and self.head_dim % 2:
+        if self.position_embedding_type == "rope" and self.head_dim % 2:
             raise ConfigurationError(f"Rotary positions need an even head size, not {self.head_dim}.")
+        if self.position_embedding_type in SINUSOIDS and self.hidden_size % 2:
+            raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {self.hidden_size}.")
 
 
 @dataclass(init=False, repr=False, eq=False)

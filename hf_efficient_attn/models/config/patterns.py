@@ -1,28 +1,13 @@
 """What the configs of the sparse families share: their pattern, and the checks of fields that exclude each other."""
 
-from collections.abc import Mapping
 from typing import Any
-
-from transformers.activations import ACT2FN
 
 from hf_efficient_attn.attention.layer_patterns import causal_form, checked_spec, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.numbers import check_numbers
 from hf_efficient_attn.models.global_tokens.rules import NOT_RELATIVE, check_rule
 from hf_efficient_attn.patterns.pattern import Pattern
-
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "hidden_act": tuple(ACT2FN),
-    "classifier_activation": tuple(ACT2FN),
-    "lm_transform_activation": (None, *ACT2FN),
-    "norm_type": ("layernorm", "rmsnorm"),
-    "norm_position": ("post", "pre"),
-    "position_embedding_type": ("learned", "sinusoidal", "relative", "rope", "none"),
-    "sinusoid_layout": ("interleaved", "halves"),
-    "random_blocks_in_eval": ("fixed", "transformers"),
-}
 
 
 def write_pattern(config: Any) -> None:
@@ -67,20 +52,6 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) 
             )
 
 
-def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ConfigurationError for a field whose value is not among its `choices`, or out of its range."""
-    check_numbers(config)
-    for name, allowed in {**CHOICES, **choices}.items():
-        value = getattr(config, name, allowed[0])
-        if value not in allowed:
-            raise ConfigurationError(f"{name}={shown(value)}; it must be one of: {', '.join(map(str, allowed))}.")
-    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
-        raise ConfigurationError(
-            f"pad_token_id={config.pad_token_id}; it must be None or a token of the vocabulary, 0 to "
-            f"{config.vocab_size - 1} (vocab_size={config.vocab_size})."
-        )
-
-
 def check_short_inputs(config: Any) -> None:
     """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model.
 
@@ -103,10 +74,6 @@ def check_attention(config: Any) -> None:
     check_short_inputs(config)
     has_table = config.position_embedding_type == "learned"
     check_rule(config.global_tokens, config.vocab_size, config.max_position_embeddings if has_table else None)
-    kind = config.position_embedding_type
-    if kind == "relative" and (config.global_tokens is not None or config.global_projections):
+    is_relative = config.position_embedding_type == "relative"
+    if is_relative and (config.global_tokens is not None or config.global_projections):
         raise ConfigurationError(f"{NOT_RELATIVE} Set global_tokens=None and global_projections=False, or use 'rope'.")
-    if kind in ("sinusoidal", "relative") and config.hidden_size % 2:
-        raise ConfigurationError(f"Sinusoids need an even width, not {config.hidden_size}.")
-    if kind == "rope" and config.head_dim % 2:
-        raise ConfigurationError(f"Rotary positions need an even head size, not {config.head_dim}.")

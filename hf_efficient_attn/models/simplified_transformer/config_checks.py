@@ -1,23 +1,18 @@
 """Checks of simplified Transformer configs: fields from which no model can be built, and their messages."""
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from transformers.activations import ACT2FN
-
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.choices import check_fields, meant
 from hf_efficient_attn.models.config.library import check_given_pattern
-from hf_efficient_attn.models.config.numbers import check_numbers
 from hf_efficient_attn.models.spans.config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
 
 CHOICES = {
     "block": tuple(BLOCK_STYLES),
-    "hidden_act": tuple(ACT2FN),
-    "norm_type": ("rmsnorm", "layernorm"),
     "final_norm_type": (None, "rmsnorm", "layernorm"),
     "position_embedding_type": ("sinusoidal", "scaled_sinusoidal", "learned", "alibi", "rope", "none"),
     "attention_bias": ("none", "query_key", "all"),
@@ -29,31 +24,13 @@ CHOICES = {
 
 def check_config(config: Any) -> None:
     """Raise ConfigurationError if no model can be built from the fields of a `SimplifiedTransformerConfig`."""
-    _check_ranges(config)
-    _check_choices(config)
+    check_fields(config, CHOICES)
     config.check_head_sizes()
-    if config.position_embedding_type.endswith("sinusoidal") and config.hidden_size % 2:
-        raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, got {config.hidden_size}.")
     _check_key_value_heads(config)
     _check_gains(config)
     _check_matrices(config)
     _check_spans(config)
     check_given_pattern(config)
-
-
-def _check_choices(config: Any) -> None:
-    for name, allowed in CHOICES.items():
-        if getattr(config, name) not in allowed:
-            raise ConfigurationError(unknown(name, getattr(config, name), allowed))
-
-
-def _check_ranges(config: Any) -> None:
-    check_numbers(config)
-    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
-        raise ConfigurationError(
-            f"pad_token_id={config.pad_token_id} is not among the vocab_size={config.vocab_size} tokens, 0 to "
-            f"{config.vocab_size - 1}."
-        )
 
 
 def _check_key_value_heads(config: Any) -> None:
@@ -142,6 +119,4 @@ def gain_fields() -> list[str]:
 def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     """Return the message for a value that is not allowed, with the nearest one that is."""
     names = [str(name) for name in allowed]
-    close = difflib.get_close_matches(shown(value).strip("'"), names, n=1)
-    hint = f" Did you mean {shown(close[0])}?" if close else ""
-    return f"Unknown {what}: {shown(value)}. Allowed: {', '.join(names)}.{hint}"
+    return f"Unknown {what}: {shown(value)}. Allowed: {', '.join(names)}.{meant(value, names)}"

@@ -3,10 +3,11 @@
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.patterns import check_attention, check_fields, write_pattern
+from hf_efficient_attn.models.config.patterns import check_attention, write_pattern
 from hf_efficient_attn.models.sparse.config import SparseFields
 
 from . import presets

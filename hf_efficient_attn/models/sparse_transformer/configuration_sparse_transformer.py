@@ -9,10 +9,11 @@ from hf_efficient_attn.attention.layer_patterns import config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.patterns import check_attention, check_fields, write_pattern
+from hf_efficient_attn.models.config.patterns import check_attention, write_pattern
 from hf_efficient_attn.models.sparse.config import SparseFields
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern

@@ -37,7 +37,7 @@ def test_checkpoint_of_another_block(tmp_path: Path) -> None:
         ({"attention_bias": "all"}, "attention_bias='query_key', .*attention_bias='all'"),
         ({"gated_mlp": True}, "gated_mlp=False, .*gated_mlp=True"),
         ({"trainable_gains": ["mlp_gain"]}, "trainable_gains="),
-        ({"block": "sasp"}, "Unknown block: 'sasp'.*Did you mean 'sas_p'"),
+        ({"block": "sasp"}, "block='sasp'; it must be .*Did you mean 'sas_p'"),
     ],
     ids=str,
 )

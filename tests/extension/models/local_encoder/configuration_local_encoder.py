@@ -3,10 +3,10 @@
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig, check_given_pattern
-from hf_efficient_attn.models.config.patterns import check_fields
 
 
 @strict_config
