@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, default=64, metavar="N", help="width of a head (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="need not be there (default %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the inputs (default %(default)s)")
+    parser.add_argument("--cross", action="store_true", help="queries and keys are of different sequences")
     parser.add_argument("--training", action="store_true", help="gradients are asked for")
     parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of the weights (default %(default)s)")
     parser.add_argument("--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help="(default %(default)s)")
@@ -50,5 +51,6 @@ def main(args: argparse.Namespace) -> None:
         dropout=args.dropout,
         backend=args.backend,
         layer=args.layer,
+        cross=args.cross,
     )
     print(explanation)

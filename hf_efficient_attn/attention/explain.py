@@ -72,7 +72,7 @@ class Explanation:
             "pattern": shorten(str(layout.pattern), PATTERN_LETTERS, placeholder=" …"),
             "call": f"{layout.num_heads} heads, {layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
-            f"{', with gradients' if inputs.needs_grad else ''}",
+            f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
             "backend": self.backend + self._elsewhere(),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",

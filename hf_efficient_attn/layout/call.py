@@ -37,6 +37,9 @@ class Inputs:
 class AttentionCall:
     """One call of attention, from the layer to the kernel.
 
+    The layout is hashable, and so is all that is compiled from it. Whatever an example, or what its tokens contain,
+    decides is a tensor beside it, and no part of a pattern.
+
     Attributes:
         layout: the pattern over queries, keys and heads.
         inputs: what q, k and v are like.

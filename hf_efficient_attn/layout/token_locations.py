@@ -52,13 +52,29 @@ def token_locations(tokens: TokenMask, num_keys: int, device: torch.device) -> T
 
 
 def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> tuple[TokenLocations, TokenLocations]:
-    """Return the locations on the axis of the queries and on that of the keys, which may be the same axis."""
+    """Return the locations on the axis of the queries and on that of the keys, which may be the same axis.
+
+    A query may read the keys of the document with its own number.
+    """
     of_keys = token_locations(tokens, layout.num_keys, device)
     if layout.num_positions is None:
         return of_keys, of_keys
     # the masks cover the whole axis, even if the queries are only part of it
     sizes = [mask.shape[1] for mask in tokens.of_queries.tensors if mask is not None]
-    return token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device), of_keys
+    of_queries = token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device)
+    batch_size = max(len(of_queries.documents), len(of_keys.documents))
+    ids: tuple[Tensor | int, Tensor | int] = (0, 0)
+    if tokens.query_segment_ids is not None and tokens.segment_ids is not None:
+        ids = tokens.query_segment_ids.to(device).long(), tokens.segment_ids.to(device).long()
+        lowest = torch.minimum(ids[0].amin(), ids[1].amin())
+        ids = ids[0] - lowest, ids[1] - lowest
+    return _numbered(of_queries, ids[0], batch_size), _numbered(of_keys, ids[1], batch_size)
+
+
+def _numbered(locations: TokenLocations, ids: Tensor | int, batch_size: int) -> TokenLocations:
+    """Return the locations of every example, with segment ids of at least 0 as the numbers of the documents."""
+    documents = torch.where(locations.documents == NO_DOCUMENT, NO_DOCUMENT, ids)
+    return TokenLocations(documents.expand(batch_size, -1), locations.positions.expand(batch_size, -1))
 
 
 def locations_on_host(tokens: TokenMask, num_keys: int) -> TokenLocations:

@@ -18,7 +18,7 @@ class Document:
     Attributes:
         start, stop: its range on the axis of the keys; its first and its last token are not masked.
         global_positions: chosen global tokens, counted from `start`.
-        has_holes: whether a token between the first and the last is masked.
+        has_holes: whether a token between the first and the last is masked, on either axis.
         queries: its range on the axis of the queries; None: this is the axis of the keys.
     """
 
@@ -163,7 +163,8 @@ class TokenMask:
             by_id.setdefault(_id_of(ids[1], document), []).append(document)
         for document in of_queries:
             for keys in by_id.get(_id_of(ids[0], document), ()):
-                yield replace(keys, queries=(document.start, document.stop))
+                has_holes = keys.has_holes or document.has_holes
+                yield replace(keys, has_holes=has_holes, queries=(document.start, document.stop))
 
 
 NO_MASK = TokenMask()

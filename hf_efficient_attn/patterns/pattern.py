@@ -1,8 +1,9 @@
 """What every pattern can do.
 
-A pattern is a relation between absolute positions: query q may read key k. It bounds the keys of a range of queries by
-intervals from outside (keys that some query reads) and from inside (keys that all of them read). The algebra is
-interval arithmetic on these bounds, so that no method ever looks at all pairs.
+A pattern is a relation between absolute positions: query q may read key k. Where queries and keys are of different
+sequences, each position counts in its own. A pattern bounds the keys of a range of queries by intervals from outside
+(keys that some query reads) and from inside (keys that all of them read). The algebra is interval arithmetic on these
+bounds, so that no method ever looks at all pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping

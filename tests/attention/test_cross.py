@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.backends.blocked.operator import blocked_attention, blocked_attention_backward
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.patterns import Band, Causal, CompressedKeys, Full, GlobalTokens, Pattern, bigbird
 
 NUM_QUERIES, NUM_KEYS = 30, 12
@@ -91,10 +93,28 @@ def test_a_compiler_knows_no_offset_of_query_masks() -> None:
         compiled(q, k, v, Band(9, 9), query_offset=offset, query_mask=MASK)
 
 
+def test_keys_in_several_calls_join_by_lse_and_their_gradients_add_up() -> None:
+    """Long and global keys of one softmax (ETC): each call gets the joined output and log-sum-exp in its backward."""
+    q, k, v = (each.double().requires_grad_() for each in inputs())
+    parts, text = (slice(0, 5), slice(5, NUM_KEYS)), write_call_text(Full(), 0, (), is_cross=True)
+    rest: list[Any] = [[None] * 5, [], None, None, None, text, 0, None, 0.5, 0.0]
+    outs, lses = zip(*(blocked_attention(q, k[:, :, keys], v[:, :, keys], *rest) for keys in parts), strict=True)
+    lse = torch.stack(lses).logsumexp(0)
+    out = sum(each * torch.exp(own - lse)[..., None] for each, own in zip(outs, lses, strict=True))
+    whole = cross(q, k, v, Full(), scale=0.5)
+    torch.testing.assert_close(out, whole)
+    grad = torch.randn_like(out)
+    shares = [blocked_attention_backward(grad, q, k[:, :, keys], v[:, :, keys], out, lse, *rest)[:3] for keys in parts]
+    (dq, *one), (more, *other) = shares
+    joined = (dq + more, *(torch.cat(each, 2) for each in zip(one, other, strict=True)))
+    torch.testing.assert_close(joined, torch.autograd.grad(whole, (q, k, v), grad))
+
+
 def test_explain_counts_both_axes() -> None:
     explanation = hea.explain(CompressedKeys(32, 16), 4096, 255, num_heads=2, cross=True)
     assert explanation.allowed_pairs == 2 * CompressedKeys(32, 16).num_pairs(4096, 255)
     assert explanation.total_pairs == 2 * 4096 * 255
+    assert "of two sequences" in str(explanation)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ FLEX_CASES = [
     Case("per head", 130, "globals", label=Distance(-3, 6), needs_grad=False),
     Case("causal band", 200, "left", label=SoftSpan(ramp=20, num_inner=5), has_own_values=True, needs_grad=False),
     Case("earlier keys", 127, "holes", num_queries=1, value_dim=24, needs_grad=False),
-    Case("compressed keys", 40, num_queries=130, needs_grad=False, cross_offset=40),
+    Case("compressed keys", 40, "documents", num_queries=130, needs_grad=False, cross_offset=40),
 ]
 
 

@@ -70,7 +70,11 @@ def blocked_attention_backward(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
+    """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any.
+
+    out, lse: those of the whole rows. Where the keys of a row are computed in several calls, the outputs join by lse;
+        given the joined ones, each call returns its share of the gradients, which add up.
+    """
     call = _call(q, k, v, masks, term_values, sinks, query_start, call_text, query_offset, softcap, scale, dropout)
     # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):

@@ -57,9 +57,6 @@ def why_not(call: AttentionCall) -> str | None:
         ),
         f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
         "blocked or sdpa.": not call.tokens.is_empty and pattern.depends_on_length,
-        "flex lays masks over queries and keys of one sequence (cross is True): use blocked or sdpa.": (
-            call.layout.is_cross and not call.tokens.is_empty
-        ),
         f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
             not all(drawn.is_traceable for _, _, drawn in call.layout.head_groups())
         ),
@@ -130,7 +127,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         q, k, v = (
             tensor.detach() if any(memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
         )
-    documents = None if is_idle(tokens) else tuple(tokens.documents(q.shape[0], layout.num_keys))
+    documents = None if is_idle(tokens) else tuple(tokens.documents(q.shape[0], layout.num_keys, layout.num_positions))
     mods = mods_of(call, q.device)
     mask = block_mask(layout, documents, q.device, mods.mask_mod)
     need_lse = need_lse or call.sinks is not None

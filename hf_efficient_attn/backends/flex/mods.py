@@ -15,7 +15,7 @@ from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_locations import TokenLocations, token_locations
+from hf_efficient_attn.layout.token_locations import TokenLocations, axis_locations
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score: tensors of indices
@@ -42,7 +42,9 @@ def mods_of(call: AttentionCall, device: torch.device) -> Mods:
     """Return the functions of a call for tensors on a device."""
     layout, locations = call.layout, None
     if not is_idle(call.tokens):
-        locations = captured_locations(token_locations(call.tokens, layout.num_keys, device))
+        of_queries, of_keys = axis_locations(layout, call.tokens, device)
+        keys = captured_locations(of_keys)
+        locations = (keys if of_queries is of_keys else captured_locations(of_queries), keys)
     terms = [dataclasses.replace(term, values=captured(term.values, (0, 2))) for term in call.terms]
     lookup = PositionLookup(_offset(layout.query_offset, device), locations)
     return Mods(
@@ -61,28 +63,31 @@ class PositionLookup:
 
     Attributes:
         offset: position of the first query, an int tensor of no dimension; None: 0.
-        locations: of the tokens, where examples differ.
+        locations: of the tokens on the axis of the queries and on that of the keys, where examples differ.
     """
 
     offset: Tensor | None
-    locations: TokenLocations | None
+    locations: tuple[TokenLocations, TokenLocations] | None
 
     @property
     def kind(self) -> object:
         """What a compiled program depends on."""
         if self.locations is None:
             return self.offset is None
-        return self.offset is None, self.locations.is_global is None, kind_of(self.locations.positions)
+        of_queries, of_keys = self.locations
+        kinds = kind_of(of_queries.positions), kind_of(of_keys.positions)
+        return self.offset is None, of_keys.is_global is None, of_queries is of_keys, *kinds
 
     def query(self, index: Tensor) -> Tensor:
-        """Return the position of a query on the axis of the keys."""
+        """Return the position of a query on its axis."""
         return index if self.offset is None else index + self.offset
 
     def positions(self, example: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of a query and a key within their documents."""
         if self.locations is None:
             return self.query(query), key
-        return self.locations.positions[example, self.query(query)], self.locations.positions[example, key]
+        of_queries, of_keys = self.locations
+        return of_queries.positions[example, self.query(query)], of_keys.positions[example, key]
 
 
 @cached()
@@ -100,19 +105,19 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
             allowed = torch.where(head >= first, pattern.allowed(*positions), allowed)
         return allowed
 
-    locations = lookup.locations
-    if locations is None:
+    if lookup.locations is None:
         return of_pattern
+    of_queries, of_keys = lookup.locations
     is_causal = layout.pattern.is_causal
 
     def of_tokens(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = of_pattern(example, head, query, key)
         row = lookup.query(query)
-        if locations.is_global is not None:
-            chosen = locations.is_global[example, row] | locations.is_global[example, key]
+        if of_keys.is_global is not None:
+            chosen = of_keys.is_global[example, row] | of_keys.is_global[example, key]
             allowed = allowed | (chosen & (key <= row) if is_causal else chosen)
-        document = locations.documents[example, key]
-        return allowed & (locations.documents[example, row] == document) & (document >= 0)
+        document = of_keys.documents[example, key]
+        return allowed & (of_queries.documents[example, row] == document) & (document >= 0)
 
     return of_tokens
 

@@ -1,8 +1,7 @@
 """Which query may read which key, for every pair. It takes memory for all pairs."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from operator import and_
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -185,32 +184,18 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
         rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))
         queries, keys = of_queries.positions[:, rows], locations.positions
         allowed = _of_heads(groups, queries, keys)
-        if layout.is_cross:
-            return allowed & _same_segment(tokens, rows, device)
         if locations.is_global is not None:
             chosen = locations.is_global[:, rows, None] | locations.is_global[:, None, :]
             if layout.pattern.is_causal:
                 chosen = chosen & (keys[:, None, :] <= queries[:, :, None])
             allowed = allowed | chosen[:, None]
-        return allowed & _same_document(locations, rows)
+        return allowed & _same_document(of_queries, locations, rows)
 
     return _by_queries(layout, batch_size, device, of_rows)
 
 
-def _same_segment(tokens: TokenMask, rows: slice, device: torch.device) -> Tensor:
-    """Return which pairs are of tokens with equal segment ids, if queries have their own axis."""
-    conditions = []
-    if tokens.key_mask is not None:
-        conditions.append(tokens.key_mask[:, None, None])
-    if tokens.query_mask is not None:
-        conditions.append(tokens.query_mask[:, None, rows, None])
-    if tokens.segment_ids is not None and tokens.query_segment_ids is not None:
-        conditions.append(tokens.query_segment_ids[:, None, rows, None] == tokens.segment_ids[:, None, None])
-    return reduce(and_, conditions).to(device)
-
-
-def _same_document(locations: TokenLocations, rows: slice) -> Tensor:
-    queries, keys = locations.documents[:, None, rows, None], locations.documents[:, None, None, :]
+def _same_document(of_queries: TokenLocations, of_keys: TokenLocations, rows: slice) -> Tensor:
+    queries, keys = of_queries.documents[:, None, rows, None], of_keys.documents[:, None, None, :]
     return (queries == keys) & (keys != NO_DOCUMENT)
 
 
@@ -227,5 +212,5 @@ def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: to
                 allowed[row, :, first : first + own.num_queries, document.start : document.stop] = _of_pattern(
                     own, device
                 )[0]
-    rows = slice(layout.query_offset, layout.query_offset + layout.num_queries)
-    return allowed & _same_document(token_locations(tokens, layout.num_keys, device), rows)
+    locations = token_locations(tokens, layout.num_keys, device)
+    return allowed & _same_document(locations, locations, layout.queries)
