@@ -22,11 +22,14 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, remembered, select
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
-from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
+
+# calls that hold no tensor
+_calls: BoundedCache[AttentionCall] = BoundedCache(SMALL_BYTES)
 
 
 def checked_states(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,10 +69,34 @@ def build_call(
         check_numbers(followed.pattern, scale, dropout, query_offset, followed.layer)
         check_heads(followed.first_head, followed.num_model_heads)
     check_axes(followed.is_cross, tokens, query_offset)
-    layout = layout_of(followed, query_offset, q, k)
-    tokens.check(q.shape[0], k.shape[2], q.device, layout.num_positions)
     check_terms(terms, q)
     check_softcap(softcap)
+    parts = (query_offset, tokens, terms, sinks, softcap, scale, dropout)
+    has_tensors = not tokens.is_empty or len(terms) > 0 or sinks is not None or isinstance(query_offset, Tensor)
+    # every step of decoding has a length of its own, for which nothing is worth keeping
+    if has_tensors or torch.compiler.is_compiling() or q.shape[2] == 1:
+        return _built(q, k, v, followed, *parts)
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    numbers = (query_offset, softcap, scale, dropout, needs_grad)
+    key = (followed, numbers, q.shape, k.shape, v.shape, q.dtype, q.device.type)
+    return _calls.get(key, lambda: _built(q, k, v, followed, *parts))
+
+
+def _built(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    followed: LayerPattern,
+    query_offset: int | Tensor | None,
+    tokens: TokenMask,
+    terms: Sequence[Term],
+    sinks: Tensor | None,
+    softcap: float | None,
+    scale: float | None,
+    dropout: float,
+) -> AttentionCall:
+    layout = layout_of(followed, query_offset, q, k)
+    tokens.check(q.shape[0], k.shape[2], q.device, layout.num_positions)
     sinks = own_sinks(sinks, q, followed.first_head, followed.num_model_heads)
     return AttentionCall(
         layout=layout,
@@ -96,8 +123,8 @@ def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tens
         query_offset = 0 if followed.is_cross else num_keys - num_queries
     place = (num_heads, num_queries, num_keys, int(query_offset), drawn_layer(pattern, followed.layer))
     heads = (followed.first_head, followed.num_model_heads, followed.is_cross)
-    # lengths may be symbols to a compiler
-    return Layout(pattern, *place, *heads) if is_compiling else _laid_out(pattern, *place, *heads)
+    # lengths may be symbols to a compiler, and every step of decoding has one of its own
+    return Layout(pattern, *place, *heads) if is_compiling or num_queries == 1 else _laid_out(pattern, *place, *heads)
 
 
 @cached()

@@ -141,9 +141,9 @@ def _fused(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output, and lse if it is needed and the kernel returns it."""
     # without a mask every kernel supports grouped key heads; with one, some fall back to a slow path
-    if mask is not None or need_lse:
-        heads_per_key_head = q.shape[1] // k.shape[1]
-        k, v = (each.repeat_interleave(heads_per_key_head, 1) if heads_per_key_head > 1 else each for each in (k, v))
+    heads_per_key_head = q.shape[1] // k.shape[1]
+    if heads_per_key_head > 1 and (mask is not None or need_lse):
+        k, v = (each.repeat_interleave(heads_per_key_head, 1) for each in (k, v))
     if q.device.type == "cpu":
         q, k, v = plain_rows(q, k, v)
     gives_lse = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]

@@ -1,16 +1,21 @@
 """`attention`: what it refuses, and how a backend is chosen."""
 
+import re
+import sys
+import traceback
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.call import _laid_out
+from hf_efficient_attn.attention.call import _calls, _laid_out
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
+from hf_efficient_attn.backends.blocked.kernels import FusedCPU
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
@@ -19,6 +24,8 @@ from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 X = torch.randn(2, 4, 20, 8)
+PACKAGE = Path(hea.__file__).parent
+CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,7 @@ def test_what_is_no_pattern_is_refused(pattern: object) -> None:
 
 def test_queries_without_keys_are_named_once() -> None:
     _laid_out.cache_clear()
+    _calls.clear()
     warn_of_keyless.cache_clear()
     warn_once.cache_clear()
     # where tokens read only those before them, the first has none, and pytest would turn a warning into an error
@@ -198,3 +206,22 @@ def test_no_queries_give_an_empty_output_and_no_gradient(backend: str, sizes: tu
         assert lse.shape == (batch, 4, queries)
         out.sum().backward()
         assert all(not each.grad.any() for each in (q, k, v))
+
+
+def test_the_way_of_a_call_is_the_one_in_contributing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    forward = FusedCPU.forward
+
+    def noted(kernel: FusedCPU, *args: Any) -> Any:
+        frames = [
+            frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if str(PACKAGE) in frame.f_code.co_filename
+        ]
+        calls.append([frame.f_code.co_name for frame in reversed(frames)] + ["forward"])
+        return forward(kernel, *args)
+
+    monkeypatch.setattr(FusedCPU, "forward", noted)
+    attention(X, X, X, Band(3, 3), backend="blocked")
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    listed = re.findall(r"(?:function:|→) `[\w.]*?(\w+)`", re.sub(r"\s+", " ", text))
+    assert all(names == listed for names in calls)
+    assert 0 < len(listed) <= 8
