@@ -17,9 +17,9 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 
 class PatternCache(Cache):
-    """A cache for `generate` whose size does not grow with the text, for patterns of a band and first tokens.
+    """A cache for `generate` whose size does not grow with the text, for patterns made of a band and first tokens.
 
-    `model.generate(..., past_key_values=PatternCache(model.config))` gives the tokens that the default cache gives. A
+    `model.generate(..., past_key_values=PatternCache(model.config))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
     the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
 
@@ -42,10 +42,10 @@ class PatternCache(Cache):
     (64, 16)
 
     Args:
-        config: of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left, ...)`, or
-            these joined with `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently from layer to
-            layer. With `positions="cache"` the model itself, on its device and in evaluation mode: it computes one
-            token, which shows whether its `rotary_emb` is all that rotates its keys.
+        config: the config of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left,
+            ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently
+            from layer to layer. With `positions="cache"` the model itself, on its device and in evaluation mode: it
+            computes one token, which shows whether its `rotary_emb` is all that rotates its keys.
         positions: "text" or "cache", where positions are counted.
 
     Raises:
@@ -78,10 +78,10 @@ class PatternCache(Cache):
         super().__init__(layers=layers)
 
     def check(self, config: Any) -> None:
-        """Raise ConfigurationError if layers of a model read more than this cache keeps: it was made for another one.
+        """Raise ConfigurationError if layers of a model read more than this cache, made for another model, keeps.
 
         Args:
-            config: of the model that computes; None: not known, and nothing is checked.
+            config: the config of the model that computes; None: it is unknown, and nothing is checked.
         """
         if config is None or torch.compiler.is_compiling():
             return
@@ -108,11 +108,11 @@ class PatternCache(Cache):
 
     @property
     def max_cache_len(self) -> int:
-        """Most tokens that a text may have: -1, any number. Asked by PEFT of caches that are no `DynamicCache`."""
+        """The largest number of tokens of a text, -1 for any; PEFT asks caches that are not a `DynamicCache`."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of tokens a mask is for, and where they begin: all of them; layers take the last."""
+        """Return the number of tokens of a mask, and where they begin: a mask is for all; layers use the last ones."""
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
         origin = Origin()
@@ -121,7 +121,7 @@ class PatternCache(Cache):
 
 
 class Origin(int):
-    """Where the keys begin, 0; through it the cache is told of the padding and the config, by who makes the mask."""
+    """Where the keys begin: 0. Through it, the code that makes the mask tells the cache the padding and the config."""
 
     cache: PatternCache
 
@@ -130,7 +130,7 @@ def config_of(model: Any) -> Any:
     """Return the config of a model.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it has none.
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
@@ -144,7 +144,7 @@ def checked_text_config(config: Any) -> Any:
     """Return the config of the text model in the config of a model that follows a pattern.
 
     Raises:
-        ConfigurationError: it is no config, follows none, or is no decoder alone.
+        ConfigurationError: it is not a config, has no pattern, or is not that of a decoder alone.
     """
     if isinstance(config, torch.nn.Module):
         raise ConfigurationError(f"PatternCache got a {type(config).__name__}, a model: pass model.config.")
@@ -178,7 +178,7 @@ def rope_of(config: Any) -> tuple[Any, Any]:
 
 
 def readable_tokens(pattern: Pattern) -> DecodingReach:
-    """Return how many first tokens, and how many before itself, a token may read under a causal pattern; None: all.
+    """Return how many first tokens, and how many before itself (None: all), a token may read in a causal pattern.
 
     Raises:
         ConfigurationError: the pattern can read other tokens.
@@ -204,7 +204,7 @@ def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
     Raises:
         ConfigurationError: a layer can read tokens that no `PatternCache` keeps.
     """
-    # a config whose layers read more than the pattern says so
+    # a config whose layers read more than the pattern has this method
     own_patterns = getattr(config, "readable_patterns", None)
     patterns = config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()
     return tuple(None if pattern is None else readable_tokens(pattern.causal()) for pattern in patterns or ())

@@ -24,7 +24,7 @@ class Padding:
         """Count the padding of a mask, bool [batch, tokens], True = a token.
 
         Raises:
-            InputError: masked tokens stand after others.
+            InputError: masked tokens follow others.
         """
         known = None if is_token is None else on_host(is_token)
         if is_token is None or known is None or bool(known.all()):
@@ -32,18 +32,18 @@ class Padding:
             return
         if bool((known[:, :-1] & ~known[:, 1:]).any()):
             raise InputError(
-                "attention_mask masks tokens after others that it does not mask, but PatternCache knows padding only "
+                "attention_mask masks tokens after others that it does not mask, but PatternCache takes padding only "
                 "at the start. Pad on the left (tokenizer.padding_side = 'left'), or use the default cache."
             )
         self.num_tokens = (~is_token).sum(1)
 
 
 class PatternLayer(DynamicLayer):
-    """The keys and values of one layer: those of the first `num_first` tokens and of the last `left` ones.
+    """The keys and values of one layer, for the first `num_first` tokens and the last `left` ones.
 
-    A row with fewer tokens than that has its keys at the end. So the axis of the keys, with new keys appended, is an
-    axis of positions on which the pattern reads what it reads on the axis of all tokens: distances within the band
-    are unchanged, and the first tokens are the first.
+    A row with fewer tokens has its keys at the end. With new keys appended, the pattern therefore reads on the axis of
+    these keys what it reads on the axis of all tokens: distances within the band are unchanged, and the first tokens
+    come first.
 
     Attributes:
         num_first, left: in tokens.
@@ -76,12 +76,12 @@ class PatternLayer(DynamicLayer):
         slots = torch.arange(num_slots - num_kept, num_slots, device=device)[None]
         first = self._first_slots(num_slots, device)
         slots = slots.expand(first.shape[0], -1)
-        # a row without that many tokens keeps all of them
+        # a row with fewer tokens keeps all of them
         first = torch.minimum(first, slots[:, : self.num_first])
         return torch.cat([first, slots[:, self.num_first :]], 1)
 
     def _first_slots(self, num_slots: int, device: torch.device) -> Tensor:
-        """Return where the first tokens stand, [batch or 1, num_first]; of a row with fewer, where they would."""
+        """Return the slots of the first tokens, [batch or 1, num_first]; of a row with fewer, where they would be."""
         first = torch.arange(self.num_first, device=device)[None]
         if self.padding.num_tokens is None:
             return first
@@ -100,14 +100,14 @@ class PatternLayer(DynamicLayer):
         self.padding.num_tokens = None
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
-        """Refuse: what a longer text has pushed out cannot come back.
+        """Refuse: tokens that were dropped cannot come back.
 
         Raises:
             UnsupportedBackendError: always.
         """
         raise UnsupportedBackendError(
-            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped what only "
-            "they could read. Generate with the default cache."
+            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped the "
+            "tokens that they would read. Generate with the default cache."
         )
 
     def activate_past_recording(self) -> NoReturn:

@@ -51,7 +51,7 @@ class KeyRotation:
         return self.rounded(wide, steps).to(states.dtype)
 
     def rounded(self, states: Tensor, steps: Tensor) -> Tensor:
-        """Return the same, computed in the dtype of the states, as the model does it."""
+        """Return the same, computed in the dtype of the states, as in the model."""
         kind = () if self.layer_type is None else (self.layer_type,)
         cos, sin = self.embedding(states, steps, *kind)
         rotary_dim = cos.shape[-1]
@@ -94,7 +94,7 @@ class StreamingLayer(PatternLayer):
     def __init__(self, num_first: int, left: int, padding: Padding, rotation: KeyRotation) -> None:
         super().__init__(num_first, left, padding)
         self.rotation = rotation
-        # of the last call, and whether the attention function has read them
+        # those of the last call, and whether the attention function has read them
         self.query_shifts: QueryShifts | None = None
         self.are_read = False
 
@@ -135,7 +135,7 @@ class StreamingLayer(PatternLayer):
         return keys, values
 
     def _shifts(self, num_new: int, device: torch.device) -> Tensor:
-        """Return the slots of the new queries less their positions in the text, int [batch or 1, new]."""
+        """Return the slots of the new queries minus their positions in the text, int [batch or 1, new]."""
         positions = torch.arange(self.cumulative_length - num_new, self.cumulative_length, device=device)[None]
         if self.padding.num_tokens is not None:
             positions = positions - self.padding.num_tokens.to(device)[:, None]
@@ -156,7 +156,7 @@ def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor) -> tuple[T
     shifts: QueryShifts | None = getattr(cache.layers[layer], "query_shifts", None)
     if shifts is None:
         return query, key
-    # a layer may attend more than once, with parts of its values
+    # a layer may attend several times, with parts of its values
     cache.layers[layer].are_read = True
     return shifts.applied(query, key)
 
@@ -213,7 +213,7 @@ def probed_layers(decoder: Any, config: Any) -> list[Any]:
     """Return the layers of a cache that holds one token in two rows, at the positions PROBED."""
     device = decoder.get_input_embeddings().weight.device
     cache = DynamicCache(config=config)
-    # any token but a special one
+    # any token that is not special
     ids = torch.full((2, 1), config.vocab_size // 2, device=device)
     positions = torch.tensor(PROBED, device=device)[:, None]
     decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)

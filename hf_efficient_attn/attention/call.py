@@ -33,7 +33,7 @@ _calls: BoundedCache[AttentionCall] = BoundedCache(SMALL_BYTES)
 
 
 def checked_states(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values in the dtype that they are computed in.
+    """Return queries, keys and values in the dtype in which they are computed.
 
     Raises:
         InputError, UnsupportedBackendError: they do not fit together, or no backend can compute them.
@@ -59,10 +59,10 @@ def build_call(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> AttentionCall:
-    """Return the call of checked states; for the arguments see `attention`.
+    """Return the call for checked states; see `attention` for the arguments.
 
     Raises:
-        ConfigurationError: a pattern that these heads or this length cannot have.
+        ConfigurationError: a pattern that does not fit these heads or this length.
         InputError: an argument that does not fit the states.
     """
     if not torch.compiler.is_compiling():
@@ -112,10 +112,10 @@ def _built(
 
 
 def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
-    """Return a layer's pattern laid over q and k, after a warning of tokens that it leaves without keys.
+    """Return a layer's pattern laid over q and k; it warns of tokens that the pattern leaves without keys.
 
-    query_offset: None, or a tensor of which a compiler does not know the value: the queries are the last positions, or
-        on an axis of their own, the first ones.
+    query_offset: if None, or a tensor whose value is unknown while compiling, the queries are the last positions, or
+        the first ones on an axis of their own.
     """
     pattern, num_heads, num_queries, num_keys = followed.pattern, q.shape[1], q.shape[2], k.shape[2]
     is_compiling = torch.compiler.is_compiling()
@@ -139,10 +139,10 @@ def _laid_out(*arguments: Any) -> Layout:
 def compute(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, backend: str = AUTO, need_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return output [B, H, Nq, Dv] and, where it is needed, the log-sum-exp [B, H, Nq] of a call.
+    """Return the output [B, H, Nq, Dv] of a call and, if needed, its log-sum-exp [B, H, Nq].
 
     Args:
-        backend: "auto", or the name of one.
+        backend: "auto" or the name of a backend.
 
     Raises:
         UnsupportedBackendError: the backend that was asked for cannot compute the call.
@@ -156,7 +156,7 @@ def compute(
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs of no queries, whose gradients are 0: not every kernel can be called with none."""
+    """Return the outputs for no queries, with gradients of 0; not every kernel can be called without queries."""
     rows = q.shape[:3]
     out = (q.sum(3, keepdim=True) + k.sum() + v.sum()).expand(*rows, v.shape[3])
     return out, torch.zeros(rows, device=q.device)

@@ -1,4 +1,4 @@
-"""Packed documents of which only the keyword arguments of an attention call tell, and not its mask."""
+"""Packed documents that only the keyword arguments of an attention call describe, and not its mask."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,15 +33,15 @@ def with_said_documents(
 ) -> TokenMask:
     """Return the token mask with the documents of `cu_seq_lens_q` and `seq_idx`; without a mask, of `position_ids`.
 
-    A mask is made for every call of a model, so that none is there only where another library has dropped it.
+    A mask is made for every call of a model, so it is only missing where another library has dropped it.
 
     Args:
-        attention_mask: what the layer got.
-        tokens, query_offset: what that says about the keys, if it is a token table.
+        attention_mask: the mask that the layer got.
+        tokens, query_offset: what it says about the keys, if it is a token table.
 
     Raises:
-        InputError: documents that are said of other tokens than these, or of which a model with absolute positions has
-            not been told.
+        InputError: documents of other tokens than these, or documents that the positions of a model with absolute
+            positions do not show.
     """
     starts = said_starts(options, key.shape[0], query.shape[2])
     if starts is None:
@@ -49,7 +49,7 @@ def with_said_documents(
             _warn_of_restarts(module, attention_mask, tokens, query_offset, options, query, key)
             return tokens
         positions = _positions(options, query)
-        # a layer that reads everything may have asked for no mask, and its positions may count something else
+        # a layer that reads everything may not have asked for a mask, and its positions may count something else
         if positions is None or query.shape[2] != key.shape[2] or (followed.reads_all and not is_overridden(NAME)):
             return tokens
         starts = position_starts(positions)
@@ -68,7 +68,7 @@ def with_said_documents(
 
 
 def join_documents(tokens: TokenMask, starts: Tensor) -> TokenMask:
-    """Return a token mask in which further documents begin; `starts`: bool [batch, keys]."""
+    """Return a token mask in which further documents begin at `starts`, bool [batch, keys]."""
     segments = tokens.segment_ids
     if segments is not None:
         starts = starts | pad(segments[:, 1:] != segments[:, :-1], (1, 0))
@@ -76,18 +76,18 @@ def join_documents(tokens: TokenMask, starts: Tensor) -> TokenMask:
 
 
 def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """Return whether a layer is known to compute the same wherever a document begins: rotary positions, or a bias."""
+    """Return whether a layer is known to have relative positions (rotary or a bias), independent of the start."""
     config: Any = module.config
     if options.get("position_bias") is not None or getattr(config, "rope_parameters", None):
         return True
-    # some configs have the field whatever their positions are
+    # some configs have the field although it says nothing about their positions
     is_absolute = getattr(config, "position_embedding_type", None) == "absolute"
     return getattr(config, "rope_theta", None) is not None and not is_absolute
 
 
 def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, Any], query: Tensor) -> None:
-    """Raise InputError unless the positions of the tokens begin anew where documents do: the model has added them."""
-    # of what is computed again, the forward was checked; a compiler cannot ask, and its graph checks both
+    """Raise InputError unless the positions, which the model has added, restart where documents begin."""
+    # recomputation needs no check, as the forward pass was checked; a compiled graph checks both
     if not torch.compiler.is_compiling() and is_computed_again():
         return
     positions = _positions(options, query, given_positions(module.config))
@@ -108,9 +108,9 @@ def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, A
 
 
 def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None = None) -> Tensor | None:
-    """Return the positions of the queries, [batch, queries]; None: the call does not tell one a query.
+    """Return the positions of the queries, [batch, queries]; None: the call does not have one per query.
 
-    given: those that the model was called with, where its layers may not be told.
+    given: those that the model was called with, which may not reach its layers.
     """
     positions = options.get("position_ids")
     positions = given if positions is None else positions
@@ -130,12 +130,12 @@ def _warn_of_restarts(
     query: Tensor,
     key: Tensor,
 ) -> None:
-    """Warn, in a model's first layer, of documents that its mask does not tell apart; padding is none."""
+    """Warn, in a model's first layer, of documents that its mask does not separate; padding is no document."""
     num_queries = query.shape[2]
-    # before any question about a length, to which the answer would belong to the graph
+    # checked before any length, which would become part of the graph
     if torch.compiler.is_compiling() or is_tracing(query) or num_queries == 1 or getattr(module, "layer_idx", None):
         return
-    # counted by the model itself, they begin no document
+    # positions that the model counts itself start no document
     if was_called_without(module.config):
         return
     positions = _positions(options, query, given_positions(module.config))

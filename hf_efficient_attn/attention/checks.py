@@ -1,4 +1,4 @@
-"""What `attention` refuses before any work starts."""
+"""Checks of the arguments of `attention`, before any work starts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import check_kind
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# beyond them kernels, which compute in float32, would read a factor as infinite, and divide by one as by 0
+# beyond these limits kernels, which compute in float32, would take a factor for infinity, or divide by 0
 LARGEST_FACTOR, SMALLEST_CAP = 1e30, 1e-30
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise InputError if q, k or v is no tensor."""
+    """Raise InputError if q, k or v is not a tensor."""
     for name, states in (("q", q), ("k", k), ("v", v)):
         if not isinstance(states, Tensor):
             raise InputError(f"{name} is a {type(states).__name__}; it must be a tensor. Use torch.as_tensor({name}).")
@@ -49,7 +49,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
 
 
 def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None) -> None:
-    """Raise an error for masks that queries of the keys' own sequence, or of another (`cross`), cannot have."""
+    """Raise an error for masks that do not go with `cross`, or only with `cross`."""
     if not isinstance(cross, bool):
         raise InputError(
             f"cross={shown(cross)} must be True, if queries and keys are of different sequences, or False."
@@ -78,7 +78,7 @@ def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None
 
 
 def check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise an error if q, k and v differ in dtype or device, or are what no backend can compute."""
+    """Raise an error if q, k and v differ in dtype or device, or if no backend can compute them."""
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal.")
     if q.dtype not in DTYPES:
@@ -95,7 +95,7 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_numbers(
     pattern: Pattern, scale: float | None, dropout: float, query_offset: int | Tensor | None, layer: int
 ) -> None:
-    """Raise an error if the pattern is none, or a number is not of its kind or out of its range."""
+    """Raise an error if the pattern is not a pattern, or a number has a wrong type or is out of range."""
     if not isinstance(pattern, Pattern):
         raise ConfigurationError(
             f"pattern is {shown(pattern)}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a "
@@ -128,7 +128,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_heads(first_head: int, num_model_heads: int | None) -> None:
-    """Raise InputError if the place of the heads in the model is no number; `Layout` knows their range."""
+    """Raise InputError if the numbers of the heads are not integers; `Layout` checks their range."""
     if not is_integer(first_head) or not (num_model_heads is None or is_integer(num_model_heads)):
         raise InputError(
             f"first_head={shown(first_head)} and num_model_heads={shown(num_model_heads)} must be integers, or None "
@@ -137,7 +137,7 @@ def check_heads(first_head: int, num_model_heads: int | None) -> None:
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Raise InputError if the bound of the scores is no positive number, or none that float32 can divide by."""
+    """Raise InputError if the bound of the scores is not a positive number by which float32 can divide."""
     if softcap is not None and not (is_number(softcap) and SMALLEST_CAP <= softcap <= LARGEST_FACTOR):
         raise InputError(
             f"softcap={shown(softcap)} must be a positive number, from {SMALLEST_CAP:g} to {LARGEST_FACTOR:g}, or None "
@@ -149,20 +149,20 @@ def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads:
     """Return the sinks of the heads of q; None: there are none.
 
     Raises:
-        InputError: sinks of other heads, or that are no floating-point tensor on the device of q.
+        InputError: sinks for other heads, or not a floating-point tensor on the device of q.
     """
     if sinks is None:
         return None
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or sinks.device != q.device:
         found = f"{sinks.dtype} on {sinks.device}" if isinstance(sinks, Tensor) else type(sinks).__name__
-        raise InputError(f"sinks is {found}; it must be a floating-point tensor on {q.device}, one logit a query head.")
+        raise InputError(f"sinks is {found}; it must be a floating-point tensor on {q.device}, one per query head.")
     num_heads = q.shape[1]
     if sinks.shape == (num_heads,):
         return sinks
     if sinks.shape == (num_model_heads,):
         return sinks[first_head : first_head + num_heads]
     raise InputError(
-        f"sinks has shape {list(sinks.shape)}; it must be [{num_heads}], one logit a query head"
+        f"sinks has shape {list(sinks.shape)}; it must be [{num_heads}], one logit per query head"
         f"{'' if num_model_heads is None else f', or [{num_model_heads}], one for each head of the model'}."
     )
 
@@ -173,7 +173,7 @@ def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
 
 
 def check_terms(terms: Sequence[Term], q: Tensor) -> None:
-    """Raise InputError if these are no terms, or values of one do not broadcast to [B, H, Nq, values of a query]."""
+    """Raise InputError if these are not terms, or if values do not broadcast to [B, H, Nq, values of a query]."""
     if not isinstance(terms, tuple | list) or not all(
         isinstance(term, Term) and isinstance(term.values, Tensor) and isinstance(term.label, Label) for term in terms
     ):

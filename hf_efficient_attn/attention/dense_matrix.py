@@ -1,4 +1,4 @@
-"""Attention where a matrix over all pairs is given or asked for: memory for all pairs, whatever the pattern."""
+"""Attention with a given matrix over all pairs, or that returns one; it takes memory for all pairs."""
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ def dense_attention(
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim].
-        allowed: bool that broadcasts to [batch, heads, queries, keys]; None: all pairs. A query without keys gives 0.
+        allowed: bool that broadcasts to [batch, heads, queries, keys]; None: all pairs. A query without keys gets 0.
         bias: of the same shape, added to the scores.
-        need_weights: False: the second result is None.
+        need_weights: if False, the second result is None.
         sinks, softcap: as for `attention`; the weights of a row with a sink sum to less than 1.
     """
     query, key, value = autocast_states(query, key, value)
@@ -50,7 +50,7 @@ def added_and_keys(allowed: Tensor | None, bias: Tensor | None, query: Tensor) -
     if allowed is None:
         return None if bias is None else bias.to(query.dtype), None
     has_keys = allowed.any(-1, keepdim=True)
-    # a query without keys takes the softmax of its scores as they are; then it is cut
+    # a query without keys gets the softmax of its unmasked scores, which is then set to 0
     added = torch.zeros((), dtype=query.dtype, device=query.device) if bias is None else bias.to(query.dtype)
     return torch.where(allowed | ~has_keys, added, -torch.inf), has_keys
 
@@ -84,17 +84,17 @@ def _explicit(
     scores = cap(query @ key.transpose(-1, -2) * scale, softcap)
     scores = scores if added is None else scores + added
     if sinks is not None:
-        # one more key, whose weight is left out
+        # the sink is one more key, whose weight is dropped
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     weights = drop(weights[..., : key.shape[2]], dropout)
-    # cut before they are used, so that the weights handed out are those a gradient flows through
+    # before they are used, so that gradients flow through the weights that are returned
     weights = weights if has_keys is None else weights.masked_fill(~has_keys, 0)
     return weights @ value, weights
 
 
 def check_matrix(name: str, matrix: Tensor, shape: tuple[int, int, int, int]) -> None:
-    """Raise InputError if a mask or bias does not broadcast to [batch, heads, queries, keys].
+    """Refuse a mask or bias that does not broadcast to [batch, heads, queries, keys].
 
     Raises:
         InputError: names the shape, or a dtype that is neither bool nor floating-point.

@@ -1,7 +1,7 @@
-"""Whether an attention layer of transformers reads ahead: told by the mask that its model asked for.
+"""Whether an attention layer of transformers reads ahead, by the mask that its model asked for.
 
-Attributes of modules are no proof: decoders have `is_causal=False`, encoders have none, and what transformers' own
-functions compute is what the mask says. They count only where a model asked for no mask.
+Attributes of modules prove nothing: some decoders have `is_causal=False`, some encoders have no such attribute, and
+transformers' own functions follow the mask. Attributes only count if a model asked for no mask.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from hf_efficient_attn.attention.model_parts import DECODER, part_of
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, is_table, table_kind
 from hf_efficient_attn.errors import UnsupportedBackendError
 
-# a layer that reads another sequence than its own
+# a layer that reads another sequence
 CROSS = "cross"
 
 
 def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> str | None:
-    """Return CAUSAL, BIDIRECTIONAL or CROSS; None: a matrix decides, and nothing else tells.
+    """Return CAUSAL, BIDIRECTIONAL or CROSS; None: only a matrix decides.
 
     Args:
-        options: keyword arguments of the attention call; `is_causal` counts.
-        attention_mask: what the layer got: a token table, a matrix, or None.
+        options: keyword arguments of the attention call; `is_causal` is used.
+        attention_mask: the mask that the layer got: a token table, a matrix, or None.
 
     Raises:
         UnsupportedBackendError: the mask and the module contradict each other, or there is neither.
@@ -37,7 +37,7 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
     if kind == CAUSAL:
         return CAUSAL
     if kind == BIDIRECTIONAL or flag is False:
-        # the other sequence of a decoder is never causal
+        # a decoder never reads another sequence causally
         return CROSS if part_of(module) == DECODER else BIDIRECTIONAL
     if flag is None and attention_mask is None:
         _refuse(module, "gets no mask and has no is_causal, so that nothing says whether it may read ahead")
@@ -45,7 +45,7 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
 
 
 def is_named_cross(module: nn.Module) -> bool:
-    """Return whether a module says by its name or a flag that it reads another sequence."""
+    """Return whether the name or a flag of a module says that it reads another sequence."""
     return "CrossAttention" in type(module).__name__ or bool(getattr(module, "is_cross_attention", False))
 
 

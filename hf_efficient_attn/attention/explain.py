@@ -1,4 +1,4 @@
-"""What a call of attention would do, without doing it: which backend and why, how many pairs, at what cost."""
+"""How a call of attention would be computed, without computing it: the backend and why, the pairs, the cost."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -25,17 +25,17 @@ COUNT_BLOCK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Explanation:
-    """How one call of attention would be computed; printed, it is a small table.
+    """How one call of attention would be computed; it prints as a small table.
 
     Attributes:
         call: without tensors.
         backend: the name of the backend that computes it.
-        reasons: every other backend → one sentence that says why it cannot, or why it was not taken.
+        reasons: for every other backend, one sentence on why it cannot compute the call, or was not chosen.
         allowed_pairs: pairs (query, key) that the pattern allows, in all heads of one example.
         computed_pairs: scores that the backend computes for them, allowed or not.
         total_pairs: all pairs of queries and keys, in all heads.
         relative_cost: estimated time over that of dense attention without a mask.
-        memory_bytes: estimated memory at the highest, of one example, beyond its inputs.
+        memory_bytes: estimated peak memory of one example, beyond its inputs.
     """
 
     call: AttentionCall
@@ -58,7 +58,7 @@ class Explanation:
         return self.computed_pairs / self.total_pairs
 
     def _elsewhere(self) -> str:
-        """Return what "auto" takes where more is installed than here, if it is something else."""
+        """Return what "auto" chooses where more is installed than here, if that differs."""
         device = self.call.inputs.device
         lacking = {name: backend.missing(self.call) for name, backend in BACKENDS.items()}
         found = next(((name, what) for name, what in lacking.items() if what is not None), None)
@@ -101,8 +101,8 @@ def explain(
 ) -> Explanation:
     """Return which backend would compute a call of `attention` with this pattern, why, and what it would cost.
 
-    Nothing is computed and no such device need be there. Costs are estimates; `hf-efficient-attn bench attention`
-    measures.
+    Nothing is computed, and the device need not exist here. Costs are estimates; `hf-efficient-attn bench attention`
+    measures them.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
@@ -112,8 +112,8 @@ def explain(
     Args:
         query_tokens, key_tokens: length of the queries and of the keys; the queries are the last positions. None: as
             many keys as queries.
-        num_key_heads: None: as many as `num_heads`.
-        training: gradients are asked for.
+        num_key_heads: heads of the keys and values; None: as many as `num_heads`.
+        training: whether gradients are needed.
         dropout, backend, layer, cross: as for `attention`.
 
     Raises:
@@ -153,7 +153,7 @@ def _device_type(device: str | torch.device) -> str:
     try:
         return torch.device(device).type
     except RuntimeError as error:
-        raise InputError(f"device={shown(device)} is none that torch knows; use 'cpu' or 'cuda'.") from error
+        raise InputError(f"device={shown(device)} is not one that torch knows; use 'cpu' or 'cuda'.") from error
 
 
 def allowed_pairs(layout: Layout) -> int:
@@ -171,7 +171,7 @@ def allowed_pairs(layout: Layout) -> int:
 
 
 def _reason(call: AttentionCall, name: str, wanted: str) -> str:
-    """Return one sentence that says why a backend does not compute a call."""
+    """Return one sentence on why a backend does not compute a call."""
     cannot = BACKENDS[name].why_not(call)
     if cannot is not None:
         return cannot
@@ -179,7 +179,7 @@ def _reason(call: AttentionCall, name: str, wanted: str) -> str:
 
 
 def _memory(call: AttentionCall, backend: Backend) -> int:
-    """Return the estimated bytes of the output, of gradients, and of what the backend keeps beside them."""
+    """Return the estimated bytes of the output, of gradients, and of what the backend needs besides them."""
     layout, inputs = call.layout, call.inputs
     rows, width = layout.num_heads * layout.num_queries, inputs.dtype.itemsize
     total = rows * (inputs.value_dim * width + 4)

@@ -1,4 +1,4 @@
-"""After the first forward of a sparsified model: did its layers follow the pattern?"""
+"""A check after the first forward pass of a sparsified model: did its layers follow the pattern?"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,12 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, config_patt
 from hf_efficient_attn.attention.model_parts import parts_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 
-# where a part keeps the spec that its layers were seen to follow
+# the attribute in which a part keeps the spec that its layers were seen to follow
 SEEN = "_followed_attention_pattern"
 
 
 def watch(model: Any) -> None:
-    """Check every part of a model that should follow a pattern after each forward, until it was seen to."""
+    """Check every part of a model that should follow a pattern after each forward pass, until it has."""
     for name, part in parts_of(model).items():
         if FollowCheck(name) not in part._forward_hooks.values():
             part.register_forward_hook(FollowCheck(name))
@@ -22,7 +22,7 @@ def watch(model: Any) -> None:
 
 @dataclass(frozen=True)
 class FollowCheck:
-    """A forward hook; `part`: encoder or decoder, as patterns are given."""
+    """A forward hook of a part, the encoder or the decoder, as in the spec of the patterns."""
 
     part: str
 

@@ -1,4 +1,4 @@
-"""The `position_ids` and the cache that a thread called a sparsified model with, and its attention is not told of."""
+"""The `position_ids` and the cache with which a thread called a sparsified model, for attention that gets neither."""
 
 import weakref
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from transformers.cache_utils import Cache
 
 @dataclass(frozen=True)
 class Note:
-    """What a thread last called the model of a config with.
+    """The inputs with which a thread last called the model of a config.
 
     Attributes:
-        config: whose note this is; an identity may be used again.
-        positions: None: no tensor.
-        is_without: the model is known to have been called without positions.
-        cache: None: none that was given.
+        config: the config that this note belongs to, since an identity may be reused.
+        positions: the `position_ids`; None: they were no tensor.
+        is_without: whether the model is known to have been called without positions.
+        cache: the cache; None: none was given.
     """
 
     config: "weakref.ref[Any]"
@@ -27,14 +27,14 @@ class Note:
     cache: "weakref.ref[Any] | None" = None
 
 
-# by the identity of the config, which a model shares with its layers and which has no hash, and of the thread
+# by the identities of the config, which a model shares with its layers and which has no hash, and of the thread
 _notes: dict[tuple[int, int], Note] = {}
 
 
 def note_inputs(config: Any, positions: Any, are_known: bool = True, cache: Any = None) -> None:
-    """Note `position_ids` and the cache of a forward of a config's model by this thread, in the place of others.
+    """Note the `position_ids` and the cache of this thread's forward pass of a config's model, over the last ones.
 
-    are_known: False: others may have been given by an argument without a name.
+    are_known: if False, other positions may have been passed as a positional argument.
     """
     key = (id(config), get_ident())
     given = weakref.ref(positions) if isinstance(positions, Tensor) else None
@@ -47,7 +47,7 @@ def note_inputs(config: Any, positions: Any, are_known: bool = True, cache: Any 
 
 
 def given_positions(config: Any) -> Tensor | None:
-    """Return what this thread called the model of a config with; None: nothing, or nobody knows."""
+    """Return the positions with which this thread called the model of a config; None: none, or unknown."""
     if torch.compiler.is_compiling():
         return None
     note = _note_of(config)
@@ -55,7 +55,7 @@ def given_positions(config: Any) -> Tensor | None:
 
 
 def given_cache(config: Any) -> Cache | None:
-    """Return the cache that this thread called the model of a config with; None: none, or nobody knows."""
+    """Return the cache with which this thread called the model of a config; None: none, or unknown."""
     if torch.compiler.is_compiling():
         return None
     note = _note_of(config)
@@ -69,9 +69,9 @@ def was_called_without(config: Any) -> bool:
 
 
 def is_computed_again() -> bool:
-    """Return whether a backward pass computes a layer again, which a thread of its own may do.
+    """Return whether a backward pass is recomputing a layer, possibly in a thread of its own.
 
-    Its model may have been called with other positions since.
+    The model may have been called with other positions since.
     """
     return torch._C._current_graph_task_id() != -1
 

@@ -1,7 +1,7 @@
-"""What is checked before the forwards of every model on "efficient", however it came to be.
+"""Checks before every forward pass of models on "efficient", however these were made.
 
-`from_pretrained`, `from_config` and a class called with a config all end in `PreTrainedModel.__init__`, and models that
-exist change by `set_attn_implementation`. Both methods are replaced, as no other place sees all of these models.
+`from_pretrained`, `from_config` and classes called with a config all end in `PreTrainedModel.__init__`, and existing
+models change by `set_attn_implementation`. Both methods are replaced, since no other code sees all of these models.
 """
 
 import functools
@@ -26,10 +26,10 @@ from hf_efficient_attn.messages import shown
 
 GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"
-# where a model keeps the spec that it was found able to follow
+# the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
-# embeddings by what they stand in for: `generate` passes no ids beside them
+# embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
 INPUTS = (*EMBEDDED, *EMBEDDED.values(), "pixel_values", "input_features", "input_values")
 
@@ -37,7 +37,7 @@ _first_forward = threading.Lock()
 
 
 def guard_models() -> None:
-    """Have transformers guard every model that it builds, or puts on "efficient"; again is harmless."""
+    """Have transformers guard every model that it builds or puts on "efficient"; may be called again."""
     for name in GUARDED:
         method = getattr(PreTrainedModel, name)
         if not getattr(method, MARK, False):
@@ -45,7 +45,7 @@ def guard_models() -> None:
 
 
 def with_guard(method: Any) -> Any:
-    """Return a method of models that guards the model when it is done."""
+    """Return the method of models, extended to guard the model afterwards."""
 
     @functools.wraps(method)
     def guarding(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def with_guard(method: Any) -> Any:
 
 
 def guard(model: PreTrainedModel) -> None:
-    """Check the model and its parts before every forward, as far as they have a pattern or run on "efficient"."""
+    """Check the model and its parts before every forward pass, if they have a pattern or run on "efficient"."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and needs_guard(module):
             if before_forward not in module._forward_pre_hooks.values():
@@ -69,7 +69,7 @@ def guard(model: PreTrainedModel) -> None:
 
 
 def needs_guard(model: PreTrainedModel) -> bool:
-    """Return whether nothing but the guard checks a model: its family does not, and its attention is ours."""
+    """Return whether only the guard checks a model: its attention is ours, and its family has no checks."""
     implementation = model.config._attn_implementation
     if getattr(model, "follows_patterns", False) or implementation in (TRIAL, MATRIX_TRIAL):
         return False
@@ -82,12 +82,12 @@ def has_pattern(config: PreTrainedConfig) -> bool:
 
 
 def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Check a model, once for a pattern, and what it is called with; a hook before every forward.
+    """Check a model, once per pattern, and its inputs; a hook before every forward pass.
 
     Raises:
-        ConfigurationError, UnsupportedBackendError: what `sparsify` raises of such a model and pattern, or the model
-            runs on another attention.
-        InputError: no tokens, or a padding mask with other values than 0 and 1, where reading them waits for no device.
+        ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
+            another attention.
+        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
@@ -97,7 +97,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     given = {**dict(zip(names, inputs, strict=False)), **options}
     are_known = len(inputs) <= len(names)
     note_inputs(model.config, given.get("position_ids"), are_known, given.get("past_key_values"))
-    # checks must leave no trace in what is being traced
+    # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):
             check_once(model)
@@ -105,9 +105,9 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
 
 
 def check_inputs(given: dict[str, Any]) -> None:
-    """Raise InputError for inputs without tokens, and padding masks with other values than 0 and 1.
+    """Raise InputError for inputs without tokens, and for padding masks with values other than 0 and 1.
 
-    Masks elsewhere than on the CPU are not read: that would wait for the device.
+    Masks on other devices than the CPU are not read, since that would wait for the device.
     """
     for name in INPUTS:
         if given.get(EMBEDDED.get(name, "")) is None:
@@ -131,10 +131,10 @@ def refuse_other_attention(model: Any) -> None:
 
 
 def check_once(model: Any) -> None:
-    """Check at a model's first forward what `sparsify` checks, where that was not called.
+    """Check at a model's first forward pass what `sparsify` would have checked, if that was not called.
 
     Raises:
-        ConfigurationError, UnsupportedBackendError: as `sparsify`.
+        ConfigurationError, UnsupportedBackendError: as in `sparsify`.
     """
     spec = getattr(model.config, FIELD)
     if model.__dict__.get(CHECKED) is spec:
@@ -145,7 +145,7 @@ def check_once(model: Any) -> None:
         check_home(model.config)
         check_class(type(model), model.config)
         checked_pattern(spec, model.config)
-        # `generate` calls the encoder before the model that it is a part of
+        # `generate` calls the encoder before the whole model
         is_part = model.config.is_encoder_decoder and model in parts_of(model).values()
         if try_model((is_part and base_class(model.config)) or type(model), model.config):
             mark_tried(model.config)

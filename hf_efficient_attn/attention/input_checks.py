@@ -1,4 +1,4 @@
-"""What no model of ours or on "efficient" computes: inputs without tokens, and masks that are neither 0 nor 1."""
+"""Inputs that neither our models nor others on "efficient" take: no tokens, or masks with values besides 0 and 1."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from hf_efficient_attn.layout.host_copies import on_host
 
 
 def refuse_empty(name: str, given: Any, num_axes: int) -> None:
-    """Raise InputError for an input without examples or tokens: one of its first `num_axes` sizes is 0.
+    """Raise InputError for an input without examples or tokens, one of whose first `num_axes` sizes is 0.
 
-    transformers' own models cannot compute it either. Not while compiling.
+    transformers' own models cannot compute it either. While compiling, nothing is checked.
     """
     if not isinstance(given, Tensor) or torch.compiler.is_compiling():
         return
@@ -21,11 +21,10 @@ def refuse_empty(name: str, given: Any, num_axes: int) -> None:
 
 
 def check_mask_values(attention_mask: Any) -> None:
-    """Raise InputError for a padding mask with other values than 0 and 1, which every model would read in its own way.
+    """Raise InputError for a padding mask with values other than 0 and 1, which every model would read differently.
 
-    Not while compiling, and nothing needs to be read of a mask of bool. Others are copied from an accelerator, once for
-    all that is asked of them in a forward pass. An assertion on the device would not wait, but ends the process without
-    these words.
+    While compiling, nothing is checked. Bool masks need no check; others are copied from an accelerator once per
+    forward pass. An assertion on the device would not wait, but it would end the process without this message.
     """
     is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
     if torch.compiler.is_compiling() or not is_padding_mask or attention_mask.dtype == torch.bool:

@@ -1,7 +1,7 @@
 """The attention function "efficient" of transformers: any model that uses the attention interface follows a pattern.
 
-A model whose config has an `attention_pattern` computes that; any other computes its own attention, causal or full,
-sliding windows, padding and packing included. What a layer follows is decided in `layer_patterns`.
+A model whose config has an `attention_pattern` follows it; any other computes its own attention, causal or full,
+including sliding windows, padding and packing. `layer_patterns` decides what a layer follows.
 """
 
 from dataclasses import replace
@@ -29,9 +29,9 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="efficient"` known to transformers: attention, masks, what configs write, and checks.
+    """Register `attn_implementation="efficient"` in transformers: attention, masks, saving of configs, and checks.
 
-    Again is harmless.
+    It may be called again.
     """
     AttentionInterface.register(NAME, efficient_attention_forward)
     AttentionMaskInterface.register(NAME, efficient_mask)
@@ -52,9 +52,9 @@ def efficient_attention_forward(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output [batch, queries, heads, head_dim] and, with `output_attentions`, the weights; else None.
+    """Return the output [batch, queries, heads, head_dim] and, with `output_attentions`, the weights, otherwise None.
 
-    Called by the attention modules of transformers, never by users.
+    The attention modules of transformers call it, never users.
 
     Args:
         query: [batch, heads, queries, head_dim].
@@ -62,13 +62,13 @@ def efficient_attention_forward(
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
         kwargs: `is_causal`, `sliding_window`, `position_bias`, `s_aux` (sinks), `softcap`, `output_attentions`, and
-            what tells packed documents apart (`call_documents`) count; others are ignored.
+            the arguments about packed documents (`call_documents`) are used; others are ignored.
 
     Raises:
-        ConfigurationError: an `attention_pattern` that the model, or cached decoding, cannot have, or that other
-            processes do not have.
+        ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
+            that of other processes.
         InputError: a mask that does not belong to these queries and keys.
-        UnsupportedBackendError: the model needs what the engine cannot compute, or has heads that cannot be numbered.
+        UnsupportedBackendError: the model needs something that the engine cannot compute, or heads that have no number.
     """
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
@@ -114,11 +114,11 @@ def said_tokens(
 
 
 def check_lengths(module: nn.Module, followed: LayerPattern, num_queries: int, num_keys: int) -> None:
-    """Refuse a pattern of the config where the queries are not all of the keys and the pattern cannot have that.
+    """Refuse a pattern of the config if there are fewer queries than keys, and the pattern is not defined for that.
 
     Raises:
-        ConfigurationError: a pattern that is another one at every length, in cached decoding.
-        UnsupportedBackendError: keys that belong to no query, without causal attention.
+        ConfigurationError: a pattern that depends on the length, in cached decoding.
+        UnsupportedBackendError: keys without queries in attention that is not causal.
     """
     if not followed.is_own and num_queries != num_keys and not followed.is_causal:
         raise UnsupportedBackendError(

@@ -78,12 +78,12 @@ def key_padding(
     q_offset: int | Tensor,
     q_length: int,
 ) -> Tensor | None:
-    """Return the part of a 2-D padding mask that belongs to the keys, bool [batch, kv_length]; False beyond its end.
+    """Return the part of a 2-D padding mask that belongs to the keys, bool [batch, kv_length], False beyond its end.
 
-    q_length: 0: the queries are not among the keys.
+    q_length: the number of queries, or 0 if these are not among the keys.
 
     Raises:
-        InputError: the mask ends before the last query, or is of another batch.
+        InputError: the mask ends before the last query, or has another batch size.
     """
     if attention_mask is None:
         return None
@@ -116,5 +116,5 @@ def key_padding(
 
 
 def _are_all(is_token: Tensor) -> bool:
-    """Return whether all keys are tokens, where asking is possible; while tracing: False."""
+    """Return whether all keys are tokens; False while tracing, when this is unknown."""
     return not torch.compiler.is_compiling() and bool(on_host(is_token).all())

@@ -1,4 +1,4 @@
-"""One layer's attention, given what the layer follows and what the masks of its model say."""
+"""The attention of one layer, given the pattern that it follows and the masks of its model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
-# a score that is so much lower has weight 0 in every dtype
+# a score that is lower by this has weight 0 in every dtype
 NEVER_READ = -1000.0
 
 
@@ -46,11 +46,11 @@ def attend_layer(
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
-        tokens: of these keys, or of all, of which a pattern cache holds the last ones.
+        tokens: the mask of these keys, or of all keys, of which a PatternCache holds the last ones.
         matrix: a mask that a user gave, [batch or 1, heads or 1, queries, keys].
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
         query_offset, terms, sinks, softcap: as for `attention`.
-        need_weights: compute densely, and return the weights.
+        need_weights: compute densely and return the weights.
 
     Raises:
         InputError: a mask that does not belong to these queries and keys.
@@ -79,7 +79,7 @@ def attend_layer(
 
 
 def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> TokenMask:
-    """Return the token mask of the keys that a layer has, which may be the last ones of those of the mask.
+    """Return the token mask of a layer's keys, which may be only the last keys of the mask.
 
     Raises:
         InputError: the mask was made for other keys.
@@ -91,21 +91,21 @@ def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> T
 
 
 def check_shape(shape: tuple[int, int], followed: LayerPattern, key: Tensor) -> None:
-    """Raise InputError if what is said of [batch, keys] was said of other keys than a layer's."""
+    """Raise InputError if a mask of this shape, [batch, keys], was made for other keys than a layer's."""
     num_rows, width = shape
     num_keys = key.shape[2]
-    # a pattern cache holds fewer keys than there are tokens
+    # a PatternCache holds fewer keys than there are tokens
     if num_rows not in (1, key.shape[0]) or width < num_keys or (width > num_keys and followed.is_own):
         raise InputError(
             f"The padding mask is for {num_rows} x {width} keys, but there are {key.shape[0]} x {num_keys}. "
-            "Pass an attention_mask with one column a token, cached tokens first."
+            "Pass an attention_mask with one column per token, cached tokens first."
         )
 
 
 def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
-    """Return which keys any query may read, bool [batch, keys]: by a matrix, the others are padding.
+    """Return which keys some query may read by a matrix, bool [batch, keys]; the others are padding.
 
-    A pattern's positions count from the first of them, as they do under a padding mask.
+    A pattern's positions count from the first of them, as with a padding mask.
     """
     may_read = matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
     return may_read.any(2).any(1).expand(batch_size, -1)
@@ -121,7 +121,7 @@ def pairs_of(
 ) -> Tensor | None:
     """Return which query may read which key, bool that broadcasts to [batch, heads, queries, keys]; None: all pairs.
 
-    A matrix that the user gave takes the place of the layer's own attention, and is cut down by a pattern.
+    A matrix that the user gave replaces the layer's own attention; a pattern restricts it further.
     """
     allowed = None
     if followed.reads_all and tokens.segment_ids is None:
@@ -137,7 +137,7 @@ def added_scores(matrix: Tensor | None, bias: Tensor | None, query: Tensor, key:
     """Return what is added to the scores: a floating-point mask matrix, a position bias, or both.
 
     Raises:
-        InputError: one of them does not belong to these queries and keys.
+        InputError: one of them does not fit these queries and keys.
     """
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if matrix is not None:

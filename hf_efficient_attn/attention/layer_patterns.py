@@ -19,12 +19,12 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 # the attention implementation
 NAME = "efficient"
-# the config's field of the pattern
+# the config's field for the pattern
 FIELD = "attention_pattern"
-# where a module keeps its pattern
+# the attribute in which a module keeps its pattern
 KNOWN = "_attention_pattern"
 FULL_ATTENTION = "full_attention"
-# where configs say how many layers a part has, first match
+# the fields in which configs say how many layers a part has; the first that exists counts
 LAYER_COUNTS = {
     ENCODER: ("encoder_layers", "encoder_num_hidden_layers", "num_hidden_layers"),
     DECODER: ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "num_hidden_layers"),
@@ -36,14 +36,14 @@ class LayerPattern:
     """What one attention layer computes.
 
     Attributes:
-        pattern: causal for a causal layer.
-        layer: index of the layer, which random patterns depend on.
-        is_own: the layer's own attention, not a pattern of the config.
-        is_causal: the config's pattern is in its causal form.
-        reads_all: every query reads every token: full attention of the layer's own, or cross-attention, whose queries
-            and keys stand in different sequences.
+        pattern: the pattern, causal for a causal layer.
+        layer: the index of the layer, on which random patterns depend.
+        is_own: whether this is the layer's own attention, not a pattern of the config.
+        is_causal: whether this is the causal form of the config's pattern.
+        reads_all: whether every query reads every token: in a layer's own full attention, and in cross-attention, whose
+            queries and keys are of different sequences.
         first_head, num_model_heads: which of the model's heads are computed; see `attention`.
-        is_cross: queries and keys stand in different sequences, and the pattern relates positions of both.
+        is_cross: whether queries and keys are of different sequences, whose positions the pattern relates.
     """
 
     pattern: Pattern
@@ -60,13 +60,13 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
     """Return what an attention module computes.
 
     Args:
-        options: keyword arguments of the attention call; `is_causal` and `sliding_window` count.
-        attention_mask: what the layer got: a token table, a matrix, or None.
+        options: keyword arguments of the attention call; `is_causal` and `sliding_window` are used.
+        attention_mask: the mask that the layer got: a token table, a matrix, or None.
 
     Raises:
-        ConfigurationError: an `attention_pattern` that the model cannot have.
-        UnsupportedBackendError: a layer that is sparse by itself in an unknown way, or of which nothing says whether
-            it may read ahead.
+        ConfigurationError: an `attention_pattern` that does not fit the model. UnsupportedBackendError: a layer that is
+        sparse by itself in an unknown way, or of which it is unknown whether it
+            may read ahead.
     """
     reading = direction(module, options, attention_mask)
     if reading == CROSS:
@@ -82,9 +82,9 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
 
 
 def refuse_unsaid_matrix(module: nn.Module, attention_mask: Tensor | None) -> None:
-    """Raise UnsupportedBackendError where a matrix may be the decoder's own mask, and the decoder has a pattern.
+    """Raise UnsupportedBackendError if a matrix may be the mask of a decoder's self-attention that has a pattern.
 
-    By the flags of its modules, the attention of some decoders to themselves looks like cross-attention.
+    By the flags of its modules, the self-attention of some decoders looks like cross-attention.
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
     spec = getattr(module.config, FIELD, None)
@@ -97,14 +97,14 @@ def refuse_unsaid_matrix(module: nn.Module, attention_mask: Tensor | None) -> No
 
 
 def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:
-    """Return what a layer computes by itself; `window`: how many tokens it reads up to the query, that one included."""
+    """Return what a layer computes by itself; `window`: how many tokens it reads up to and including the query."""
     if window is not None:
         return LayerPattern(Band(window - 1, 0 if is_causal else window - 1))
     return LayerPattern(Causal()) if is_causal else LayerPattern(Full(), reads_all=True)
 
 
 def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any], is_causal: bool = True) -> int | None:
-    """Return how many tokens a sliding layer reads up to the query, that one included; None: the layer is not sliding.
+    """Return how many tokens a sliding layer reads up to and including the query; None: the layer is not sliding.
 
     Raises:
         UnsupportedBackendError: the config says that the layer is sliding, and the model does not say how far.
@@ -118,7 +118,7 @@ def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any],
         )
     said = getattr(module.config, "sliding_window", None)
     if window is not None and said is not None and not is_causal:
-        # masks of both sides are made of this number, and only some modules add the token itself to it
+        # bidirectional masks are made from this number, which only in some modules includes the token itself
         return int(said) + 1
     return window
 
@@ -134,15 +134,15 @@ def local_kind(config: Any, layer: int | None) -> str | None:
 
 
 def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
-    """Return the pattern that the config has for this attention module, or its causal form; None: it has none."""
+    """Return the pattern of the config for this attention module, or its causal form; None: there is none."""
     spec = getattr(module.config, FIELD, None)
     if spec is None:
         return None
     if torch.compiler.is_compiling():
-        # a compiler cannot trace the reading, takes its result for granted, and must not look before
+        # a compiler cannot trace this, and would take an earlier result for a constant
         run_untraced(read_pattern, module, is_causal)
         return module.__dict__[KNOWN][2]  # type: ignore[no-any-return]
-    # looked at once: another thread may read the same module's other form meanwhile
+    # read once: another thread may store the module's other form meanwhile
     known = module.__dict__.get(KNOWN)
     if known is None or known[0] is not spec or known[1] is not is_causal:
         known = read_pattern(module, is_causal)
@@ -150,10 +150,10 @@ def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
 
 
 def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern | None]:
-    """Return what the config says, `is_causal`, and a module's pattern, causal if so; kept, as reading takes long.
+    """Return the config's spec, `is_causal`, and a module's pattern (its causal form if `is_causal`), and keep them.
 
     Raises:
-        ConfigurationError: an `attention_pattern` that the model, or this module, cannot have.
+        ConfigurationError: an `attention_pattern` that does not fit the model or this module.
     """
     config: Any = module.config
     part = part_of(module)
@@ -183,7 +183,7 @@ def causal_form(pattern: Pattern) -> Pattern:
 
     Raises:
         ConfigurationError: it depends on the length of the text, so that what a token reads would change as the text
-            grows, and steps with a cache would not compute what the whole text does.
+            grows, and decoding with a cache would differ from the whole text.
     """
     causal = pattern.causal()
     if causal.depends_on_length:
@@ -226,7 +226,7 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
 
 
 def no_layer_left(config: Any, num_layers: int) -> str:
-    """Return what is wrong where no layer has full attention, and what to do about it."""
+    """Return the message for a model without full attention in any layer, and what to do about it."""
     kinds = {str(local_kind(config, layer)) for layer in range(num_layers)}
     said = f"None of the {num_layers} layers of this {type(config).__name__} has full attention that could follow "
     said += f"attention_pattern; they are {', '.join(sorted(kinds))}. "
@@ -238,7 +238,7 @@ def no_layer_left(config: Any, num_layers: int) -> str:
 
 
 def is_by_part(spec: Any) -> bool:
-    """Return whether a spec says what the encoder and the decoder do."""
+    """Return whether a spec gives patterns for the encoder and the decoder."""
     return isinstance(spec, Mapping) and "kind" not in spec and bool(spec) and set(spec) <= PARTS
 
 
@@ -248,10 +248,10 @@ def is_single(spec: Any) -> bool:
 
 
 def num_layers(config: Any, part: str) -> int:
-    """Return how many layers the encoder or the decoder has; models that are only one of them count as either.
+    """Return how many layers the encoder or the decoder has; a model that is only one of them counts as both.
 
     Raises:
-        ConfigurationError: the config does not say.
+        ConfigurationError: the config does not say how many.
     """
     names = LAYER_COUNTS[part] if getattr(config, "is_encoder_decoder", False) else ("num_hidden_layers",)
     for name in names:
@@ -268,7 +268,7 @@ def checked_spec(spec: Any, config: Any) -> Any:
     """Return a spec in JSON types, after checking it against the config; for an encoder-decoder, by part.
 
     Raises:
-        ConfigurationError: a spec of unknown form, or one the model cannot have.
+        ConfigurationError: a spec of unknown form, or one that does not fit the model.
     """
     is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
     if is_by_part(spec):

@@ -22,12 +22,12 @@ NOT_EXPRESSIBLE = (
 
 @dataclass(frozen=True)
 class Probe:
-    """Asks a mask function of transformers about chosen pairs of positions, never about all of them.
+    """Calls a mask function of transformers for some pairs of positions, never for all of them.
 
     Attributes:
-        batch_size: examples.
-        positions: of the keys, int [keys].
-        use_vmap: the function takes one position at a time.
+        batch_size: the number of examples.
+        positions: the positions of the keys, int [keys].
+        use_vmap: whether the function takes one position at a time.
     """
 
     mask_function: MaskFunction
@@ -38,13 +38,13 @@ class Probe:
     def checked_documents(self, is_causal: bool, local_size: int | None, asked: tuple[Any, ...]) -> Tensor | None:
         """Return the number of the document of each key, [batch, keys] from 1; None: all are one document.
 
-        A key starts a document if it may not read the key before it. Chunks of chunked attention are documents, too.
+        A key starts a document if it may not read the previous key. Chunks of chunked attention are documents, too.
 
         Args:
-            asked: tensors that are read with the answers, as they will be asked for.
+            asked: tensors that will be needed on the host, too, and are copied with the answers.
 
         Raises:
-            UnsupportedBackendError: documents and distances do not say all that the mask function says.
+            UnsupportedBackendError: documents and distances do not describe the mask completely.
         """
         follows = self.allowed(self.positions[1:], self.positions[:-1])
         documents = 1 + torch.nn.functional.pad((~follows).cumsum(1), (1, 0))
@@ -61,9 +61,9 @@ class Probe:
         return None if are_one else documents
 
     def comparisons(self, documents: Tensor, is_causal: bool, local_size: int | None) -> list[Tensor]:
-        """Return whether documents and distances say what the mask function says, bool [] each.
+        """Return whether documents and distances agree with the mask function, bool [] each.
 
-        Neighbours tell for the masks that transformers makes; for a model's own function every power of two is probed.
+        Neighbours suffice for the masks of transformers; for a model's own function, powers of two are probed.
         """
         are_right = []
         num_keys = self.positions.shape[0]
@@ -80,7 +80,7 @@ class Probe:
         return are_right
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether each query may read the key at the same place of `keys`, bool [batch, places]."""
+        """Return whether each query may read the key at the same index of `keys`, bool [batch, queries]."""
         batch = torch.arange(self.batch_size, device=keys.device)
         head = torch.zeros((), dtype=torch.long, device=keys.device)
         if not self.use_vmap:

@@ -1,4 +1,4 @@
-"""Models that use masks themselves, and would take a token table for numbers: told before they do."""
+"""Models that use masks themselves, and would compute with a token table as numbers: they are refused before."""
 
 import functools
 import weakref
@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_efficient_attn.attention import requested_table
 from hf_efficient_attn.attention.trial import base_class, takes_tables
 
-# configs whose models were tried, by identity; configs have no hash
+# configs whose models were tried, by identity, since configs have no hash
 _tried: dict[int, "weakref.ref[Any]"] = {}
 
 
@@ -22,14 +22,14 @@ def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
         UnsupportedBackendError: the model uses masks itself.
     """
     config = kwargs.get("config")
-    # a trial must leave no trace in what is being traced
+    # a trial must not become part of a traced graph
     if config is not None and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         refuse_mask_user(config)
     return requested_table.requested_table(*args, **kwargs)
 
 
 def refuse_mask_user(config: Any) -> None:
-    """Raise UnsupportedBackendError if the base model of a config uses masks itself; asks once a config."""
+    """Raise UnsupportedBackendError if the base model of a config uses masks itself; tried once per config."""
     known = _tried.get(id(config))
     if known is not None and known() is config:
         return
@@ -40,6 +40,6 @@ def refuse_mask_user(config: Any) -> None:
 
 
 def mark_tried(config: Any) -> None:
-    """Note that the models of a config use no masks themselves, or that no trial can tell."""
+    """Note that the models of a config do not use masks themselves, or that no trial can tell."""
     key = id(config)
     _tried[key] = weakref.ref(config, lambda _: _tried.pop(key, None))

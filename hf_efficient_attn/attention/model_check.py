@@ -1,4 +1,4 @@
-"""What a model and a pattern must be for the one to follow the other, before any trial."""
+"""Checks of whether a model can follow a pattern, before any trial."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def check_class(model_class: Any, config: PreTrainedConfig) -> None:
 
 
 def other_way(config: PreTrainedConfig) -> str:
-    """Return what to do about a model that cannot be sparsified."""
+    """Return what to do with a model that cannot be sparsified."""
     if config.model_type in CONVERTED:
         return "It is sparse by itself: hf_efficient_attn.convert(model) makes a model of it that follows patterns."
     return "The README lists models that do."
@@ -39,10 +39,10 @@ def check_home(config: PreTrainedConfig) -> None:
 
 
 def checked_pattern(pattern: Any, config: PreTrainedConfig) -> Any:
-    """Return a pattern in JSON types, if a model with this config can have it.
+    """Return a pattern in JSON types, after checking that it fits a model with this config.
 
     Raises:
-        ConfigurationError: it cannot, or the pattern is of unknown form.
+        ConfigurationError: it does not fit, or is of unknown form.
     """
     text_config = config.get_text_config()
     if getattr(text_config, "span", None) is not None:

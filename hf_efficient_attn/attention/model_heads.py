@@ -1,7 +1,7 @@
-"""Which of its model's heads a process computes: under tensor and sequence parallelism some of them.
+"""Which heads of its model a process computes: some of them under tensor and sequence parallelism.
 
-A pattern that differs from head to head is laid over all heads of the model, so that a process computes in its heads
-exactly what one alone would.
+A pattern that differs from head to head is meant for all heads of the model, so that a process computes in its heads
+exactly what a single process would.
 """
 
 from typing import Any
@@ -15,21 +15,21 @@ from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# where a module keeps what was found about it
+# the attribute in which a module keeps what was found about it
 KNOWN = "_attention_heads"
-# where modules and configs of transformers say how many heads a layer has, first match
+# the attributes of modules and configs that say how many heads a layer has; the first that exists counts
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 DECODER_COUNT = "decoder_attention_heads"
 
-# (number of the first head, heads of the model or None: there are no others)
+# (index of the first head, number of heads of the model, or None if there are no others)
 HeadRange = tuple[int, int | None]
 
 
 def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange:
-    """Return which heads of the model the `num_heads` query heads of a call are, as far as the pattern depends on it.
+    """Return which heads of the model the `num_heads` query heads of a call are, if the pattern depends on it.
 
     Raises:
-        UnsupportedBackendError: the module has more heads than these, and which these are cannot be told.
+        UnsupportedBackendError: the module has more heads, and it is unknown which of them these are.
     """
     if not (pattern.is_random or pattern.num_head_patterns > 1):
         return 0, None
@@ -39,7 +39,7 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
         return 0, None
     if declared is not None and num_heads >= declared:
         return 0, None
-    # what the projections of a process compute, sequence parallelism deals out among its processes
+    # sequence parallelism distributes among its processes what the projections of a process compute
     rank_within, num_within = dealt or (0, 1)
     for rank, num_shards in ((0, 1), *shards):
         if declared == num_shards * num_within * num_heads:
@@ -53,15 +53,15 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
 
 
 def keep_heads(module: nn.Module) -> None:
-    """Keep with a module how many heads it says to have, and (rank, number) of each way in which they are cut.
+    """Store in a module its declared number of heads, and (rank, number of shards) of each way to shard them.
 
-    First those in which its projections are cut, then the one in which what they compute is dealt out, or None.
+    The shards of its projections come first, then that of sequence parallelism, or None.
     """
     module.__dict__[KNOWN] = (declared_heads(module), tuple(shards_of(module)), shard_of_heads(NAME))
 
 
 def declared_heads(module: nn.Module) -> int | None:
-    """Return how many heads a layer of this kind has in all; None: nothing says so."""
+    """Return how many heads a layer of this kind has in all; None: unknown."""
     config: Any = getattr(module, "config", None)
     names = ((DECODER_COUNT,) if part_of(module) == DECODER else ()) + HEAD_COUNTS
     counts = (getattr(place, name, None) for place in (module, config) for name in names)
@@ -69,7 +69,7 @@ def declared_heads(module: nn.Module) -> int | None:
 
 
 def shards_of(module: nn.Module) -> list[tuple[int, int]]:
-    """Return (rank of this process, number of shards) of every way in which outputs of the module's layers are cut."""
+    """Return (rank of this process, number of shards) of every way in which the module's projections are sharded."""
     found: list[tuple[int, int]] = []
     for layer in module.children():
         parameter: Any

@@ -6,14 +6,14 @@ from torch import nn
 
 ENCODER, DECODER = "encoder", "decoder"
 PARTS = {ENCODER, DECODER}
-# where a module keeps its part
+# the attribute in which a module keeps its part
 PART = "_model_part"
 
 
 def part_of(module: nn.Module) -> str:
     """Return ENCODER or DECODER; models that are only one of them count as encoders.
 
-    Some modules have no `is_decoder`, so that only their place in the model tells (`mark_parts`).
+    Some modules have no `is_decoder`, so that only their place in the model tells their part (`mark_parts`).
     """
     part: str | None = getattr(module, PART, None)
     if part is not None:
@@ -22,19 +22,19 @@ def part_of(module: nn.Module) -> str:
 
 
 def parts_of(model: Any) -> dict[str, Any]:
-    """Return the encoder and the decoder of a model, or the model as the one part that it is."""
+    """Return the encoder and the decoder of a model, or the model as its only part."""
     if not model.config.get_text_config().is_encoder_decoder:
         return {ENCODER: model}
     parts = {ENCODER: model.get_encoder(), DECODER: model.get_decoder()}
     if parts[ENCODER] is not parts[DECODER]:
         return parts
-    # one part, called without the model that it belongs to
+    # a part that is called without the model that it belongs to
     says_so = any(getattr(module, "is_decoder", False) for module in model.modules())
     return {DECODER if says_so or "Decoder" in type(model).__name__ else ENCODER: model}
 
 
 def mark_parts(model: Any) -> None:
-    """Note with the modules of an encoder-decoder which part they belong to."""
+    """Store in the modules of an encoder-decoder which part they belong to."""
     if model.config.get_text_config().is_encoder_decoder:
         for part, module in parts_of(model).items():
             for each in module.modules():

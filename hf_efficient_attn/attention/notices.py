@@ -11,23 +11,23 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# of a pattern that repeats itself so soon, one query of each class is looked at, and the tokens near it at first
+# with a period up to this, one query of each residue class is looked at, first near by
 MAX_CLASSES = 64
 NEAR_TOKENS = 1024
-# intervals of keys that are looked at for a warning; so many take a part of a second
+# intervals of keys that are looked at for a warning; this many take a fraction of a second
 MAX_LOOKS = 1 << 17
-# configs of models that were warned of, by identity; configs have no hash
+# configs whose models were warned of, by identity, since configs have no hash
 _mixing: dict[int, "weakref.ref[Any]"] = {}
 
 
 @lru_cache(maxsize=256)
 def warn_once(message: str) -> None:
-    """Warn, the first time this message is given."""
+    """Warn with this message, but only once."""
     warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def warn_of_weights() -> None:
-    """Warn that attention weights were asked for; not from compiled models."""
+    """Warn that attention weights were asked for; compiled models do not warn."""
     if torch.compiler.is_compiling():
         return
     warn_once(
@@ -49,15 +49,15 @@ def warn_of_unseen_documents(config: Any) -> None:
         "a model whose masks know no position_ids: these ones read each other. Pass seq_idx with them, the number of "
         "each token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
     )
-    # with a register of its own, since Python would show a text once in a process
+    # with its own registry, since Python would show a text once per process
     warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)
 
 
 @cached()
 def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: int) -> None:
-    """Warn of the first position that may read no key, if there is one; once for a pattern and length.
+    """Warn of the first position that may read no key, if there is one, once per pattern and length.
 
-    Where every token reads only those before it, the first one cannot have a key: nobody is warned of that one.
+    If every token reads only earlier ones, the first token cannot have a key, so that it causes no warning.
     """
     groups = Layout(pattern, num_heads, num_tokens, num_tokens, 0, layer).head_groups()
     firsts = [_first_unexpected(drawn, num_tokens) for _, _, drawn in groups]
@@ -81,9 +81,9 @@ def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
 
 
 def first_keyless_of_period(pattern: Pattern, period: int, start: int, num_tokens: int) -> int | None:
-    """Return the first query from `start` on that may read no key; None: each has one.
+    """Return the first query from `start` on that may read no key; None: every query has one.
 
-    Looks at one query of each class, however long the input.
+    It looks at one query of each residue class, however long the input.
 
     >>> from hf_efficient_attn.patterns.bands import Dilated
     >>> first_keyless_of_period(Dilated(9, -1, 3), 1, 1, 1000), first_keyless_of_period(Dilated(9, 0, 3), 1, 1, 1000)
@@ -92,7 +92,7 @@ def first_keyless_of_period(pattern: Pattern, period: int, start: int, num_token
     found = []
     for query in range(min(period, num_tokens)):
         before, after = _nearest_keys(pattern, period, query, num_tokens)
-        # a query lacks both where they would lie before the first and after the last token
+        # a query has no key if they would all lie before the first or after the last token
         first = max(start, num_tokens - after)
         first += (query - first) % period
         found += [first] if first < min(before, num_tokens) else []
@@ -100,7 +100,7 @@ def first_keyless_of_period(pattern: Pattern, period: int, start: int, num_token
 
 
 def _nearest_keys(pattern: Pattern, period: int, query: int, num_tokens: int) -> tuple[int, int]:
-    """Return how far before and after the queries of a class their nearest keys lie; num_tokens: nowhere in reach."""
+    """Return how far before and after the queries of a class their nearest keys lie; num_tokens means too far."""
     is_causal = pattern.is_causal
     for reach in (min(NEAR_TOKENS, num_tokens), num_tokens):
         room = period * -(-reach // period)
@@ -116,7 +116,7 @@ def _nearest_keys(pattern: Pattern, period: int, query: int, num_tokens: int) ->
 def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:
     """Return the first query of first..last (inclusive) that may read no key; None: none was found.
 
-    Given up after MAX_LOOKS, where a pattern is such that every query has to be looked at by itself.
+    It gives up after MAX_LOOKS, if every query has to be looked at separately.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> first_keyless(Band(4, -1), 0, 9, 10), first_keyless(Band(4, 0), 0, 9, 10)

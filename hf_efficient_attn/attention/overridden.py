@@ -1,7 +1,7 @@
-"""Attention functions that another library has replaced, as the sequence parallelism of DeepSpeed does (Ulysses).
+"""Attention functions that another library has replaced, such as DeepSpeed's sequence parallelism (Ulysses).
 
-Its function gathers the whole sequence for some of the heads, calls the one it has replaced with no mask at all, and
-tells it the positions of all tokens.
+DeepSpeed's function gathers the whole sequence for some of the heads, and calls the function that it has replaced
+without a mask, but with the positions of all tokens.
 """
 
 import sys
@@ -18,20 +18,20 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
 
-# where DeepSpeed keeps the groups of processes that share a sequence, once it is used
+# the module in which DeepSpeed keeps the groups of processes that share a sequence, once it is used
 DEEPSPEED_GROUPS = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
 
 
 def is_overridden(implementation: str) -> bool:
-    """Return whether models call another function than the one registered under this name."""
+    """Return whether models call another function than the one that we registered under this name."""
     registered = AttentionInterface._global_mapping.get(implementation)
     return ALL_ATTENTION_FUNCTIONS.get(implementation) is not registered
 
 
 def shard_of_heads(implementation: str) -> tuple[int, int] | None:
-    """Return (rank of this process, number of processes) among which DeepSpeed deals the heads; None: it does not.
+    """Return (rank of this process, number of processes) among which DeepSpeed divides the heads; None: it does not.
 
-    Each process gets as many heads as the others, in the order of their ranks.
+    All processes get equally many heads, in the order of their ranks.
     """
     groups: Any = sys.modules.get(DEEPSPEED_GROUPS)
     if not is_overridden(implementation) or getattr(groups, "_SEQUENCE_PARALLEL_GROUP", None) is None:
@@ -40,7 +40,7 @@ def shard_of_heads(implementation: str) -> tuple[int, int] | None:
 
 
 def warn_of_parts(position_ids: Tensor, implementation: str) -> None:
-    """Warn of positions, [batch, tokens], that every process has counted from 0 for its part of each sequence."""
+    """Warn of positions, [batch, tokens], that each process has counted from 0 for its part of a sequence."""
     shard = shard_of_heads(implementation)
     if shard is None or position_ids.shape[1] % shard[1]:
         return
@@ -67,7 +67,7 @@ def refuse_lost_padding(table: Tensor, implementation: str) -> None:
 
 
 def refuse_overridden(implementation: str | None, model: str) -> None:
-    """Raise UnsupportedBackendError where a model would compute without the function that replaces its attention."""
+    """Raise UnsupportedBackendError for a model that would bypass the function that replaces its attention."""
     if torch.compiler.is_compiling() or implementation is None or not is_overridden(implementation):
         return
     raise UnsupportedBackendError(

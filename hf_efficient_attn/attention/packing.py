@@ -1,7 +1,7 @@
-"""Packed documents: where they begin, by the positions of their tokens or by what a call's keyword arguments say.
+"""Where packed documents begin, by the positions of their tokens or by a call's keyword arguments.
 
-`DataCollatorWithFlattening` says it by `cu_seq_lens_q` and `cu_seq_lens_k` (the places where documents end, from 0) and
-by `seq_idx` (the number of each token's document).
+`DataCollatorWithFlattening` gives `cu_seq_lens_q` and `cu_seq_lens_k` (0, and where each document ends) and `seq_idx`
+(the number of each token's document).
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ PAGED = "cache"
 
 
 def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Tensor:
-    """Return where a document begins: where a token's position does not follow that of the token before it.
+    """Return where a document begins: where a token's position does not follow that of the previous token.
 
-    Under a mask, it must follow neither that of the real token before it nor that of the column before it. The first
-    token of a row begins no further document, and what is masked neither. Shapes: [B, T] each.
+    With a mask, it must follow neither that of the previous real token nor that of the previous column. The first token
+    of a row, and masked tokens, begin no further document. Shapes: [B, T] each.
 
     >>> is_token = torch.tensor([[0, 0, 1, 1, 1, 1]]).bool()
     >>> position_starts(torch.tensor([[1, 1, 0, 1, 0, 1]]), is_token).int().tolist()
@@ -41,13 +41,13 @@ def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Ten
 
 
 def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Tensor | None:
-    """Return where a document begins by the keyword arguments of a call, bool [B, T]; None: they do not say.
+    """Return where documents begin by the keyword arguments of a call, bool [B, T]; None: they do not say.
 
     Raises:
-        InputError: they do not belong to these tokens.
+        InputError: they do not fit these tokens.
     """
     if options.get(PAGED) is not None:
-        # texts of a paged cache: transformers says where each begins to the kernels that read it
+        # of a paged cache, for whose kernels transformers says where each text begins
         return None
     starts = None
     for name in (NUMBERS, *ENDS):
@@ -94,12 +94,12 @@ def _shortened(values: Tensor) -> str:
 def said_positions(
     position_ids: Tensor | None, options: Mapping[str, Any], batch_size: int, tokens: int, past_tokens: int | Tensor
 ) -> Tensor | None:
-    """Return positions that restart with every document, where a call's keyword arguments say where they begin.
+    """Return positions that restart with every document, if a call's keyword arguments say where these begin.
 
-    Otherwise `position_ids` as they are. Shape: [B or 1, T].
+    Otherwise return `position_ids` as they are. Shape: [B or 1, T].
 
     Raises:
-        InputError: cached tokens, whose documents nobody says; or `position_ids` that say something else.
+        InputError: cached tokens, whose documents are unknown, or `position_ids` that contradict the arguments.
     """
     starts = said_starts(options, batch_size, tokens)
     if starts is None:

@@ -1,8 +1,8 @@
-"""Processes that train one model must agree on what its heads read: compared once, at the first step of training.
+"""Processes that train one model must agree on what its heads read; they compare this at the first step of training.
 
-The first process that trains a model writes what its config says into the store that brought the processes together;
-every other one compares itself with the first, and raises if it differs. Nobody waits, so that a process that trains
-nothing, or something else, stops none.
+The first process that trains a model writes its config's fields into the store of the process group; every other
+process compares itself with the first, and raises if it differs. No process waits, so that one that trains nothing, or
+something else, blocks none.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
-# what decides who reads whom, in the configs of all families
+# the fields of the configs of all families that decide who reads whom
 FIELDS = (
     "attention_pattern",
     "global_tokens",
@@ -30,17 +30,17 @@ FIELDS = (
     "frozen_spans",
     "block",
 )
-# what tells models apart that processes may train side by side
+# the fields that distinguish models that processes may train side by side
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-# where a module keeps the pattern that was compared
+# the attribute in which a module keeps the pattern that was compared
 COMPARED = "_compared_pattern"
 
 
 def compare_processes(module: nn.Module) -> None:
-    """Compare the module's config with that of the other processes: once in training, and for every new pattern.
+    """Compare the module's config with that of the other processes, once in training and for every new pattern.
 
     Raises:
-        ConfigurationError: another process of the default process group trains such a model with another pattern.
+        ConfigurationError: another process of the default process group trains the model with another pattern.
     """
     if not module.training or not torch.is_grad_enabled():
         return
@@ -65,7 +65,7 @@ def _compare(module: nn.Module) -> None:
 
 
 def _described(value: Any) -> list[str]:
-    """Return what tells a value from others, and how a message shows it: stores take no long texts."""
+    """Return a digest of a value, and how a message shows it; stores take no long texts."""
     text = json.dumps(value, sort_keys=True, default=str)
     return [hashlib.sha256(text.encode()).hexdigest(), shown(value)]
 

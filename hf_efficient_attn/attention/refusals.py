@@ -1,4 +1,4 @@
-"""What attention modules of transformers ask for and the engine cannot compute."""
+"""What attention modules of transformers may ask for, but the engine cannot compute."""
 
 import sys
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import UnsupportedBackendError
 
-# parts of the score that no pattern has, by the argument that brings them
+# parts of scores that the engine does not have, by the argument that brings them
 UNSUPPORTED = {
     "sinks": "has attention sinks of each query (sinks)",
     "indices": "chooses its keys by content (indices)",
@@ -19,10 +19,10 @@ CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._att
 
 
 def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
-    """Raise UnsupportedBackendError for what would be computed wrongly.
+    """Raise UnsupportedBackendError for calls that would be computed wrongly.
 
-    Sinks of each query (those of a head, `s_aux`, are computed), keys chosen by content, paged caches, and sequences
-    that are cut into shards.
+    These have sinks per query (sinks per head, `s_aux`, are computed), keys chosen by content, paged caches, or
+    sequences that are divided into shards.
     """
     for option, what in UNSUPPORTED.items():
         if options.get(option) is not None:

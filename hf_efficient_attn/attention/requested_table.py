@@ -34,7 +34,7 @@ def requested_table(
 ) -> Tensor:
     """Return the token table of a mask that a model of transformers asks for, with its kind.
 
-    Called by transformers once per forward and kind of mask, with the arguments of its `sdpa_mask`.
+    transformers calls it once per forward pass and kind of mask, with the arguments of its `sdpa_mask`.
 
     Raises:
         InputError: a padding mask that is too short, or no tokens at all.
@@ -46,7 +46,7 @@ def requested_table(
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]
     with lasting():
         attention_mask = as_lasting(attention_mask)
-        # what this, or layers later, want to know of the host
+        # tensors that this function, or layers later, will read on the host
         asked = (attention_mask, given_positions(config), q_offset)
         documents = None
         # without these, the mask is plain causal or bidirectional

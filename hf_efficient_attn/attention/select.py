@@ -16,9 +16,9 @@ from hf_efficient_attn.messages import shown
 
 AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
-# below so many scores per head nothing is worth looking at
+# with fewer scores per head, comparing backends is not worth it
 FEW_SCORES = 1 << 10
-# what a backend may take beside inputs and output without being asked for; more only where all others take as much
+# memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much
 MAX_WORKING_BYTES = 256 * MEBIBYTE
 MORE_THAN_LEAST = 2
 # ... or refuse the pattern
@@ -27,20 +27,20 @@ MAX_WORKING_BYTES_ALONE = 4096 * MEBIBYTE
 
 @dataclass(frozen=True, eq=False)
 class Preference:
-    """One block of `use_backend`, equal to no other."""
+    """One `with use_backend` block, equal to no other."""
 
     name: str
 
 
 # names by the traits of calls
 _choices: BoundedCache[str] = BoundedCache(SMALL_BYTES)
-# the block entered last at the end; a plain list, since a compiler can read no context variable
+# the innermost block comes last; a plain list, since a compiler cannot read context variables
 _preferred = [Preference(AUTO)]
 
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Compute every attention call within the block with the backend `name`, also those inside models, in all threads.
+    """Compute every attention call within the block with the backend `name`, even inside models and in other threads.
 
     Raises:
         UnsupportedBackendError: there is no backend of this name.
@@ -51,12 +51,12 @@ def use_backend(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # blocks of several threads may overlap: each ends its own, and never that of another
+        # blocks of several threads may overlap, so each removes its own
         _preferred.remove(own)
 
 
 def preferred_backend() -> str:
-    """Return the name that `use_backend` has set; "auto" outside of it."""
+    """Return the name that `use_backend` has set, or "auto" outside of it."""
     return _preferred[-1].name
 
 
@@ -72,7 +72,7 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
     """Return the backend for a call.
 
     Args:
-        name: of a backend, which is then used or refused, never replaced; or "auto".
+        name: the name of a backend, which is then used or refused, never replaced; or "auto".
 
     Raises:
         UnsupportedBackendError: there is no such backend, or it cannot compute the call; the message says why.
@@ -107,11 +107,11 @@ def has_few_scores(call: AttentionCall) -> bool:
 
 
 def fastest(call: AttentionCall) -> str:
-    """Return the backend that "auto" takes: of those that compute the call in little memory, the one of least cost."""
+    """Return the backend that "auto" chooses: the cheapest of those that compute the call in little memory."""
     if call.inputs.is_compiling:
         return _while_compiling(call)
     is_small = has_few_scores(call) and call.inputs.device == "cpu"
-    # nothing is faster than dense attention without a mask, and to ask the others takes longer
+    # nothing is faster than dense attention without a mask, and asking the others takes longer
     if (is_small or sdpa.is_bare(call)) and sdpa.why_not(call) is None:
         return sdpa.NAME
     able = [name for name in BACKENDS if BACKENDS[name].why_not(call) is None]
@@ -121,14 +121,14 @@ def fastest(call: AttentionCall) -> str:
 
 
 def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
-    """Return whether a backend needs little memory beside inputs and output, or not much more than its rivals."""
+    """Return whether a backend needs little memory besides inputs and output, or not much more than its rivals."""
     own, others = BACKENDS[name].working_bytes(call), [BACKENDS[other].working_bytes(call) for other in rivals]
     most = MAX_WORKING_BYTES_ALONE if len(others) == 1 else max(MAX_WORKING_BYTES, MORE_THAN_LEAST * min(others))
     return own <= most
 
 
 def _while_compiling(call: AttentionCall) -> str:
-    # lengths may be symbols, which the comparison of costs would pin down; the blocked operator is opaque to a compiler
+    # lengths may be symbols, which comparing costs would turn into constants; the blocked operator is opaque
     if sdpa.is_bare(call) and call.query_start is None and sdpa.why_not(call) is None:
         return sdpa.NAME
     if call.inputs.device != "cpu" and call.query_start is None and flex.why_not(call) is None:

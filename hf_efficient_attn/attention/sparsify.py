@@ -1,4 +1,4 @@
-"""`sparsify`: give a transformers model or config an attention pattern, or take it away."""
+"""`sparsify`: give a transformers model or config an attention pattern, or remove it."""
 
 import copy
 import weakref
@@ -17,7 +17,7 @@ from hf_efficient_attn.errors import ConfigurationError
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
-# attention implementations that sparsify replaced, by the identity of the config; configs have no hash
+# attention implementations that sparsify replaced, by the identity of the config, since configs have no hash
 _replaced: dict[int, tuple["weakref.ref[PreTrainedConfig]", str | None]] = {}
 
 
@@ -28,23 +28,26 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
     "efficient". No weight changes. Positions count from the first token that is not padding.
 
     Args:
-        model_or_config: a model or config of transformers; of a composite one (vision and language), the text part.
+        model_or_config: a model or config of transformers; in a composite one (vision and language), the text part
+            changes.
         pattern: one of these, or None, which restores the model's own attention:
-            - a pattern: for all layers, in causal models its causal form; layers that are sliding or chunked by
+            - a pattern for all layers, of which causal models use the causal form; layers that are sliding or chunked
+            by
               themselves keep their own attention;
-            - a list with one pattern or None per layer, None: the layer's own attention;
-            - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}: letters repeated over the layers;
-            - {"encoder": ..., "decoder": ...}, each one of the above or None, for an encoder-decoder. The other forms
-              are for its encoder, and the decoder keeps its own attention. Cross-attention is always full.
+            - a list with one pattern per layer, or None for the layer's own attention;
+            - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers;
+            - {"encoder": ..., "decoder": ...} for an encoder-decoder, each one of the above or None. The other forms
+            are
+              for its encoder, and its decoder keeps its own attention. Cross-attention is always full.
 
     Raises:
-        ConfigurationError: a pattern of unknown form, or one the model cannot have.
+        ConfigurationError: a pattern of unknown form, or one that does not fit the model.
         UnsupportedBackendError: the model does not use the attention interface of transformers in every layer that has
-            a pattern, or needs what the engine cannot compute; told by a trial without numbers, before anything is
-            changed. A model whose forward depends on values, or reads what `trial_inputs` cannot make, raises at or
-            after its first forward instead (in transformers 5.23 Gemma 4, HiggsAudioV2, JetMoe, LayoutLM, MarkupLM,
-            Moshi, Splinter, X-MOD, BLIP-2 as a whole); so does one that is loaded or built with a pattern in its
-            config.
+            a pattern, or needs something that the engine cannot compute. A trial on the meta device finds this out
+            before anything is changed. A model whose forward pass depends on values, or has inputs that `trial_inputs`
+            cannot make, raises at or after its first forward pass instead (in transformers 5.23 Gemma 4, HiggsAudioV2,
+            JetMoe, LayoutLM, MarkupLM, Moshi, Splinter, X-MOD, BLIP-2 as a whole); so does a model that is loaded or
+            built with a pattern in its config.
     """
     if isinstance(model_or_config, PreTrainedModel):
         _sparsify_model(model_or_config, pattern)
@@ -72,11 +75,11 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
         if type(config) is type(text_config):
             _write(config, spec)
             copies.append(config)
-        # a compiled model notices, and is compiled again
+        # a compiled model notices this and is recompiled
         module.__dict__.pop(KNOWN, None)
     if pattern is None:
         model._supports_context_parallel = getattr(type(model), "_supports_context_parallel", False)
-    # which guards the model, too
+    # this guards the model, too
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
@@ -88,7 +91,7 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
 
 
 def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> bool:
-    """Raise if a model of the class would not follow the pattern, before anything is changed; return if it was run."""
+    """Raise if a model would not follow the pattern, before anything changes; return whether it could be run."""
     if pattern is None or model_class is None:
         return False
     config = copy.deepcopy(config)
@@ -97,7 +100,7 @@ def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> bool:
 
 
 def _record(config: PreTrainedConfig, pattern: Any) -> Any:
-    """Write the pattern into the config if the model can have it, and return what was written."""
+    """Write the pattern into the config if it fits the model, and return what was written."""
     spec = None if pattern is None else checked_pattern(pattern, config)
     _write(config.get_text_config(), spec)
     return spec
@@ -111,7 +114,7 @@ def _write(config: PreTrainedConfig, spec: Any) -> None:
 
 
 def _implementation(config: PreTrainedConfig, pattern: Any) -> str | None:
-    """Return the attention implementation to set; None: the default. Remembers which one "efficient" replaces."""
+    """Return the attention implementation to set, None for the default; remember which one "efficient" replaces."""
     key, current = id(config), config._attn_implementation
     if pattern is not None:
         if current != NAME:

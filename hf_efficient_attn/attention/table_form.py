@@ -1,8 +1,8 @@
-"""The form of token tables (`token_table`): what can be told of them where values cannot be read.
+"""The form of token tables (`token_table`): what is known about them when their values cannot be read.
 
-Compiled and exported models know shapes, not values. So the second size of a table tells causal masks from
-bidirectional ones: its rows stand that many times below each other in the same memory. No usual number of heads, it
-also makes a table unfit for arithmetic with scores, so that modules which add masks themselves fail.
+Compiled and exported models know shapes, not values. The second size of a table therefore distinguishes causal masks
+from bidirectional ones; its rows are expanded to it without a copy. It is no usual number of heads, so that modules
+that add masks to scores themselves fail.
 """
 
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ def has_rows(table: Tensor) -> bool:
 
 
 def table_kind(table: Tensor) -> str | None:
-    """Return CAUSAL or BIDIRECTIONAL; None: the table does not say, and who made it knows."""
+    """Return CAUSAL or BIDIRECTIONAL; None: the table does not say."""
     return KINDS.get(table.shape[1])
 
 
 def with_kind(table: Tensor, is_causal: bool) -> Tensor:
-    """Return a table [batch, 1, rows, keys] that tells its kind."""
+    """Return a table [batch, 1, rows, keys] expanded to the size that tells its kind."""
     return table.expand(-1, SIZES[CAUSAL if is_causal else BIDIRECTIONAL], -1, -1)
 
 
 def is_causal_request(arguments: Mapping[str, Any]) -> bool:
     """Return whether transformers asks for a causal mask, by the arguments of the mask function.
 
-    Only its bidirectional ones say whether such a mask may be skipped.
+    Only requests for bidirectional masks have the argument that says whether these may be skipped.
     """
     return arguments.get("allow_is_bidirectional_skip") is None

@@ -1,6 +1,6 @@
-"""Token tables: a `TokenMask` as one small tensor, where code that is not ours carries it, which knows only tensors.
+"""Token tables: a `TokenMask` as one small tensor, for code that is not ours and passes on tensors only.
 
-Such code is that of models of transformers, between their mask function and their layers, and `generate` with a static
+This is the code of transformers' models, between their mask function and their layers, and `generate` with a static
 cache. A token table is an int32 tensor [batch, kind, rows, keys]:
 
 row 0 - 1 where the key is a token, 0 where it is padding or not written yet;
@@ -8,7 +8,7 @@ row 1 - 1 where the key belongs to one of the current queries, or to a later one
     last keys, or with row 2);
 row 2 - the number of the document it belongs to (only where sequences are packed).
 
-A table without rows says that every key is a token. What kind of mask it is stands in its form (`table_form`).
+A table without rows says that every key is a token. Its form tells the kind of the mask (`table_form`).
 """
 
 import functools
@@ -22,7 +22,7 @@ from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 
-# masks are shared as long as their table lives
+# masks are shared as long as their table exists
 _read: BoundedCache[tuple[TokenMask, QueryOffset]] = BoundedCache(SMALL_BYTES)
 
 
@@ -34,7 +34,7 @@ def empty_table(batch_size: int, num_keys: int, device: torch.device | str) -> T
 def write_table(tokens: TokenMask, query_offset: QueryOffset, num_queries: int) -> Tensor | None:
     """Return the token table of a mask without global tokens, without its kind; None: every key is a token.
 
-    num_queries: where the offset is None, so many of the last keys count as queries.
+    num_queries: how many of the last keys are queries, if the offset is None.
     """
     if tokens.is_empty:
         return None
@@ -57,9 +57,9 @@ def _written_table(
 
 
 def read_table(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> tuple[TokenMask, QueryOffset]:
-    """Return what a token table says about the last `num_keys` keys; a pattern cache holds fewer than the table has.
+    """Return what a token table says about the last `num_keys` keys; a PatternCache holds fewer than the table.
 
-    The layers of a forward pass get the same tensors, and so what backends make of them is made once.
+    The layers of a forward pass get the same tensors, so that backends derive other tensors from them only once.
     """
     if not has_rows(table):
         return TokenMask(), None

@@ -1,7 +1,7 @@
-"""A trial of a model before it is sparsified: one tiny forward on the meta device, without numbers or memory.
+"""A trial of a model before it is sparsified: one tiny forward pass on the meta device, without values or memory.
 
-That transformers offers to set a model's attention is no proof that its layers call it. The trial finds out which do,
-and whether one needs what the engine cannot compute.
+That transformers lets a model's attention be set does not prove that its layers call it. The trial finds out which
+layers do, and whether one needs something that the engine cannot compute.
 """
 
 import copy
@@ -22,30 +22,30 @@ from hf_efficient_attn.attention.table_form import TABLE_DTYPE, is_causal_reques
 from hf_efficient_attn.attention.trial_inputs import trial_inputs
 from hf_efficient_attn.errors import EfficientAttentionError, UnsupportedBackendError
 
-# the attention implementation of trials, and what differs from it by the masks alone
+# the attention implementation of trials, and one that differs from it in the masks only
 TRIAL, MATRIX_TRIAL = "efficient_trial", "efficient_matrix_trial"
-# some models know the implementations of transformers by name
+# some models know implementations of transformers by name
 CONTROLS = (MATRIX_TRIAL, "eager")
 TORCH = os.path.dirname(torch.__file__) + os.sep
-# what torch says where a step depends on values
+# part of torch's message where a step depends on values
 NO_NUMBERS = "meta tensors"
-# torch knows grouped products without numbers only of the second, and Fourier transforms only of the first
+# on the meta device torch has grouped products only for the second, and Fourier transforms only for the first
 DTYPES = (torch.float32, torch.bfloat16)
 
-# the parts and layers that followed a pattern in the trial that runs
+# the parts and layers that have followed a pattern in the running trial
 _followed: ContextVar[set[tuple[str, int | None]] | None] = ContextVar("_followed", default=None)
 
 
 def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
     """Raise if a model whose config has an `attention_pattern` would not follow it; return whether it could be run.
 
-    A model that no trial can run (inputs of an unknown kind, steps that depend on values) is left to the check after
-    its first forward (`follow_check`).
+    A model that no trial can run (unknown inputs, steps that depend on values) is checked after its first forward pass
+    instead (`follow_check`).
 
     Raises:
-        ConfigurationError: a pattern that a layer cannot have.
-        UnsupportedBackendError: no layer of a part calls the attention interface, a layer needs what the engine cannot
-            compute, or uses the mask itself.
+        ConfigurationError: a pattern that does not fit a layer.
+        UnsupportedBackendError: no layer of a part calls the attention interface, or a layer uses the mask itself or
+            needs something that the engine cannot compute.
     """
     if getattr(model_class, "follows_patterns", False):
         return True
@@ -61,12 +61,12 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
 
 
 def base_class(config: PreTrainedConfig) -> Any:
-    """Return the base model of a config; None: the auto classes know none."""
+    """Return the base model class of a config; None: the Auto classes have none."""
     return MODEL_MAPPING.get(type(config), None)
 
 
 def takes_tables(model_class: Any, config: PreTrainedConfig) -> bool:
-    """Return True if a model takes token tables in place of matrices; False: no trial can be run.
+    """Return True if a model takes token tables instead of matrices; False if no trial can be run.
 
     Raises:
         EfficientAttentionError: a layer refuses.
@@ -78,7 +78,7 @@ def takes_tables(model_class: Any, config: PreTrainedConfig) -> bool:
             return True
         for control in CONTROLS:
             for failure, other in zip(failures, _failures(model_class, config, control, dtype), strict=False):
-                # what stops both at the same place, or any model without numbers, has nothing to do with masks
+                # a failure of both at the same line, or one for lack of values, has nothing to do with masks
                 if other is None or (_place(other) != _place(failure) and NO_NUMBERS not in str(other)):
                     raise UnsupportedBackendError(
                         f"{model_class.__name__} uses attention masks itself, outside of the attention interface of "
@@ -101,7 +101,7 @@ def check_followed(name: str, config: Any, followed: set[tuple[str, int | None]]
         patterns = config_patterns(config.attention_pattern, config, part) or ()
         expected = {layer for layer, pattern in enumerate(patterns) if pattern is not None}
         layers = {layer for each, layer in followed if each == part or not config.is_encoder_decoder}
-        # without kinds of layers, some may have no attention; modules that do not know their layer count as all
+        # without types of layers, some may have no attention; modules that do not know their layer count as all layers
         known = getattr(config, "layer_types", None) is not None and None not in layers
         if expected and (not layers or (known and not expected <= layers)):
             missing = f"layer {min(expected - layers)}" if layers else f"no layer of its {part}"
@@ -121,7 +121,7 @@ def trial_attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Note what a layer would follow, and return an output of the right shape."""
+    """Record what a layer would follow, and return an output of the right shape."""
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
     noted = _followed.get()
@@ -144,12 +144,12 @@ def trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwa
 
 
 def matrix_trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
-    """Return a matrix, as eager attention adds it to its scores."""
+    """Return a matrix as eager attention adds it to scores."""
     return torch.empty(batch_size, 1, q_length, kv_length, dtype=kwargs.get("dtype", torch.float32), device="meta")
 
 
 def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, dtype: torch.dtype) -> list[Any]:
-    """Run a model without weights on one input after the other; return what stopped each, the last one None if none.
+    """Run a model without weights on one input after another; return the exception of each, None for one that works.
 
     Raises:
         EfficientAttentionError: the engine refuses it.
@@ -157,7 +157,7 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
     config = copy.deepcopy(config)
     config._attn_implementation = implementation
     if implementation != TRIAL:
-        # with its pattern, a model would refuse any other attention
+        # with a pattern, a model would refuse any other attention
         config.get_text_config().__dict__.pop(FIELD, None)
     failures: list[Exception | None] = []
     with torch.device("meta"), torch.no_grad():
@@ -170,7 +170,7 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
                     break
         except EfficientAttentionError:
             raise
-        # a model that is not ours may be stopped by anything
+        # code of other models may raise anything
         except Exception as error:
             failures.append(error)
     return failures
@@ -181,13 +181,13 @@ def _stopped_by(model: Any, inputs: dict[str, Tensor]) -> Exception | None:
         model(**inputs)
     except EfficientAttentionError:
         raise
-    # by anything, again
+    # as above, anything
     except Exception as error:
         return error
     return None
 
 
-# what transformers must know: names, attention functions, mask functions
+# what is registered in transformers: names, attention functions, mask functions
 TRIALS = (
     (TRIAL, trial_attention, trial_mask),
     (MATRIX_TRIAL, matrix_trial_attention, matrix_trial_mask),

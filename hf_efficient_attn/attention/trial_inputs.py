@@ -1,4 +1,4 @@
-"""Inputs for the trial of any model: by the names of its forward's arguments, without numbers."""
+"""Inputs without values for the trial of any model, by the names of the arguments of its forward method."""
 
 import functools
 import inspect
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 SOURCE_TOKENS, TARGET_TOKENS = 7, 5
-# one second
+# one second of sound
 WAVE_SAMPLES = 16000
 SPECTROGRAM_FRAMES = 64
-# of every forward that has them, beside the arguments that it must be given
+# passed to every forward method that has it, besides the required arguments
 TARGET = "decoder_input_ids"
 
 
 def trial_inputs(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield inputs to try one after the other: what the model reads first, then everything that is known here.
+    """Yield inputs to try in turn: the model's main input first, then every input that is known here.
 
-    Composite models may be called with one of their inputs, or with all of them only.
+    Some composite models take one of their inputs, others only all of them.
     """
     model_class: Any = type(model)
     names = forward_arguments(model_class)
@@ -44,7 +44,7 @@ def _made(model: Any, names: set[str]) -> dict[str, Tensor]:
 
 @functools.lru_cache(maxsize=1024)
 def forward_arguments(model_class: Any) -> dict[str, bool]:
-    """Return the names of a forward's arguments in their order, and whether each has a default."""
+    """Return the names of the arguments of a forward method in their order, and whether each has a default."""
     parameters = list(inspect.signature(model_class.forward).parameters.values())[1:]
     return {
         each.name: each.default is not each.empty
@@ -86,7 +86,7 @@ def _encoded(config: Any) -> tuple[int, ...]:
     return 1, SOURCE_TOKENS, _field(config, "encoder_hidden_size", config.get_text_config().hidden_size)
 
 
-# by the name of the argument; what is not here, no trial can give
+# by the name of the argument; trials cannot make others
 SHAPES: dict[str, Callable[[Any], tuple[int, ...]]] = {
     "input_ids": lambda _: (1, SOURCE_TOKENS),
     TARGET: lambda _: (1, TARGET_TOKENS),

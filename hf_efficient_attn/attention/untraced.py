@@ -1,4 +1,4 @@
-"""Work on a module that a compiler runs while it traces, and does not look into."""
+"""Work on a module that a compiler runs while tracing, without tracing it."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from torch import nn
 
 
 def run_untraced(work: Callable[..., object], module: nn.Module, *arguments: Any) -> None:
-    """Call `work(module, *arguments)`; what it keeps with the module can be read afterwards, also by traced code.
+    """Call `work(module, *arguments)`; traced code, too, can read afterwards what it stores in the module.
 
     Args:
-        work: a function of a Python module, no closure.
-        arguments: constants to every compiler: numbers, text, functions, and tuples of them.
+        work: a function of a Python module, not a closure.
+        arguments: constants to a compiler: numbers, strings, functions, and tuples of these.
     """
     if torch.compiler.is_compiling():
         _run_at(id(module), work, *arguments)
@@ -23,9 +23,9 @@ def run_untraced(work: Callable[..., object], module: nn.Module, *arguments: Any
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _run_at(address: int, work: Callable[..., object], *arguments: Any) -> bool:
-    """Call `work` on the module at an address, as torch before 2.13 takes no module as an argument here.
+    """Call `work` on the module at an address, since torch before 2.13 takes no module as an argument here.
 
-    The code that is being traced holds the module, so it is there.
+    The traced code holds a reference to the module, so it exists.
     """
     work(ctypes.cast(address, ctypes.py_object).value, *arguments)
     return True
