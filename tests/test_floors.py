@@ -108,6 +108,19 @@ def test_sizes() -> None:
     assert not found, "\n".join(found)
 
 
+def test_forward_of_a_backbone_fits_25_lines() -> None:
+    lengths = {}
+    for path in (PACKAGE / "models").glob("*/*.py"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and node.name.endswith(("Model", "Encoder", "Decoder")):
+                for method in (each for each in node.body if isinstance(each, ast.FunctionDef)):
+                    if method.name == "forward":
+                        body = method.body[bool(ast.get_docstring(method)) :]
+                        lengths[node.name] = body[-1].end_lineno - body[0].lineno + 1
+    assert len(lengths) >= 6
+    assert not {name: length for name, length in lengths.items() if length > 25}
+
+
 def whole_values(path: Path) -> Iterator[str]:
     """Yield the lines that write all of a value by `!r`, of any size, where `messages.shown` would cut it."""
     for node in ast.walk(parsed(path)):

@@ -1,14 +1,16 @@
 """What the heads share: pooling that fits the direction, and where padding is."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from models_cases import TINY
+from models_cases import TINY, head_inputs
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.heads.parts import pool, real_tokens
+from hf_efficient_attn.models.register import HEADS
 
 HIDDEN = torch.arange(10.0).view(1, 5, 2)
 
@@ -95,3 +97,22 @@ def test_accumulated_gradients_are_those_of_the_batch(tmp_path: Path) -> None:
         seen.append(trainer.state.log_history[0])
     assert seen[0]["loss"] == pytest.approx(seen[1]["loss"], abs=1e-3)
     assert seen[0]["grad_norm"] == pytest.approx(seen[1]["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_layers_ask_for_is_added_and_reported(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = hea.SparseTransformerConfig(**TINY, is_causal=head == "CausalLM")
+    model = getattr(hea, f"SparseTransformerFor{head}")(config)
+    inputs, forward = head_inputs(f"AutoModelFor{head}"), model.model.forward
+    plain = model(**inputs)
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        outputs = forward(*args, **kwargs)
+        outputs.auxiliary_loss = torch.tensor(7.0)
+        return outputs
+
+    monkeypatch.setattr(model.model, "forward", asking)
+    outputs = model(**inputs)
+    assert plain.auxiliary_loss is None
+    assert outputs.auxiliary_loss.item() == 7
+    torch.testing.assert_close(outputs.loss, plain.loss + 7)
