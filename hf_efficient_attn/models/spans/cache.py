@@ -6,16 +6,14 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_efficient_attn.attention.cache import PatternCache
-from hf_efficient_attn.attention.cache_layers import Padding
 from hf_efficient_attn.models.spans.bounds import SpanBounds
 from hf_efficient_attn.models.spans.cache_layer import SpanLayer
 from hf_efficient_attn.models.spans.config import span_window
 from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
 
 
-class SpanCache(PatternCache):
-    """As `PatternCache`; a layer keeps as many keys as its longest span plus ramp, with dynamic spans up to the limit.
+class SpanCache(Cache):
+    """A cache whose layers keep as many keys as their longest span plus ramp, with dynamic spans up to the limit.
 
     Args:
         model: of any family, with spans that do not change while the cache is in use.
@@ -23,21 +21,15 @@ class SpanCache(PatternCache):
 
     def __init__(self, model: nn.Module) -> None:
         config: Any = model.config
-        self.padding = UncountedPadding()
         layers = DynamicCache(config=config).layers
         for spans in span_modules(model):
-            layers[spans.layer_idx] = SpanLayer(0, kept_tokens(spans, config), self.padding)
-        Cache.__init__(self, layers=layers)
+            layers[spans.layer_idx] = SpanLayer(kept_tokens(spans, config))
+        super().__init__(layers=layers)
 
-    def check(self, config: Any) -> None:
-        """Check nothing: what spans read is not in a config's pattern."""
-
-
-class UncountedPadding(Padding):
-    """Padding anywhere: layers that keep only the last tokens need not know how much there is."""
-
-    def note(self, is_token: Tensor | None) -> None:
-        """Count nothing."""
+    @property
+    def max_cache_len(self) -> int:
+        """The most tokens that a text may have: -1, any number. PEFT asks caches other than `DynamicCache`."""
+        return -1
 
 
 def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> int:

@@ -14,8 +14,9 @@ ROOM_TOKENS = 32
 class SpanLayer(PatternLayer):
     """The last keys and values of one layer, in buffers with room for more: writing new tokens moves no others."""
 
-    def __init__(self, num_first: int, left: int, padding: Padding) -> None:
-        super().__init__(num_first, left, padding)
+    def __init__(self, left: int) -> None:
+        # without first tokens, a layer need not know how many tokens are padding
+        super().__init__(0, left, Padding())
         self.key_buffer, self.value_buffer = Buffer(), Buffer()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ LEFT = 40
 
 
 def both() -> tuple[SpanLayer, PatternLayer]:
-    return SpanLayer(0, LEFT, Padding()), PatternLayer(0, LEFT, Padding())
+    return SpanLayer(LEFT), PatternLayer(0, LEFT, Padding())
 
 
 def feed(layers: tuple[Any, Any], counts: list[int], batch_size: int = 2) -> None:
