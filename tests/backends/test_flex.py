@@ -86,3 +86,4 @@ def test_compiles_twice_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
     assert _compiled.cache_info().currsize == 1
     _compiled.cache_clear()
+    torch.compiler.reset()
