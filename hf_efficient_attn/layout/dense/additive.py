@@ -45,7 +45,8 @@ def additive_mask(
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
     keyless = ~allowed.any(-1, keepdim=True)
-    closed = (allowed | keyless).logical_not_()
+    # not in place: a compiler does not know that the operator which gives `allowed` without masks makes new memory
+    closed = ~(allowed | keyless)
     mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
     # `any` would have to wait for a GPU, and cannot be evaluated while tracing
     has_keyless = torch.compiler.is_compiling() or keyless.device.type != "cpu" or bool(keyless.any())
