@@ -77,11 +77,13 @@ class QueryShifts:
     shifts: Tensor
     is_first: Tensor
 
-    def applied(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of twice the head_dim: the first keys fill its second half, the others its first."""
+    def applied(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all with twice the head_dim: first keys fill its second half, other keys and the values its first."""
         is_first = self.is_first[:, None, :, None]
         query = torch.cat([query, self.rotation(query, self.shifts)], 3)
-        return query, torch.cat([key.masked_fill(is_first, 0), key.masked_fill(~is_first, 0)], 3)
+        key = torch.cat([key.masked_fill(is_first, 0), key.masked_fill(~is_first, 0)], 3)
+        # fused kernels want values of the same head_dim
+        return query, key, nn.functional.pad(value, (0, query.shape[3] - value.shape[3]))
 
 
 class StreamingLayer(PatternLayer):
@@ -120,9 +122,10 @@ class StreamingLayer(PatternLayer):
             return keys, values
         shifts = self._shifts(num_new, keys.device)
         if num_new == 1:
-            # rows that have dropped tokens have their first keys at the front; the shift of the others is 0
-            first, others = keys.split([self.num_first, keys.shape[-2] - self.num_first], 2)
-            return torch.cat([self.rotation(first, -shifts), others], 2), values
+            # rows that have dropped tokens have their first keys at the front; the shift of the others is 0. What is
+            # kept has been copied from these keys
+            keys[:, :, : self.num_first] = self.rotation(keys[:, :, : self.num_first], -shifts)
+            return keys, values
         if torch.compiler.is_compiling():
             raise UnsupportedBackendError(
                 f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens of which some no longer '
@@ -147,18 +150,21 @@ class StreamingLayer(PatternLayer):
         self.query_shifts = None
 
 
-def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the queries and keys of a layer, by the positions of the cache that its model was called with."""
+def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a layer attends with, by the positions of the cache that its model was called with.
+
+    The values may be longer, by zeros behind them.
+    """
     cache: Any = given_cache(getattr(module, "config", None))
     layer = getattr(module, "layer_idx", None)
     if layer is None or layer >= len(getattr(cache, "layers", ())):
-        return query, key
+        return query, key, value
     shifts: QueryShifts | None = getattr(cache.layers[layer], "query_shifts", None)
     if shifts is None:
-        return query, key
+        return query, key, value
     # a layer may attend several times, with parts of its values
     cache.layers[layer].are_read = True
-    return shifts.applied(query, key)
+    return shifts.applied(query, key, value)
 
 
 def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, KeyRotation]:

@@ -81,8 +81,9 @@ def efficient_attention_forward(
     tokens, query_offset = said_tokens(None if is_matrix else attention_mask, followed, query, key)
     tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    query, key = in_cache_positions(module, query, key)
-    return attend_layer(
+    value_dim = value.shape[3]
+    query, key, value = in_cache_positions(module, query, key, value)
+    out, weights = attend_layer(
         query,
         key,
         value,
@@ -97,6 +98,7 @@ def efficient_attention_forward(
         softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
     )
+    return out[..., :value_dim].contiguous(), weights
 
 
 def said_tokens(
