@@ -18,11 +18,11 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
 TEXT, CACHE = "text", "cache"
-# kinds of RoPE whose angles are the position times frequencies that are the same at every length
+# types of RoPE whose angles are the position times frequencies that do not depend on the length
 PLAIN_ROPE = ("default", "linear", "llama3", "proportional")
 # at position 0 RoPE changes nothing; at the other, most of its frequencies have rotated the keys
 PROBED = (0, 100)
-# keys are equal but for rounding, of so many units in the last place; so large a share of them may differ by more
+# keys are equal up to rounding, by this many units in the last place; this share of them may differ by more
 ROUNDINGS, ROUNDED_SHARE = 8, 0.05
 
 
@@ -33,7 +33,7 @@ class KeyRotation:
     Attributes:
         embedding: the model's `rotary_emb`, which returns cos and sin of positions.
         apply: the model's `apply_rotary_pos_emb`.
-        layer_type: names the frequencies, where layers of different types have different ones.
+        layer_type: names the frequencies, if layers of different types have different ones.
     """
 
     embedding: nn.Module
@@ -41,11 +41,11 @@ class KeyRotation:
     layer_type: str | None = None
 
     def __call__(self, states: Tensor, steps: Tensor) -> Tensor:
-        """Return keys or queries rotated further by so many positions, computed in float32 at least.
+        """Return keys or queries rotated further by `steps` positions, computed in float32 or wider.
 
         Args:
             states: [batch, heads, tokens, head_dim].
-            steps: int [batch or 1, tokens or 1]; negative: backwards.
+            steps: int [batch or 1, tokens or 1]; negative ones rotate back.
         """
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         return self.rounded(wide, steps).to(states.dtype)
@@ -107,7 +107,8 @@ class StreamingLayer(PatternLayer):
         that the attention function rotates the queries back instead; it reads `query_shifts`.
 
         Raises:
-            UnsupportedBackendError: that function has not read those of the last call, or several queries are compiled.
+            UnsupportedBackendError: that function has not read the shifts of the last call, or several queries are
+                being compiled.
         """
         if self.query_shifts is not None and not self.are_read:
             raise UnsupportedBackendError(
@@ -128,7 +129,7 @@ class StreamingLayer(PatternLayer):
             return keys, values
         if torch.compiler.is_compiling():
             raise UnsupportedBackendError(
-                f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens of which some no longer '
+                f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens, some of which no longer '
                 "read all tokens before them. Compile the steps of one token, and call the model as it is for others."
             )
         start = self._first_slots(keys.shape[-2], keys.device)[:, :1]
@@ -173,7 +174,7 @@ def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, K
     The model computes one token at two positions, at which the keys of each layer are compared.
 
     Args:
-        config: of its text model.
+        config: the config of its text model.
 
     Raises:
         ConfigurationError: anything but RoPE with frequencies that are the same at every length changes the keys.
@@ -249,7 +250,7 @@ def rotates_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
 
 
 def are_close(keys: Tensor, others: Tensor) -> bool:
-    """Return whether nearly all numbers are equal but for rounding, also where some are far larger than the others."""
+    """Return whether nearly all numbers are equal up to rounding, even if some are far larger than the others."""
     sizes = keys.abs()
     are_wrong = (keys - others).abs() > ROUNDINGS * torch.finfo(keys.dtype).eps * sizes.clamp(min=sizes.median())
     return float(are_wrong.double().mean()) <= ROUNDED_SHARE

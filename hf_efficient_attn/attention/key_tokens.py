@@ -1,4 +1,4 @@
-"""What the padding mask, the cache and the documents of a model's call say about its keys: one `TokenMask`."""
+"""What the padding mask, the cache and the documents of a model's call say about its keys, as one `TokenMask`."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import as_lasting, bring, counted_from, derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 
-# where the first query stands on the axis of the keys: not known to a compiler; None: the queries are the last keys
+# position of the first query on the axis of the keys, a tensor if a compiler cannot know it; None: queries are the last
+# keys
 QueryOffset = int | Tensor | None
 
 
@@ -26,14 +27,14 @@ def tokens_of_keys(
     is_causal: bool,
     device: torch.device | str,
 ) -> tuple[TokenMask, QueryOffset]:
-    """Return which keys are tokens and written already, their documents, and where the queries stand among them.
+    """Return which keys are tokens and already written, their documents, and the position of the first query.
 
     Args:
-        config: of the model, which a `PatternCache` must have been made for.
+        config: the config of the model, for which a `PatternCache` must have been made.
         past_tokens, first_key: positions of the first query and of the first key in the text.
         attention_mask: [batch, tokens], 1 = a token, from the text's first token on.
-        documents: number of each key's document, int [batch, keys]; None: every row is one.
-        is_causal: False: the queries need not be among the keys.
+        documents: the number of each key's document, int [batch, keys]; None: every example is one document.
+        is_causal: if False, the queries need not be among the keys.
 
     Raises:
         InputError: a padding mask that is too short.
@@ -46,7 +47,7 @@ def tokens_of_keys(
         first_key.cache.check(config)
         first_key.cache.padding.note(is_token)
     query_offset: QueryOffset = None
-    # without this, the queries are the last keys, or no keys at all
+    # otherwise the queries are the last keys, or no keys at all
     if is_causal and not (isinstance(past_tokens, int) and past_tokens - int(first_key) + num_queries == num_keys):
         slots = counted_from(int(first_key), num_keys, device)
         is_token = derived(_written, slots, past_tokens, num_queries, batch_size, is_token)
@@ -59,7 +60,7 @@ def tokens_of_keys(
 def _written(
     slots: Tensor, past_tokens: int | Tensor, num_queries: int, batch_size: int, is_token: Tensor | None
 ) -> Tensor:
-    """Return which keys are tokens up to the last query, bool [batch, keys]; later slots of a cache hold nothing."""
+    """Return which keys up to the last query are tokens, bool [batch, keys]; later slots of a cache are empty."""
     written = (slots < past_tokens + num_queries).expand(batch_size, -1)
     return written.clone() if is_token is None else is_token & written
 
@@ -106,7 +107,7 @@ def key_padding(
     last = kv_offset + kv_length
 
     def of_keys(mask: Tensor) -> Tensor:
-        # never a view of what the caller may write
+        # never a view of memory to which the caller may write
         is_token = mask != 0
         if is_token.shape[1] < last:
             is_token = torch.nn.functional.pad(is_token, (0, last - is_token.shape[1]))

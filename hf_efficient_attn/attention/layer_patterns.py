@@ -64,9 +64,8 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
         attention_mask: the mask that the layer got: a token table, a matrix, or None.
 
     Raises:
-        ConfigurationError: an `attention_pattern` that does not fit the model. UnsupportedBackendError: a layer that is
-        sparse by itself in an unknown way, or of which it is unknown whether it
-            may read ahead.
+        ConfigurationError: an `attention_pattern` that does not fit the model.
+        UnsupportedBackendError: a layer that is sparse by itself in an unknown way, or whose direction is unknown.
     """
     reading = direction(module, options, attention_mask)
     if reading == CROSS:

@@ -1,4 +1,4 @@
-"""Packed documents that only a mask function of transformers knows of: found by asking it about chosen pairs."""
+"""Packed documents that only a mask function of transformers knows, found by calling it for some pairs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The mask function of the "efficient" attention: what transformers asks for when a model of its own needs a mask."""
+"""The mask function of the "efficient" attention, which transformers calls when one of its models needs a mask."""
 
 import functools
 from typing import Any

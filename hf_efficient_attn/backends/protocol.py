@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Return how many scores of one example are computed, allowed or not, in all heads."""
 
     def working_bytes(self, call: AttentionCall) -> int:
-        """Return the estimated memory of one example beside inputs, output and gradients."""
+        """Return the estimated memory of one example besides inputs, output and gradients."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True

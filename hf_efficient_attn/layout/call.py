@@ -37,8 +37,8 @@ class Inputs:
 class AttentionCall:
     """One call of attention, from the layer to the kernel.
 
-    The layout is hashable, and so is all that is compiled from it. Whatever an example, or what its tokens contain,
-    decides is a tensor beside it, and no part of a pattern.
+    The layout is hashable, so that whatever is compiled from it can be cached. Anything that depends on an example, or
+    on the contents of its tokens, is a tensor besides the layout, never part of a pattern.
 
     Attributes:
         layout: the pattern over queries, keys and heads.

@@ -10,7 +10,7 @@ from .configuration_adaptive_span import AdaptiveSpanConfig
 
 
 class DistanceTable(nn.Module):
-    """A vector for each distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as the authors'."""
+    """A vector per distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as in the authors' code."""
 
     def __init__(self, config: AdaptiveSpanConfig) -> None:
         super().__init__()
@@ -24,5 +24,5 @@ class DistanceTable(nn.Module):
         return self.weight
 
     def set_distances(self, num_distances: int) -> None:
-        """Change the number of distances; new ones start as the others did."""
+        """Change the number of distances; new ones are initialised as the others were."""
         self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))

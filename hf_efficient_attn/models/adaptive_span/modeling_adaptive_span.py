@@ -255,7 +255,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=span_penalty(self, spans))
 
     def _place(self, call: PreparedCall, segment: Segment | None) -> tuple[Tensor, dict[str, Any]]:
-        """Return the first hidden states, and what tells attention where the tokens are."""
+        """Return the first hidden states, and the arguments that tell attention where the tokens are."""
         if segment is not None:
             call = replace(call, position_ids=segment.position_ids(call.embedded))
         hidden_states, where = self.positions(call.embedded, call)

@@ -1,4 +1,4 @@
-"""Fields that take one of a few values, and numbers in their ranges: checked for all families by one function."""
+"""Checks of fields that take one of a few values, and of the ranges of numbers, the same for all families."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,6 @@ def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def meant(value: Any, names: Sequence[str]) -> str:
-    """Return the question whether the nearest of the names was meant, as the end of a message; empty: none is near."""
+    """Return the question whether the nearest name was meant, as the end of a message; empty if none is near."""
     close = difflib.get_close_matches(shown(value).strip("'"), names, n=1)
     return f" Did you mean {shown(close[0])}?" if close else ""

@@ -1,4 +1,4 @@
-"""Fields and values that the configs of several families have, as mixins; what they mean, each family's config says."""
+"""Fields and values that the configs of several families share, as mixins; each family's config explains them."""
 
 import inspect
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SINUSOIDS = ("sinusoidal", "scaled_sinusoidal", "relative")
 
 
 class HeadSizes:
-    """What follows from `hidden_size`, `num_attention_heads` and, where a config has it, `num_key_value_heads`."""
+    """What follows from `hidden_size`, `num_attention_heads` and, if a config has it, `num_key_value_heads`."""
 
     hidden_size: int
     num_attention_heads: int
@@ -27,7 +27,7 @@ class HeadSizes:
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads with keys and values of their own; all, where the config names no number."""
+        """Number of key heads; as many as query heads, unless the config gives a number."""
         named = getattr(self, "num_key_value_heads", None)
         return self.num_attention_heads if named is None else named
 
@@ -42,7 +42,7 @@ class HeadSizes:
 
 @dataclass(init=False, repr=False, eq=False)
 class DropoutFields:
-    """Probabilities with which numbers are dropped in training; each is an `nn.Dropout` of the model."""
+    """Probabilities of dropout in training; each is an `nn.Dropout` of the model."""
 
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
@@ -53,7 +53,7 @@ class DropoutFields:
 
 @dataclass(init=False, repr=False, eq=False)
 class GatedMLPFields:
-    """Whether the MLP has a gate, and how tensor parallelism cuts it."""
+    """Whether the MLP has a gate, and how tensor parallelism shards it."""
 
     # attention, which may have no output matrix to reduce over, is replicated
     base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
@@ -68,7 +68,7 @@ class GatedMLPFields:
 
 
 def own_fields(cls: Any) -> set[str]:
-    """Return the fields that a config class, or one of ours that it is made of, declares.
+    """Return the fields that a config class, or one of our classes that it inherits from, declares.
 
     >>> from hf_efficient_attn import SparseTransformerConfig
     >>> {"attention_pattern", "pad_token_id"} <= own_fields(SparseTransformerConfig)

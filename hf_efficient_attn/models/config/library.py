@@ -1,4 +1,4 @@
-"""What every config of this package does when it is built or saved, whatever the fields of its family."""
+"""What every config of this package does when it is built or saved, whatever its fields."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hf_efficient_attn.models.config.unknown import check_names, warn_of_unknown
 
 
 class LibraryConfig:
-    """Mixin for configs, before `PreTrainedConfig`: checks, and what libraries that train or adapt models read.
+    """Mixin for configs, before `PreTrainedConfig`: checks, and fields that training and adapter libraries read.
 
     A family says in `check()` what no model can be built from.
 
@@ -45,7 +45,7 @@ class LibraryConfig:
 
 
 def check_given_pattern(config: Any) -> None:
-    """Bring the `attention_pattern` of a family that has no such field, as `sparsify` writes it, into JSON types.
+    """Write the `attention_pattern` that `sparsify` gives to a family without this field in JSON types.
 
     Raises:
         ConfigurationError: a pattern of unknown form, or one that the model cannot have.

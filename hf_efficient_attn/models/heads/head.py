@@ -83,7 +83,7 @@ class LabelHead(Head):
 
         Args:
             input_ids: [B, T]; alternatively inputs_embeds, [B, T, hidden_size].
-            attention_mask, position_ids: as of the backbone.
+            attention_mask, position_ids: as for the backbone.
             labels: as the head's docstring says.
         """
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)

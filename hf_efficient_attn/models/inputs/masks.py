@@ -32,12 +32,12 @@ def layer_masks(
     """Return what attention layers need to know about the keys, as keyword arguments, the same for every layer.
 
     They are `token_mask`, a `TokenMask`; `query_offset`, as for `attention`; and `attention_mask`, a matrix that the
-    user gave, or None. An argument of a layer need not be a tensor: accelerate moves this one by `TokenMask.to`, and
-    checkpointing and FSDP hand it on.
+    user gave, or None. Arguments of layers need not be tensors: accelerate moves a token mask by `TokenMask.to`, and
+    checkpointing and FSDP pass it on.
 
     Args:
-        config: of the model, which a `PatternCache` must have been made for.
-        embedded: [B, T, hidden_size] of the new tokens.
+        config: the config of the model, for which a `PatternCache` must have been made.
+        embedded: the new tokens, [B, T, hidden_size].
         attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a matrix
             [B, 1, T, K], or the token table of a step of `generate`.
         documents: [B, T], as `find_documents` returns them.
@@ -60,7 +60,7 @@ def token_mask_of(
     documents: Tensor | None,
     is_causal: bool,
 ) -> tuple[TokenMask, QueryOffset]:
-    """Return the token mask of a call and where its queries stand; for the arguments see `layer_masks`."""
+    """Return the token mask of a call and the position of its first query; see `layer_masks` for the arguments."""
     batch_size, tokens = embedded.shape[:2]
     past_tokens: int | Tensor = 0
     num_keys, first_key = tokens, 0
@@ -69,7 +69,7 @@ def token_mask_of(
         num_keys, first_key = cache.get_mask_sizes(tokens, 0)
     with lasting():
         if documents is not None:
-            # they are only those of a first call, and a static cache has room for tokens to come
+            # only a first call has any, and a static cache has room for later tokens
             documents = derived(lambda numbers: pad(1 + numbers, (0, num_keys - tokens)), documents)
         lengths = (batch_size, tokens, num_keys, past_tokens, first_key)
         return tokens_of_keys(config, *lengths, attention_mask, documents, is_causal, embedded.device)
@@ -78,9 +78,9 @@ def token_mask_of(
 def step_table(
     config: Any, embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None, is_causal: bool
 ) -> Tensor | None:
-    """Return the token table of a step of `generate` under a static cache, which compiles only tensors; None: no masks.
+    """Return the token table of a step of `generate` with a static cache, which passes on tensors only; None: no masks.
 
-    For the arguments see `layer_masks`.
+    See `layer_masks` for the arguments.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask

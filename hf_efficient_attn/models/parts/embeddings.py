@@ -34,7 +34,7 @@ class EmbeddingSum(nn.Module):
 
     Reads from the config: `scale_embedding`, `embedding_norm`, `embedding_dropout`, and what `Positions` reads.
 
-    num_types: of tokens; 0: there are none.
+    num_types: the number of token types; 0: there are none.
     """
 
     def __init__(self, config: Any, size_field: str = "max_position_embeddings", num_types: int = 0) -> None:

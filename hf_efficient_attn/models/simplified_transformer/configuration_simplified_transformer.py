@@ -35,9 +35,9 @@ class SimplifiedTransformerConfig(
     Every field left at None takes the paper's value for `block`; `gain()`, `is_trainable()` and `style` resolve them.
 
     Args:
-        block: `pre_ln`, `parallel` (one norm, one skip, attention beside MLP), `v_skipinit` (no attention skip, shaped
-            attention, full W^V and W^P), `sas` (also W^V = W^P = I), `sas_p` (attention beside MLP, no skip at all),
-            `sas_p_no_norm` (norms only before the first block and after the last).
+        block: `pre_ln`, `parallel` (one norm, one skip, attention parallel to MLP), `v_skipinit` (no attention skip,
+            shaped attention, full W^V and W^P), `sas` (also W^V = W^P = I), `sas_p` (attention parallel to MLP, no skip
+            at all), `sas_p_no_norm` (norms only before the first block and after the last).
         is_causal: each token sees the past and itself (language models), or the whole sequence (masked models).
         num_key_value_heads: groups of heads that share keys and values. Only `pre_ln` and `parallel` can use fewer
             than `num_attention_heads`: elsewhere each head mixes its own slice of the values.
@@ -158,7 +158,7 @@ class SimplifiedTransformerConfig(
 
     @property
     def include_self(self) -> bool:
-        """A token of these blocks reads itself, as the identity in shaped attention does."""
+        """Whether a token reads itself: in these blocks it does, as by the identity in shaped attention."""
         return True
 
     @property
@@ -190,7 +190,7 @@ class SimplifiedTransformerConfig(
 
     @property
     def is_shaped(self) -> bool:
-        """Whether attention has an identity or a centring term beside the softmax."""
+        """Whether attention has an identity or a centring term besides the softmax."""
         return self.is_centered or self._is_active("identity_gain", 0.0)
 
     @property

@@ -15,14 +15,14 @@ from .running_sum_cache import attach_running_sums
 
 
 def layer_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict[str, Any]:
-    """Return `attention_mask` and `centering` for the layers; gives the cache running sums, where C needs them."""
+    """Return `attention_mask` and `centering` for the layers; it gives the cache running sums if C needs them."""
     given = call.attention_mask
     if config.span is not None:
         return {**call.masks(config), "centering": None}
     if call.cache is not None and config.is_centered:
         attach_running_sums(call.cache, config.num_hidden_layers)
     if isinstance(given, dict):
-        # of `MaskGeneration`
+        # made by `MaskGeneration`
         return {
             "attention_mask": given["attention"],
             "centering": Centering(True, given["counts"], given["weights"]),
@@ -49,7 +49,7 @@ def attention_allowed(
 
 
 class MaskGeneration:
-    """Mixin for the causal model: what `generate` prepares under a static cache."""
+    """Mixin for the causal model: the masks that `generate` prepares with a static cache."""
 
     @staticmethod
     def create_masks_for_generate(

@@ -235,7 +235,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         if self.config.span is not None:
             where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
         if call.position_ids is not None:
-            # by which flash attention finds packed documents
+            # from which flash attention finds packed documents
             where["position_ids"] = call.position_ids
         kwargs = {**kwargs, **where, "past_key_values": call.cache}
         hidden_states, spans = self.dropout(hidden_states), []

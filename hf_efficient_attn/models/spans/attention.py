@@ -152,7 +152,7 @@ def attend_spans(
         position_table: [limit, D], a vector per distance, the nearest key first, that is added to the keys.
         bounds: of the spans, which then are not read from the device.
         matrix: a mask that a user gave, [B or 1, H or 1, T, K].
-        query_offset: position of the first query among the K; None: the queries are the last.
+        query_offset: position of the first query among the K; None: the queries are the last ones.
         need_weights: compute densely and return the weights.
     """
     bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
@@ -185,7 +185,7 @@ def attend_spans(
 
 
 def has_heads(matrix: Tensor | None, query: Tensor, key: Tensor) -> bool:
-    """Return whether a user's mask has a matrix for each head; InputError: of a shape that fits no head."""
+    """Return whether a user's mask has a matrix per head; raise InputError if it does not fit the call."""
     if matrix is None:
         return False
     check_matrix("attention_mask", matrix, (*query.shape[:3], key.shape[2]))

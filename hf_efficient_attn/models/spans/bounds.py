@@ -32,7 +32,7 @@ def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[
     offloaded spans are whole only within their layer.
 
     Args:
-        model: a backbone that is about to compute.
+        model: a backbone before its layers are called.
         modules: its `Spans`, or modules that replace them.
         inputs: what else will be read on the host, see `bring_inputs`.
 

@@ -11,7 +11,7 @@ from hf_efficient_attn.models.spans.module import KINDS, Spans
 
 @dataclass(init=False, repr=False, eq=False)
 class SpanFields:
-    """Mixin: how far the heads of a config with a `span` read; what the fields mean, each family's config says."""
+    """Mixin: how far the heads of a config with a `span` read; each family's config explains the fields."""
 
     span_limit: int = 1024
     span_ramp: int = 32

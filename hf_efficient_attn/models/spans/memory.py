@@ -27,9 +27,9 @@ class Segment:
     """A segment of a text while the layers compute it.
 
     Attributes:
-        number: of the segment in the text of its row.
-        memories: what each layer has kept of the segments before, [B, C, hidden_size]; None: nothing.
-        inputs: of the layers that have read by now, [B, T, hidden_size].
+        number: the index of the segment in the text of its row.
+        memories: what each layer has kept of earlier segments, [B, C, hidden_size]; None: nothing.
+        inputs: the inputs of the layers that have read so far, [B, T, hidden_size].
     """
 
     def __init__(self, number: int, memories: list[Tensor | None]) -> None:
@@ -37,12 +37,12 @@ class Segment:
         self.inputs: list[Tensor] = []
 
     def read(self, hidden_states: Tensor) -> Tensor | None:
-        """Return what the next layer has kept, and note its input."""
+        """Return what the next layer has kept, and record its input."""
         self.inputs.append(hidden_states)
         return self.memories[len(self.inputs) - 1]
 
     def position_ids(self, states: Tensor) -> Tensor:
-        """Return the positions of what the layers remember, which lies before the new tokens, and of these, [1, C + T].
+        """Return the positions of the remembered and of the new tokens, [1, C + T]; the remembered ones are negative.
 
         states: the new tokens, [B, T, hidden_size].
         """
@@ -50,7 +50,7 @@ class Segment:
         return torch.arange(-longest, states.shape[1], device=states.device)[None]
 
     def kept(self, model: Any, bounds: Sequence[SpanBounds | None]) -> list[Tensor]:
-        """Return what every layer shall keep: the last of its inputs, as many as its spans reach and some more."""
+        """Return what every layer has to keep: its last inputs, as many as its spans reach and some more."""
         config = model.config
         return [
             remember(memory, states, min(config.span_limit, kept_tokens(spans, config, own) + SPARE_TOKENS))
@@ -97,7 +97,7 @@ class SegmentMemory:
         return Segment(numbers[0], list(kept))
 
     def close(self, segment: Segment, model: Any, bounds: Sequence[SpanBounds | None]) -> None:
-        """Keep what the layers shall remember of a segment for the one that follows."""
+        """Keep what the layers have to remember of a segment for the segment that follows."""
         self.write(segment.number, model.training, segment.kept(model, bounds))
 
     def write(self, number: int, is_training: bool, states: list[Tensor]) -> None:
@@ -112,7 +112,7 @@ def remember(memory: Tensor | None, hidden_states: Tensor, num_tokens: int) -> T
 
 
 def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, options: dict[str, Any]) -> None:
-    """Raise InputError for what segments of a text cannot be combined with.
+    """Raise InputError for inputs that cannot be combined with segments of a text.
 
     options: the call's other arguments.
     """

@@ -1,4 +1,4 @@
-"""Fields of the configs whose encoder follows patterns; what they mean, each family's config says."""
+"""Fields of the configs whose encoder follows patterns; each family's config explains them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(init=False, repr=False, eq=False)
 class SparseFields:
-    """Mixin: what the layers read, how they compute it, and what stands before the first of them."""
+    """Mixin: what the layers read, how they compute it, and the embeddings before the first layer."""
 
     attention_pattern: Any = None
     global_tokens: Any = None

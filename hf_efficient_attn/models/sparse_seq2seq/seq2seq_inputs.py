@@ -58,7 +58,7 @@ def shift_source(
 
 
 def one_source(input_ids: Tensor | None, inputs_embeds: Tensor | None, encoder_outputs: Any) -> Tensor:
-    """Return what of the source is given, [B, S] or [B, S, hidden_size]; InputError: nothing."""
+    """Return the given form of the source, [B, S] or [B, S, hidden_size]; raise InputError if there is none."""
     source = inputs_embeds if input_ids is None else input_ids
     source = source if encoder_outputs is None else encoder_outputs[0]
     if source is None:
@@ -67,7 +67,7 @@ def one_source(input_ids: Tensor | None, inputs_embeds: Tensor | None, encoder_o
 
 
 def one_target(decoder_input_ids: Tensor | None, decoder_inputs_embeds: Tensor | None) -> Tensor:
-    """Return what of the target is given, [B, T] or [B, T, hidden_size]; InputError: both."""
+    """Return the given form of the target, [B, T] or [B, T, hidden_size]; raise InputError if there are both."""
     if decoder_input_ids is not None and decoder_inputs_embeds is not None:
         raise InputError("Pass one of decoder_input_ids and decoder_inputs_embeds, not both.")
     return decoder_inputs_embeds if decoder_input_ids is None else decoder_input_ids
