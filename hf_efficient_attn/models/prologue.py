@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.packing import said_positions
-from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, layer_masks, step_table
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, key_masks, step_table
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class PreparedCall:
         return self.embedded.shape[1]
 
     def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
-        """Return what the layers need to know about the keys, as keyword arguments, see `layer_masks`.
+        """Return what the layers need to know about the keys, as keyword arguments, see `key_masks`.
 
         is_causal: whether the layers are; None: as the config says.
         """
         is_causal = config.is_causal if is_causal is None else is_causal
-        return layer_masks(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
+        return key_masks(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
 
     def where(self) -> tuple[int | Tensor, int]:
         """Return (past_tokens, num_keys), by which embeddings count positions."""

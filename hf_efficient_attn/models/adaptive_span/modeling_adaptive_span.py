@@ -82,7 +82,7 @@ class SpanAttention(nn.Module):
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and the mean span of the heads.
 
         Args:
-            attention_mask, token_mask, query_offset: see `layer_masks`.
+            attention_mask, token_mask, query_offset: see `key_masks`.
             memory: inputs of this layer before these, [B, C, hidden_size].
             position_table: [limit, D], a vector per distance.
             position_embeddings: cosines and sines of the positions of all keys; if there are more, the last are used.

@@ -51,7 +51,7 @@ def find_global_rows(
     """Return where the global tokens are among the queries.
 
     Args:
-        masks: the arguments of the layers about the keys, see `layer_masks`.
+        masks: the arguments of the layers about the keys, see `key_masks`.
         max_global_tokens: how many there may be while tracing, when they cannot be counted.
     """
     tokens, matrix = masks["token_mask"], masks["attention_mask"]

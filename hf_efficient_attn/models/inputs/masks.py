@@ -21,7 +21,7 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
 
 
-def layer_masks(
+def key_masks(
     config: Any,
     embedded: Tensor,
     attention_mask: Tensor | None,
@@ -60,7 +60,7 @@ def token_mask_of(
     documents: Tensor | None,
     is_causal: bool,
 ) -> tuple[TokenMask, QueryOffset]:
-    """Return the token mask of a call and the position of its first query; see `layer_masks` for the arguments."""
+    """Return the token mask of a call and the position of its first query; see `key_masks` for the arguments."""
     batch_size, tokens = embedded.shape[:2]
     past_tokens: int | Tensor = 0
     num_keys, first_key = tokens, 0
@@ -80,7 +80,7 @@ def step_table(
 ) -> Tensor | None:
     """Return the token table of a step of `generate` with a static cache, which passes on tensors only; None: no masks.
 
-    See `layer_masks` for the arguments.
+    See `key_masks` for the arguments.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask

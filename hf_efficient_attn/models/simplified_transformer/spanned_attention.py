@@ -48,7 +48,7 @@ class SpannedAttention(nn.Module):
         Args:
             hidden_states: the states by which dynamic spans are chosen, [B, T, hidden_size].
             query, key, value: [B, H, T or K, D].
-            attention_mask, token_mask, query_offset: see `layer_masks`.
+            attention_mask, token_mask, query_offset: see `key_masks`.
             dropout: probability with which a weight of A is dropped.
             bounds: the bounds of every layer's spans, if known.
         """

@@ -73,7 +73,7 @@ class SparseAttention(nn.Module):
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
 
         Args:
-            attention_mask, token_mask, query_offset: see `layer_masks`; the mask names each example's global tokens.
+            attention_mask, token_mask, query_offset: see `key_masks`; the mask names each example's global tokens.
             global_positions: the global tokens that all examples share.
             global_rows: where they are among the T queries; only with global projections.
             position_embeddings: cosines and sines of rotary positions, or those of each theta.

@@ -10,7 +10,7 @@ from models_cases import TINY, randomize
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.inputs.masks import layer_masks
+from hf_efficient_attn.models.inputs.masks import key_masks
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerAttention,
 )
@@ -64,7 +64,7 @@ def random_ids(rows: int, tokens: int) -> Tensor:
 
 def run(attention: SimplifiedTransformerAttention, x: Tensor, padding: Tensor | None) -> Tensor:
     """Run the module as its model would."""
-    return attention(x, **layer_masks(attention.config, x, padding, None, None, attention.config.is_causal))[0]
+    return attention(x, **key_masks(attention.config, x, padding, None, None, attention.config.is_causal))[0]
 
 
 @pytest.mark.parametrize("padding", PADDING.values(), ids=PADDING)
