@@ -36,6 +36,7 @@ class Case:
     views: dict[str, View]
     learned: list[str]
     masks: Masks = field(default_factory=Masks)
+    query_masks: Masks | None = None
     labels: list[Label] = field(default_factory=list)
     scale: float | None = None
     softcap: float | None = None
@@ -46,6 +47,11 @@ class Case:
     backend: str = "auto"
     need_lse: bool = True
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether queries and keys are of different sequences; the masks of the queries are then never None."""
+        return self.query_masks is not None
 
     @property
     def has_sinks(self) -> bool:
@@ -59,6 +65,7 @@ class Case:
         )
         options = (f"backend={self.backend}", f"offset={self.offset}", f"layer={self.layer}", f"scale={self.scale}")
         options += (f"softcap={self.softcap}", f"sinks={self.tensors['sinks'].tolist() if self.has_sinks else None}")
+        masks += [f"cross, queries {vars(self.query_masks)}"] if self.query_masks else []
         masks += [f"heads from {self.first_head} of {self.num_model_heads}"] if self.num_model_heads else []
         about = (str(self.dtype), *options, f"lse={self.need_lse}", f"masks={masks}", f"learned={self.learned}")
         return "\n  ".join([str(self.pattern), str(sizes), " ".join(about), f"terms={self.labels} {self.notes}"])
@@ -76,10 +83,8 @@ def draw_case(rng: random.Random) -> Case:
     pattern = draw_pattern(rng, model_heads, keys)
     if is_tree:
         pattern, keys = draw_tree(rng)
-    queries, offset = keys, rng.choice((None, 0))
-    if rng.random() < 0.35:
-        queries = rng.randint(1, keys)
-        offset = rng.choice((None, rng.randint(0, keys - queries)))
+    is_cross = not pattern.depends_on_length and rng.random() < 0.15
+    queries, offset = draw_queries(rng, keys, is_cross)
     width = rng.choice((1, 2, 3, 4, 8, 16))
     value_width = width if rng.random() < 0.7 else rng.randint(1, 12)
     dtype = rng.choice(DTYPES)
@@ -98,6 +103,8 @@ def draw_case(rng: random.Random) -> Case:
     case.masks = Masks() if is_tree else draw_masks(rng, batch, keys)
     if not is_tree:
         add_terms(case, rng)
+    if is_cross:
+        add_query_masks(case, rng)
     if rng.random() < 0.08:
         factor = rng.choice((30.0, 100.0, 300.0) if dtype == torch.float16 else (30.0, 300.0, 3000.0))
         case.tensors["q"] = (factor * case.tensors["q"]).to(dtype).double()
@@ -117,10 +124,20 @@ def draw_case(rng: random.Random) -> Case:
     return case
 
 
+def draw_queries(rng: random.Random, keys: int, is_cross: bool) -> tuple[int, int | None]:
+    """Draw how many queries there are, and the position of the first of them."""
+    if is_cross:
+        return rng.randint(1, 120), rng.choice((None, 0, rng.randint(1, 40)))
+    if rng.random() < 0.35:
+        queries = rng.randint(1, keys)
+        return queries, rng.choice((None, rng.randint(0, keys - queries)))
+    return keys, rng.choice((None, 0))
+
+
 def refusal_of_flex(case: Case) -> str | None:
     """Return why flex cannot compute a case without gradients; None: it can."""
     batch, heads, key_heads, queries, keys, width, value_width = case.sizes
-    layout = Layout(case.pattern, heads, queries, keys, 0, 0, case.first_head, case.num_model_heads)
+    layout = Layout(case.pattern, heads, queries, keys, 0, 0, case.first_head, case.num_model_heads, case.is_cross)
     inputs = Inputs("cpu", case.dtype, width, value_width, key_heads, batch)
     sinks = case.tensors.get("sinks")
     return flex.why_not(AttentionCall(layout, inputs, TokenMask(**vars(case.masks)), sinks=sinks))
@@ -179,6 +196,19 @@ def draw_masks(rng: random.Random, batch: int, keys: int) -> Masks:
     if rng.random() < 0.2:
         masks.global_mask = torch.rand(batch, keys) < rng.choice((0.0, 0.1, 0.5))
     return masks
+
+
+def add_query_masks(case: Case, rng: random.Random) -> None:
+    """Draw the masks of queries of another sequence; none beside terms, whose distances documents would move."""
+    batch, _, _, queries, keys, *_ = case.sizes
+    case.query_masks = Masks()
+    case.masks = Masks() if case.labels else draw_masks(rng, batch, keys)
+    case.masks.global_mask = None
+    if not case.labels:
+        case.query_masks = draw_masks(rng, batch, queries + (case.offset or 0))
+        case.query_masks.global_mask = None
+    if case.masks.segment_ids is None or case.query_masks.segment_ids is None:
+        case.masks.segment_ids = case.query_masks.segment_ids = None
 
 
 def add_terms(case: Case, rng: random.Random) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from fuzz_cases import Case, draw_case
-from fuzz_formula import Head, Scores, bias_of, formula, magnitudes, pairs_and_distances
+from fuzz_formula import Head, Scores, bias_of, cross_pairs_and_distances, formula, magnitudes, pairs_and_distances
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -42,6 +42,9 @@ def engine(case: Case) -> Results:
             case.pattern,
             scale=case.scale,
             **vars(case.masks),
+            cross=case.is_cross,
+            query_mask=case.query_masks and case.query_masks.key_mask,
+            query_segment_ids=case.query_masks and case.query_masks.segment_ids,
             terms=terms,
             sinks=views.get("sinks"),
             softcap=case.softcap,
@@ -61,7 +64,7 @@ def engine(case: Case) -> Results:
 def rows_of(case: Case) -> slice:
     """Return the positions of the queries."""
     queries, keys = case.sizes[3:5]
-    offset = keys - queries if case.offset is None else case.offset
+    offset = (0 if case.is_cross else keys - queries) if case.offset is None else case.offset
     return slice(offset, offset + queries)
 
 
@@ -71,7 +74,11 @@ def pairs_of(case: Case) -> tuple[Tensor, Tensor]:
     rows = rows_of(case)
     total = case.num_model_heads or heads
     listed = [Head(case.layer, head, total) for head in range(case.first_head, case.first_head + heads)]
-    allowed, distances = pairs_and_distances(case.pattern, case.masks, batch, keys, listed)
+    if case.query_masks is not None:
+        extent = (batch, rows.stop, keys)
+        allowed, distances = cross_pairs_and_distances(case.pattern, (case.query_masks, case.masks), extent, listed)
+    else:
+        allowed, distances = pairs_and_distances(case.pattern, case.masks, batch, keys, listed)
     return allowed[:, :, rows], distances[rows]
 
 
@@ -122,8 +129,9 @@ def sinks_of(case: Case, views: dict[str, Tensor]) -> Tensor | None:
     if not case.has_sinks:
         return None
     is_token = torch.ones(1, 1, dtype=torch.bool)
-    if case.masks.key_mask is not None:
-        is_token = case.masks.key_mask[:, rows_of(case)]
+    key_mask = (case.query_masks or case.masks).key_mask
+    if key_mask is not None:
+        is_token = key_mask[:, rows_of(case)]
     return views["sinks"][:, None].where(is_token[:, None], -torch.inf)
 
 

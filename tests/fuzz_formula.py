@@ -7,6 +7,7 @@ the line of the span tree.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -171,6 +172,32 @@ def pairs_and_distances(
             allowed[example] &= masks.key_mask[example][None, :, None] & masks.key_mask[example][None, None, :]
     index = torch.arange(num_keys)
     return allowed, index[:, None] - index[None]
+
+
+def cross_pairs_and_distances(
+    pattern: Pattern, masks: tuple[Masks, Masks], extent: tuple[int, int, int], heads: Sequence[Head]
+) -> tuple[Tensor, Tensor]:
+    """Return the same of queries of another sequence than the keys', [batch, heads, positions, keys].
+
+    masks: of the queries and of the keys; extent: batch size, positions of the queries, keys.
+    """
+    batch_size, *lengths = extent
+    allowed = torch.zeros(batch_size, len(heads), *lengths, dtype=torch.bool)
+    for example in range(batch_size):
+        of_queries, of_keys = (mask.documents(example, size) for mask, size in zip(masks, lengths, strict=True))
+        for queries, keys in product(of_queries, of_keys):
+            ids = [
+                None if mask.segment_ids is None else int(mask.segment_ids[example, document[0]])
+                for mask, document in zip(masks, (queries, keys), strict=True)
+            ]
+            if ids[0] != ids[1]:
+                continue
+            for number, head in enumerate(heads):
+                reads = readable(pattern, max(len(queries), len(keys)), head)[: len(queries), : len(keys)]
+                allowed[example, number, queries[0] : queries[-1] + 1, keys[0] : keys[-1] + 1] = reads
+    for mask, shape in zip(masks, ((batch_size, 1, -1, 1), (batch_size, 1, 1, -1)), strict=True):
+        allowed &= True if mask.key_mask is None else mask.key_mask.view(shape)
+    return allowed, torch.arange(lengths[0])[:, None] - torch.arange(lengths[1])[None]
 
 
 def bias_of(values: Tensor, label: Label, distances: Tensor) -> Tensor:
