@@ -166,8 +166,7 @@ def allowed_pairs(layout: Layout) -> int:
     try:
         return compile_layout(layout, COUNT_BLOCK_TOKENS, CPU).num_allowed
     except MaskLimitError:
-        extent = (layout.num_queries, layout.num_keys, layout.query_offset)
-        return sum(count * pattern.num_pairs(*extent) for _, count, pattern in layout.head_groups())
+        return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
 
 
 def _reason(call: AttentionCall, name: str, wanted: str) -> str:

@@ -7,6 +7,7 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.token_mask import Document
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.token_order import Extent
 
 # (number of the first head, heads of the call, heads of the model)
 Heads = tuple[int, int, int]
@@ -61,6 +62,11 @@ class Layout:
                 "of two (cross=True). Use a pattern that is the same at every length: without random blocks, span "
                 "trees, and global tokens that are counted from the end."
             )
+
+    @property
+    def extent(self) -> Extent:
+        """The numbers of queries and keys, and the position of the first query."""
+        return Extent(self.num_queries, self.num_keys, self.query_offset)
 
     @property
     def queries(self) -> slice:

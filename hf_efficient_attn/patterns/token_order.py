@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from hf_efficient_attn.patterns.pattern import Pattern
 
-# (number of queries, number of keys, position of the first query)
-Extent = tuple[int, int, int]
+
+class Extent(NamedTuple):
+    """How many queries and keys there are, and the position of the first query."""
+
+    num_queries: int
+    num_keys: int
+    query_offset: int = 0
 
 
 @dataclass(frozen=True)

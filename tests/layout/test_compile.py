@@ -168,9 +168,7 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
         patch.setattr(shares_module, "FEW_ORDERS", 2)
         patch.setattr(shares_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
         patch.setattr(shares_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
-        cut = shares_module.shares.function(
-            layout.head_patterns()[0], (layout.num_queries, num_keys, layout.query_offset)
-        )
+        cut = shares_module.shares.function(layout.head_patterns()[0], layout.extent)
         patch.setattr(compile_module, "shares", lambda *_: cut)
         blocks = compile_layout.function(layout, 4, CPU)
     check(layout, blocks)

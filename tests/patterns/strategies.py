@@ -18,6 +18,7 @@ from hf_efficient_attn.patterns import (
     Strided,
     bigbird,
 )
+from hf_efficient_attn.patterns.token_order import Extent
 
 small = st.integers(1, 6)
 limits = st.none() | st.integers(-1, 9)
@@ -60,8 +61,7 @@ with_heads: st.SearchStrategy[Pattern] = st.one_of(
     st.tuples(st.lists(atoms, min_size=2, max_size=2).map(PerHead), atoms).map(lambda pair: pair[0] & pair[1]),
     st.builds(bigbird, small, st.integers(0, 2), st.integers(0, 5), st.sampled_from(["seeded", "authors"])),
 )
-# (number of queries, number of keys, first query)
-places = st.one_of(
-    st.tuples(st.integers(1, 14), st.just(0)).map(lambda length: (length[0], *length)),
-    st.tuples(st.integers(1, 8), st.integers(1, 20), st.integers(0, 12)),
+extents = st.one_of(
+    st.integers(1, 14).map(lambda length: Extent(length, length)),
+    st.builds(Extent, st.integers(1, 8), st.integers(1, 20), st.integers(0, 12)),
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from patterns.relation import keys_of, pairs_of, rows_of
-from patterns.strategies import atoms, compositions, places, with_heads
+from patterns.strategies import atoms, compositions, extents, with_heads
 from transformers import BertConfig
 
 from hf_efficient_attn import attention, explain, sparsify
@@ -34,7 +34,7 @@ from hf_efficient_attn.patterns.intervals import Intervals, normalize
 from hf_efficient_attn.patterns.token_order import Extent
 
 
-@given(compositions, places)
+@given(compositions, extents)
 def test_allowed_is_the_same_on_integers_and_tensors(pattern: Pattern, extent: Extent) -> None:
     num_queries, num_keys, offset = extent
     pattern = pattern.resolve(num_keys)
@@ -47,7 +47,7 @@ def test_allowed_is_the_same_on_integers_and_tensors(pattern: Pattern, extent: E
     assert isinstance(pattern.allowed(0, 0), bool)
 
 
-@given(compositions, places)
+@given(compositions, extents)
 def test_intervals_are_bounds_and_exact_for_one_query(pattern: Pattern, extent: Extent) -> None:
     num_queries, num_keys, offset = extent
     pattern = pattern.resolve(num_keys)
@@ -66,7 +66,7 @@ def test_intervals_are_bounds_and_exact_for_one_query(pattern: Pattern, extent: 
             assert pattern.num_keys_of(query, num_keys) == len(row)
 
 
-@given(atoms, atoms, places)
+@given(atoms, atoms, extents)
 def test_outer_intervals_are_exact_for_atoms_and_unions(left: Pattern, right: Pattern, extent: Extent) -> None:
     num_queries, num_keys, offset = extent
     for pattern in (left.resolve(num_keys), (left | right).resolve(num_keys)):
@@ -75,18 +75,18 @@ def test_outer_intervals_are_exact_for_atoms_and_unions(left: Pattern, right: Pa
             assert keys_of(pattern.key_intervals(offset, last, num_keys)) == set.union(*rows)
 
 
-@given(compositions, places)
+@given(compositions, extents)
 def test_counts_and_members(pattern: Pattern, extent: Extent) -> None:
-    pattern = pattern.resolve(extent[1])
+    pattern = pattern.resolve(extent.num_keys)
     pairs = pairs_of(pattern, *extent)
     assert pattern.num_pairs(*extent) == len(pairs)
     assert set.union(*(pairs_of(member, *extent) for member in pattern.members())) == pairs
     assert all(member.kind != "union" for member in pattern.members())
 
 
-@given(compositions, places)
+@given(compositions, extents)
 def test_token_orders_cover_every_pair(pattern: Pattern, extent: Extent) -> None:
-    pattern = pattern.resolve(extent[1])
+    pattern = pattern.resolve(extent.num_keys)
     covered = {
         (query, key)
         for order in pattern.token_orders(*extent)

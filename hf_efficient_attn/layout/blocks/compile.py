@@ -57,10 +57,9 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
     """
     what = f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys"
     budget = Budget(what, num_mask_bytes(layout, 1))
-    extent = (layout.num_queries, layout.num_keys, layout.query_offset)
     heads_of: dict[PatternShare, list[int]] = {}
     for first, count, pattern in layout.head_groups():
-        for share in shares(pattern, extent):
+        for share in shares(pattern, layout.extent):
             heads_of.setdefault(share, []).extend(range(first, first + count))
     compiled = []
     for share, heads in heads_of.items():

@@ -115,13 +115,13 @@ def is_gathered(pattern: Pattern, extent: Extent) -> bool:
 
 def is_columns(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
     """Return whether there is one order, with all queries in their own order, and keys that all of them read."""
-    queries = range(extent[2], extent[2] + extent[0])
+    queries = range(extent.query_offset, extent.query_offset + extent.num_queries)
     return len(orders) == 1 and orders[0].local is None and orders[0].queries == queries
 
 
 def is_rows(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
     """Return whether there is one order, with all keys in their own order, and queries that read all of them."""
-    return len(orders) == 1 and orders[0].local is None and orders[0].keys == range(extent[1])
+    return len(orders) == 1 and orders[0].local is None and orders[0].keys == range(extent.num_keys)
 
 
 def neighbours(heads: Sequence[int]) -> list[tuple[int, int]]:
