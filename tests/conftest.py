@@ -13,6 +13,8 @@ import torch
 torch.set_num_threads(1)
 # new files for a copy of the package, see test_extension.py
 collect_ignore = ["extension"]
+if not torch.cuda.is_available():
+    collect_ignore.append("backends/test_flex_on_cuda.py")
 
 
 def _let_children_find_the_same() -> None:

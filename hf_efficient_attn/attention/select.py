@@ -131,6 +131,8 @@ def _while_compiling(call: AttentionCall) -> str:
     # lengths may be symbols, which comparing costs would turn into constants; the blocked operator is opaque
     if sdpa.is_bare(call) and call.query_start is None and sdpa.why_not(call) is None:
         return sdpa.NAME
-    if call.inputs.device != "cpu" and call.query_start is None and flex.why_not(call) is None:
+    # as outside: on a CPU flex is taken only by name, and for a step of decoding never
+    is_for_flex = call.inputs.device != "cpu" and call.query_start is None and call.layout.num_queries != 1
+    if is_for_flex and flex.why_not(call) is None:
         return flex.NAME
     return blocked.NAME if blocked.why_not(call) is None else reference.NAME

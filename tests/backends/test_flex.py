@@ -5,8 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import _transpose_ordered
 
 from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.flex.blocks import by_column
 from hf_efficient_attn.backends.flex.kernel import _compiled
 from hf_efficient_attn.backends.flex.mods import structure_of
 from hf_efficient_attn.layout.call import AttentionCall, Inputs, inputs_of
@@ -32,7 +34,7 @@ PADDED = TokenMask(key_mask=torch.ones(2, 64, dtype=torch.bool))
         ({"inputs": replace(INPUTS, dtype=torch.float64)}, "float64"),
         ({"dropout": 0.1}, "0.1"),
         ({"inputs": replace(INPUTS, needs_grad=True)}, "backward"),
-        ({"inputs": replace(INPUTS, is_compiling=True)}, "torch.compile"),
+        ({"inputs": replace(INPUTS, is_compiling=True), "tokens": PADDED}, "cannot be compiled with masks"),
         ({"inputs": replace(INPUTS, device="cuda", value_dim=8)}, "not 8"),
         ({"layout": replace(BAND, pattern=RandomBlocks(1, 8)), "tokens": PADDED}, "random_blocks"),
     ],
@@ -48,10 +50,10 @@ def test_accepts() -> None:
 
 
 def test_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    flex._compiler.cache_clear()
+    flex._found_compiler.cache_clear()
     monkeypatch.setattr(flex.shutil, "which", lambda name: None)
     assert "C++ compiler" in str(flex.why_not(CALL))
-    flex._compiler.cache_clear()
+    flex._found_compiler.cache_clear()
 
 
 def kind_of(pattern: Pattern) -> object:
@@ -87,3 +89,10 @@ def test_compiles_twice_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None
     assert _compiled.cache_info().currsize == 1
     _compiled.cache_clear()
     torch.compiler.reset()
+
+
+def test_blocks_by_column_are_those_of_torch() -> None:
+    counts = torch.randint(0, 6, (2, 3, 7), dtype=torch.int32)
+    indices = torch.rand(2, 3, 7, 5).argsort(-1).int()
+    for found, expected in zip(by_column(counts, indices), _transpose_ordered(counts, indices), strict=True):
+        assert torch.equal(found, expected)

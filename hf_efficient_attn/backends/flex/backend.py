@@ -3,11 +3,9 @@
 The compiled function of a kind is kept, so that another length, batch or random draw finds it again. On CPU flex has no
 backward pass and no lse: gradients are refused by `why_not`, lse is computed apart.
 
-Not within a `torch.compile` of the caller's: the tables of blocks are made of Python numbers, which depend on the
-lengths and on the documents of the batch. Of lengths that are symbols, and of masks, a compiler knows no numbers, so
-that only calls of one fixed length without any mask could be traced, with tables that are constants of the program. A
-custom operator around the compiled kernel, as `blocked` is one, would be opaque, but torch differentiates flex only
-within its own compiled function: the backward pass would compute the forward pass once more.
+Within a `torch.compile` of the caller's the call of flex_attention becomes a part of the program: an operator lists the
+blocks at run time, whatever the lengths and the masks, and torch differentiates and fuses the rest. Patterns that are
+drawn are constants of the program, so that their length must be one.
 """
 
 import shutil
@@ -21,12 +19,12 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
+from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import mods_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.lse import row_lse
-from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"
@@ -38,32 +36,51 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence that says why this backend cannot compute the call; None: it can."""
-    inputs, pattern = call.inputs, call.layout.pattern
-    device, dim = inputs.device, min(inputs.head_dim, inputs.value_dim)
-    reasons = {
-        f"flex runs on cpu and cuda, not on {device}: use blocked or sdpa.": device not in ("cpu", "cuda"),
-        f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa.": (
-            inputs.dtype not in DTYPES
-        ),
-        f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa.": call.dropout > 0,
-        "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad().": (
-            device == "cpu" and inputs.needs_grad
-        ),
-        f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use blocked or sdpa.": (
-            device == "cuda" and dim < CUDA_MIN_HEAD_DIM
-        ),
-        "flex compiles its own kernel, which a torch.compile around it cannot trace: use blocked or sdpa there.": (
-            inputs.is_compiling
-        ),
-        f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
-        "blocked or sdpa.": not call.tokens.is_empty and pattern.depends_on_length,
-        f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa.": (
-            not all(drawn.is_traceable for _, _, drawn in call.layout.head_groups())
-        ),
-        "flex gives no log-sum-exp on cpu, which sinks need: use blocked.": device == "cpu" and call.sinks is not None,
-        _not_installed(device): not _compiler(device)[1],
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    device = call.inputs.device
+    return _refused_inputs(call) or _refused_pattern(call) or (None if _compiler(device)[1] else _not_installed(device))
+
+
+def _refused_inputs(call: AttentionCall) -> str | None:
+    inputs, dim = call.inputs, min(call.inputs.head_dim, call.inputs.value_dim)
+    if inputs.device not in BLOCK_SIZES:
+        return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
+    if inputs.dtype not in DTYPES:
+        return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa."
+    if call.dropout > 0:
+        return f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa."
+    if inputs.device == "cpu" and inputs.needs_grad:
+        return "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad()."
+    if inputs.device == "cpu" and call.sinks is not None:
+        return "flex gives no log-sum-exp on cpu, which sinks need: use blocked."
+    if inputs.device == "cuda" and dim < CUDA_MIN_HEAD_DIM:
+        return f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use blocked or sdpa."
+    return _refused_program(call) if inputs.is_compiling else None
+
+
+def _refused_program(call: AttentionCall) -> str | None:
+    if torch.compiler.is_exporting():
+        return "flex is compiled for the device at hand and not exported: use blocked or sdpa."
+    if is_drawn(call.layout.pattern) and not is_length_known(call.layout):
+        return (
+            f"flex compiles {call.layout.pattern.kind}, which is drawn for a length, for one length only: use "
+            "torch.compile(..., dynamic=False), or blocked or sdpa."
+        )
+    if call.inputs.device == "cpu" and not (call.tokens.is_empty and not call.terms):
+        # torch's compiler for CPUs takes no captured tensors that the program computes itself
+        return "flex on cpu cannot be compiled with masks or terms: use blocked or sdpa there."
+    return None
+
+
+def _refused_pattern(call: AttentionCall) -> str | None:
+    pattern = call.layout.pattern
+    if not call.tokens.is_empty and pattern.depends_on_length:
+        return (
+            f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
+            "blocked or sdpa."
+        )
+    if not is_traceable(call.layout):
+        return f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa."
+    return None
 
 
 def missing(call: AttentionCall) -> str | None:
@@ -110,8 +127,14 @@ def working_bytes(call: AttentionCall) -> int:
     return 0
 
 
-@lru_cache
+# a constant to programs that are being compiled
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _compiler(device: str) -> tuple[str, bool]:
+    return _found_compiler(device)
+
+
+@lru_cache
+def _found_compiler(device: str) -> tuple[str, bool]:
     """Return what the kernels of a device are compiled with, and whether it is there."""
     if device == "cuda":
         return "triton", find_spec("triton") is not None
@@ -121,17 +144,16 @@ def _compiler(device: str) -> tuple[str, bool]:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return output and lse; see `Backend`. Ask `why_not` first."""
-    layout, tokens = call.layout, call.tokens
-    if q.device.type == "cpu":
+    is_cpu = call.inputs.device == "cpu"
+    if is_cpu:
         # flex refuses tensors that could have gradients even where none are recorded
         q, k, v = (
             tensor.detach() if any(memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
         )
-    documents = None if is_idle(tokens) else tuple(tokens.documents(q.shape[0], layout.num_keys, layout.num_positions))
     mods = mods_of(call, q.device)
-    mask = block_mask(layout, documents, q.device, mods.mask_mod)
+    mask = block_mask(call, q.device, mods.mask_mod)
     need_lse = need_lse or call.sinks is not None
-    out, aux = run(q, k, v, mods, mask, call.scale, need_lse)
+    out, aux = run(q, k, v, mods, mask, call.scale, need_lse and not is_cpu)
     if not need_lse:
         return out, None
     if call.sinks is not None:

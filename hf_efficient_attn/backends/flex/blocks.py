@@ -1,40 +1,122 @@
 """The blocks of the score matrix that a kernel computes, as the BlockMask of torch."""
 
-from copy import copy
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from hf_efficient_attn.backends.flex.groups import layout_text
 from hf_efficient_attn.backends.flex.mods import MaskMod
 from hf_efficient_attn.layout.blocks.table import CACHE_BYTES, Documents, block_table
 from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.call_text import read_call_text
+from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.pattern import Pattern
 
 # (queries, keys) per block, in tokens: on CPUs short blocks waste fewer scores and are as fast
 BLOCK_SIZES = {"cpu": (32, 64), "cuda": (128, 128)}
+Tables = tuple[Tensor, ...]
 
 
-def block_mask(layout: Layout, documents: Documents | None, device: torch.device, mask_mod: MaskMod) -> BlockMask:
-    """Return the blocks that hold allowed pairs, and what says which pairs of a block are allowed.
-
-    documents: of each example; None: every example is one whole document.
-    """
-    mask = copy(_blocks(layout, documents, device))
-    mask.mask_mod = mask_mod
-    return mask
+def block_mask(call: AttentionCall, device: torch.device, mask_mod: MaskMod) -> BlockMask:
+    """Return the blocks that hold allowed pairs, and what says which pairs of a block are allowed."""
+    layout, tokens, inputs = call.layout, call.tokens, call.inputs
+    lengths = layout.num_queries, layout.num_keys
+    if torch.compiler.is_compiling():
+        batch_size = 1 if tokens.is_empty else inputs.batch_size
+        tables = blocks_operator(
+            list(tokens.tensors),
+            layout_text(layout),
+            [batch_size, layout.num_heads, *lengths],
+            layout.query_offset,
+            inputs.needs_grad,
+            device,
+        )
+    else:
+        documents = None
+        if not is_idle(tokens):
+            documents = tokens.documents(inputs.batch_size, layout.num_keys, layout.num_positions)
+        tables = _tables(layout, documents, device, inputs.needs_grad)
+    of_columns = tables[4:] or (None,) * 4
+    # mypy counts no tensors in a tuple
+    return BlockMask(lengths, *tables[:4], *of_columns, BLOCK_SIZES[device.type], mask_mod)  # type: ignore[arg-type, call-arg]
 
 
 @cached(CACHE_BYTES)
-def _blocks(layout: Layout, documents: Documents | None, device: torch.device) -> BlockMask:
-    block_size = BLOCK_SIZES[device.type]
-    table = block_table(layout, documents, block_size, device)
-    return BlockMask.from_kv_blocks(
-        table.num_partial,
-        table.partial,
-        table.num_full,
-        table.full,
-        BLOCK_SIZE=block_size,
-        seq_lengths=(layout.num_queries, layout.num_keys),
-        # the transpose serves the backward pass, which CPUs do not have
-        compute_q_blocks=device.type != "cpu",
-    )
+def _tables(layout: Layout, documents: Documents | None, device: torch.device, needs_grad: bool) -> Tables:
+    """Return four tensors: how many partial blocks are in each row of blocks, which ones, and the same of full blocks.
+
+    With gradients four more, the same of each column, for the backward pass.
+    """
+    table = block_table(layout, documents, BLOCK_SIZES[device.type], device)
+    partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
+    return (*partial, *full, *by_column(*partial), *by_column(*full)) if needs_grad else (*partial, *full)
+
+
+def by_column(counts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many rows list each column, [..., columns], and which ones, [..., columns, rows], the others after.
+
+    torch does the same by vmap, which cannot be called within an operator.
+
+    Args:
+        counts: how many columns each row lists, [..., rows].
+        indices: which ones, first in their row, [..., rows, columns].
+    """
+    num_columns = indices.shape[-1]
+    is_listed = torch.arange(num_columns, device=indices.device) < counts[..., None]
+    # those that are not listed stand in a column of their own
+    places = indices.masked_fill(~is_listed, num_columns).long()
+    lists = torch.zeros(*indices.shape[:-1], num_columns + 1, dtype=torch.int32, device=indices.device)
+    columns = lists.scatter_(-1, places, 1)[..., :num_columns].transpose(-1, -2)
+    rows = torch.argsort(columns, dim=-1, descending=True, stable=True)
+    return columns.sum(-1, dtype=torch.int32), rows.to(torch.int32).contiguous()
+
+
+# it looks at masks on the host, which a CUDA graph cannot replay
+@torch.library.custom_op("hf_efficient_attn::flex_blocks", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def blocks_operator(
+    masks: list[Tensor | None],
+    call_text: str,
+    shape: Sequence[int],
+    query_offset: int,
+    needs_grad: bool,
+    device: torch.device,
+) -> list[Tensor]:
+    """Return the tables of a BlockMask, four or with gradients eight: what a compiler cannot trace.
+
+    shape: (batch or 1, heads, queries, keys).
+    """
+    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
+    batch_size, num_heads, num_queries, num_keys = shape
+    place = (query_offset, layer, first_head, num_model_heads, is_cross)
+    layout, tokens = Layout(pattern, num_heads, num_queries, num_keys, *place), TokenMask(*masks)
+    documents = None if tokens.is_empty else tokens.documents(batch_size, num_keys, layout.num_positions)
+    tables = _tables(layout, documents, device, needs_grad)
+    lead = batch_size, _num_table_heads(pattern, num_heads)
+    # copies, since a compiled program may write into what an operator returned
+    return [table.expand(*lead, *table.shape[2:]).clone(memory_format=torch.contiguous_format) for table in tables]
+
+
+@blocks_operator.register_fake
+def _(
+    masks: list[Tensor | None],
+    call_text: str,
+    shape: Sequence[int],
+    query_offset: int,
+    needs_grad: bool,
+    device: torch.device,
+) -> list[Tensor]:
+    batch_size, num_heads, *lengths = shape
+    rows, columns = (-(-length // size) for length, size in zip(lengths, BLOCK_SIZES[device.type], strict=True))
+    lead = batch_size, _num_table_heads(read_call_text(call_text)[0], num_heads)
+    sizes = [(rows,), (rows, columns)] * 2 + ([(columns,), (columns, rows)] * 2 if needs_grad else [])
+    return [torch.empty(*lead, *size, dtype=torch.int32, device=device) for size in sizes]
+
+
+def _num_table_heads(pattern: Pattern, num_heads: int) -> int:
+    """Return how many heads the tables have, whatever is drawn: 1 where all are alike."""
+    return 1 if pattern.num_head_patterns == 1 and not pattern.is_random else num_heads

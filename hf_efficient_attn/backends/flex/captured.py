@@ -1,5 +1,6 @@
 """Tensors that a kernel captures: the values of terms, and where the tokens of every example stand."""
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -12,7 +13,7 @@ def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
     torch 2.13 may write wrong code for CPUs where the size of a captured tensor varies. Few sizes occur if batch and
     length are powers of two; the entries that are added are never read.
     """
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return tensor
     added = [(1 << (size - 1).bit_length()) - size if dim in dims else 0 for dim, size in enumerate(tensor.shape)]
     return pad(tensor.detach(), [number for end in reversed(added) for number in (0, end)])

@@ -17,16 +17,19 @@ _numbers = count()
 def run(
     q: Tensor, k: Tensor, v: Tensor, mods: Mods, mask: BlockMask, scale: float, need_lse: bool
 ) -> tuple[Tensor, AuxOutput]:
-    """Return output and lse, the latter only if it is needed and the device's kernels give it."""
+    """Return output and, where it is needed, lse, which kernels for CPUs do not give."""
+    aux = AuxRequest(lse=need_lse)
+    if torch.compiler.is_compiling():
+        # becomes a part of the program that is being compiled
+        return _flex(q, k, v, mods.score_mod, mask, scale, aux)
     kind = (
         mods.kind,
         # torch compiles anew where one of these becomes 1
         tuple(size == 1 for size in (*mask.kv_indices.shape, q.shape[0], q.shape[2], k.shape[2])),
         (q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, scale),
-        (torch.is_grad_enabled(), need_lse),
+        (torch.is_grad_enabled(), mask.q_indices is None, need_lse),
         tuple((memory_order(tensor), tuple(stride == 0 for stride in tensor.stride())) for tensor in (q, k, v)),
     )
-    aux = AuxRequest(lse=need_lse and q.device.type != "cpu")
     return _compiled(kind)(q, k, v, mods.score_mod, mask, scale, aux)
 
 

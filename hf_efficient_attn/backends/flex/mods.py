@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flex.captured import captured, captured_locations, kind_of
+from hf_efficient_attn.backends.flex.groups import head_groups, is_causal
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.pairs import is_idle
@@ -30,7 +30,7 @@ class Mods:
     Attributes:
         mask_mod: which pairs are allowed.
         score_mod: soft cap and terms; None: there are none.
-        kind: hashable, all of them that a compiled kernel depends on.
+        kind: hashable, all of them that a compiled kernel depends on; None while a caller's program is compiled.
     """
 
     mask_mod: MaskMod
@@ -46,15 +46,13 @@ def mods_of(call: AttentionCall, device: torch.device) -> Mods:
         keys = captured_locations(of_keys)
         locations = (keys if of_queries is of_keys else captured_locations(of_queries), keys)
     terms = [dataclasses.replace(term, values=captured(term.values, (0, 2))) for term in call.terms]
-    lookup = PositionLookup(_offset(layout.query_offset, device), locations)
-    return Mods(
-        _mask_mod(layout, lookup, device),
-        _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None,
-        (
-            (structure_of(layout), lookup.kind, call.softcap),
-            tuple((term.label, kind_of(term.values)) for term in terms),
-        ),
-    )
+    lookup = PositionLookup(offset_of(layout.query_offset, device), locations)
+    score_mod = _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None
+    kind = None
+    if not torch.compiler.is_compiling():
+        of_terms = tuple((term.label, kind_of(term.values)) for term in terms)
+        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms)
+    return Mods(_mask_mod(layout, lookup, device), score_mod, kind)
 
 
 @dataclass(frozen=True)
@@ -90,13 +88,23 @@ class PositionLookup:
         return of_queries.positions[example, self.query(query)], of_keys.positions[example, key]
 
 
+def offset_of(query_offset: int, device: torch.device) -> Tensor | None:
+    """Return a number as a kernel captures it; None for 0."""
+    if query_offset == 0:
+        return None
+    if torch.compiler.is_compiling():
+        # the number may be a symbol
+        return torch.full((), query_offset, device=device)
+    return _offset(query_offset, device)
+
+
 @cached()
-def _offset(query_offset: int, device: torch.device) -> Tensor | None:
-    return torch.tensor(query_offset, device=device) if query_offset else None
+def _offset(query_offset: int, device: torch.device) -> Tensor:
+    return torch.tensor(query_offset, device=device)
 
 
 def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> MaskMod:
-    groups = _groups(layout, device)
+    groups = head_groups(layout, device)
 
     def of_pattern(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         positions = lookup.positions(example, query, key)
@@ -108,14 +116,14 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
     if lookup.locations is None:
         return of_pattern
     of_queries, of_keys = lookup.locations
-    is_causal = layout.pattern.is_causal
+    reads_no_later_keys = is_causal(layout)
 
     def of_tokens(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = of_pattern(example, head, query, key)
         row = lookup.query(query)
         if of_keys.is_global is not None:
             chosen = of_keys.is_global[example, row] | of_keys.is_global[example, key]
-            allowed = allowed | (chosen & (key <= row) if is_causal else chosen)
+            allowed = allowed | (chosen & (key <= row) if reads_no_later_keys else chosen)
         document = of_keys.documents[example, key]
         return allowed & (of_queries.documents[example, row] == document) & (document >= 0)
 
@@ -136,17 +144,6 @@ def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | N
         return score
 
     return with_terms
-
-
-@cached()
-def _groups(layout: Layout, device: torch.device) -> tuple[tuple[int, Pattern], ...]:
-    """Return (first head, pattern with tensors as lookup tables) of each run of heads with equal patterns."""
-    groups = layout.head_groups()
-    for _, _, pattern in groups:
-        # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
-        pattern.allowed(0, 0)
-    convert = partial(torch.tensor, device=device)
-    return tuple((first, pattern.with_tables(convert)) for first, _, pattern in groups)
 
 
 @cached()
