@@ -13,7 +13,7 @@ from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
     SimplifiedTransformerConfig,
 )
-from hf_efficient_attn.models.simplified_transformer.masks import layer_masks
+from hf_efficient_attn.models.simplified_transformer.masks import block_masks
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
 GPT2 = "gpt2"
@@ -116,7 +116,7 @@ def run_layers(model: PreTrainedModel, hidden_states: torch.Tensor) -> torch.Ten
         for layer in backbone.h:
             hidden_states = layer(hidden_states)
         return hidden_states
-    masks = layer_masks(backbone.config, prepare_call(backbone.config, hidden_states, None, None, None, {}))
+    masks = block_masks(backbone.config, prepare_call(backbone.config, hidden_states, None, None, None, {}))
     for layer in backbone.layers:
         hidden_states = layer(hidden_states, **masks)[0]
     return hidden_states

@@ -14,7 +14,7 @@ from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .running_sum_cache import attach_running_sums
 
 
-def layer_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict[str, Any]:
+def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict[str, Any]:
     """Return `attention_mask` and `centering` for the layers; it gives the cache running sums if C needs them."""
     given = call.attention_mask
     if config.span is not None:

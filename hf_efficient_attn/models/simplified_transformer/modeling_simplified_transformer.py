@@ -50,7 +50,7 @@ from hf_efficient_attn.models.spans.penalty import real_tokens, span_penalty
 from .centering import Centering
 from .checks import check_checkpoint, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .masks import MaskGeneration, layer_masks
+from .masks import MaskGeneration, block_masks
 from .projections import Gain, build_projection
 from .running_sum_cache import merge_heads, sum_before
 from .spanned_attention import SpannedAttention
@@ -231,7 +231,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
         hidden_states, where = self.positions(embedded, call)
-        where |= layer_masks(self.config, call)
+        where |= block_masks(self.config, call)
         if self.config.span is not None:
             where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
         if call.position_ids is not None:

@@ -88,12 +88,7 @@ class SparseAttention(nn.Module):
         cached_globals = None
         if past_key_values is not None:
             key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
-        chosen = token_mask.global_mask
-        if chosen is not None and chosen.shape[1] != key.shape[2]:
-            raise InputError(
-                f"The global tokens are chosen among {chosen.shape[1]} keys, but the cache holds {key.shape[2]}. "
-                "Generate with the default cache, which holds everything."
-            )
+        check_chosen(token_mask.global_mask, key.shape[2])
         followed = self._followed(global_positions, key.shape[2])
         options = {
             "tokens": token_mask,
@@ -174,6 +169,15 @@ class SparseAttention(nn.Module):
             parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
         outs, weights = zip(*parts, strict=True)
         return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
+
+
+def check_chosen(global_mask: Tensor | None, num_keys: int) -> None:
+    """Raise InputError if global tokens are chosen among other keys than a cache holds."""
+    if global_mask is not None and global_mask.shape[1] != num_keys:
+        raise InputError(
+            f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {num_keys}. Generate "
+            "with the default cache, which holds everything."
+        )
 
 
 def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:

@@ -9,7 +9,7 @@ from models_cases import TINY, head_inputs, randomize
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
-from hf_efficient_attn.models.simplified_transformer.masks import layer_masks
+from hf_efficient_attn.models.simplified_transformer.masks import block_masks
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerModel,
 )
@@ -21,7 +21,7 @@ def backbone(block: str, **fields: Any) -> SimplifiedTransformerModel:
 
 
 def run_layer(model: SimplifiedTransformerModel, x: torch.Tensor, index: int) -> torch.Tensor:
-    masks = layer_masks(model.config, prepare_call(model.config, x, None, None, None, {}))
+    masks = block_masks(model.config, prepare_call(model.config, x, None, None, None, {}))
     return model.layers[index](x, **masks)[0]
 
 
