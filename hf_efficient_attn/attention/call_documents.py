@@ -93,9 +93,9 @@ def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, A
     positions = _positions(options, query, given_positions(module.config))
     problem = (
         "cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this "
-        f"{type(module).__name__} {'go on counting' if positions is not None else 'are not known'}, and nothing says "
-        "that its positions are relative. Pass position_ids that begin anew with every document. A model that does "
-        "not hand them on to its layers can pack by these position_ids alone, with use_cache=False and without "
+        f"{type(module).__name__} {'do not restart there' if positions is not None else 'are unknown'}, and nothing "
+        "says that its positions are relative. Pass position_ids that restart with every document. A model that does "
+        "not pass them on to its layers can pack by these position_ids alone, with use_cache=False and without "
         "attention_mask, cu_seq_lens and seq_idx."
     )
     if positions is None:

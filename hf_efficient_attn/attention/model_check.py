@@ -33,7 +33,7 @@ def check_home(config: PreTrainedConfig) -> None:
     text_config = config.get_text_config()
     if text_config is not config:
         raise ConfigurationError(
-            f"attention_pattern stands in {type(config).__name__}, but layers read it in the config of their part, "
+            f"attention_pattern is in {type(config).__name__}, but layers read it in the config of their part, "
             f"{type(text_config).__name__}, and would ignore it. Delete it there, and call sparsify(model, pattern)."
         )
 

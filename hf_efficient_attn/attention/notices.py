@@ -45,9 +45,9 @@ def warn_of_unseen_documents(config: Any) -> None:
     _mixing[key] = weakref.ref(config, lambda _: _mixing.pop(key, None))
     message = (
         f"position_ids restart within a row of this model ({type(config).__name__}), as those of packed documents do, "
-        "but documents are not told apart by them here, behind cached tokens, with a cache or an attention_mask, or by "
-        "a model whose masks know no position_ids: these ones read each other. Pass seq_idx with them, the number of "
-        "each token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
+        "but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "
+        "whose masks ignore position_ids: these documents read each other. Pass seq_idx with them, the number of each "
+        "token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
     )
     # with its own registry, since Python would show a text once per process
     warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)

@@ -47,9 +47,9 @@ def warn_of_parts(position_ids: Tensor, implementation: str) -> None:
     parts = position_ids.unflatten(1, (shard[1], -1))
     if bool((parts == torch.arange(parts.shape[2], device=parts.device)).all()):
         warn_once(
-            "Under the sequence parallelism of DeepSpeed (Ulysses), position_ids begin anew exactly where the part of "
-            "each process begins, as they do in a model that was called without any: every part passes for a document "
-            "of its own. If texts go on from part to part, pass each process the position_ids of its part, as "
+            "Under the sequence parallelism of DeepSpeed (Ulysses), position_ids restart exactly where the part of "
+            "each process begins, as in a model that was called without any: every part counts as a document of its "
+            "own. If texts continue from part to part, pass each process the position_ids of its part, as "
             "UlyssesSPDataLoaderAdapter does."
         )
 

@@ -106,15 +106,15 @@ def said_positions(
         return position_ids
     if not isinstance(past_tokens, int) or past_tokens:
         raise InputError(
-            "cu_seq_lens_q and seq_idx say where the documents among the new tokens begin, but there are cached tokens "
-            "of which they say nothing. Leave them out while generating, or pass the whole text without a cache."
+            "cu_seq_lens_q and seq_idx say where the documents among the new tokens begin, but nothing about the "
+            "cached tokens. Leave them out while generating, or pass the whole text without a cache."
         )
     if position_ids is None:
         index = torch.arange(tokens, device=starts.device)[None]
         return index - torch.where(starts, index, 0).cummax(1).values
     if not is_tracing(starts) and bool((starts & ~position_starts(position_ids)).any()):
         raise InputError(
-            "cu_seq_lens_q or seq_idx begin documents where position_ids go on counting. Let position_ids restart with "
+            "cu_seq_lens_q or seq_idx begin documents where position_ids do not restart. Let position_ids restart with "
             "every document, or leave them out."
         )
     return position_ids

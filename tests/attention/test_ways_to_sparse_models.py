@@ -171,7 +171,7 @@ def test_a_pattern_where_no_layer_reads_it_is_refused() -> None:
     config.attention_pattern = PATTERN.to_dict()
     model = tr.LlavaForConditionalGeneration(config)
     model.set_attn_implementation("efficient")
-    with pytest.raises(hea.ConfigurationError, match="stands in LlavaConfig, but layers read it in .* LlamaConfig"):
+    with pytest.raises(hea.ConfigurationError, match="is in LlavaConfig, but layers read it in .* LlamaConfig"):
         model(token_ids(1, 4))
 
 

@@ -74,7 +74,7 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
     ("what", "message"),
     [
         ("padding", "UnsupportedBackendError: Another library has replaced"),
-        ("positions", "position_ids begin anew exactly where the part of each process begins"),
+        ("positions", "position_ids restart exactly where the part of each process begins"),
         ("heads", "UnsupportedBackendError: LlamaAttention computes 4 of 8 heads"),
     ],
 )

@@ -52,7 +52,9 @@ def check_spans(config: Any) -> None:
     if config.span_penalty < 0:
         raise ConfigurationError(f"span_penalty={config.span_penalty} must be a number of at least 0.")
     if not config.is_causal and not config.include_self:
-        raise ConfigurationError("include_self=False leaves a token out of what follows it; it needs is_causal=True.")
+        raise ConfigurationError(
+            "include_self=False means that tokens read earlier ones only; it needs is_causal=True."
+        )
     if config.frozen_spans is not None:
         check_frozen(config)
 
@@ -61,7 +63,7 @@ def check_frozen(config: Any) -> None:
     """Write `frozen_spans` in JSON types, or raise ConfigurationError."""
     if config.span == "dynamic":
         raise ConfigurationError(
-            "frozen_spans with span='dynamic': there every token chooses its span, so no list of numbers stands for "
+            "frozen_spans with span='dynamic': every token chooses its span, so no list of numbers can replace "
             "them. Train with span='adaptive'."
         )
     if config.span_penalty:

@@ -91,7 +91,7 @@ class SegmentMemory:
             raise InputError(
                 f"segment_index={numbers[0]} of {segment_index.shape[0]} rows, but {seen}: segments must come in "
                 "order, each row continued by the next batch. Do not shuffle (train_sampling_strategy='sequential'), "
-                "drop an incomplete last batch, and start texts anew with segment_index=0. Training that resumes in "
+                "drop an incomplete last batch, and start new texts with segment_index=0. Training that resumes in "
                 "the middle of a text needs the segment_memory file that SpanCallback writes beside each checkpoint."
             )
         return Segment(numbers[0], list(kept))
