@@ -147,8 +147,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "interface nowhere": (lambda: tr.FNetConfig(**DENSE, vocab_size=61), "no layer of its encoder calls it"),
     "no interface": (lambda: tr.LongformerConfig(**TINY), "hf_efficient_attn.convert"),
     "masks": (lambda: tr.DogeConfig(**DECODER), "uses attention masks itself"),
-    "spans": (lambda: hea.SimplifiedTransformerConfig(**SPANS), "has span='adaptive'"),
-    "learned spans": (lambda: hea.AdaptiveSpanConfig(**{**TINY, "span_limit": 9, "span_ramp": 3}), "has span="),
     "sliding": (lambda: tr.MistralConfig(**DECODER, sliding_window=5), "sliding_window to None"),
 }
 
@@ -162,6 +160,17 @@ def test_a_pattern_that_was_written_into_a_config_is_refused(what: str) -> None:
     for _ in range(2):
         with pytest.raises((hea.UnsupportedBackendError, hea.ConfigurationError), match=message):
             model(token_ids(1, 4))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [hea.SimplifiedTransformerConfig(**SPANS), hea.AdaptiveSpanConfig(**{**TINY, "span_limit": 9, "span_ramp": 3})],
+    ids=["some heads", "all heads"],
+)
+def test_no_model_with_spans_is_built_with_a_pattern(config: Any) -> None:
+    config.attention_pattern = Band(2, 0).to_dict()
+    with pytest.raises(hea.ConfigurationError, match="has span='adaptive'"):
+        tr.AutoModel.from_config(config, attn_implementation="efficient")
 
 
 def test_a_pattern_where_no_layer_reads_it_is_refused() -> None:
