@@ -12,6 +12,8 @@ from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.dense.pairs import is_idle, num_mask_bytes
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import join_sinks
+from hf_efficient_attn.patterns.counting import CrossingError, Moving
+from hf_efficient_attn.patterns.pattern import Pattern
 
 NAME = "sdpa"
 # times, in scores of dense attention without a mask: for reading a key for a block of queries (most of the time of a
@@ -27,6 +29,8 @@ SCORES_PER_UNFUSED_SCORE = 4.0
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
 NUMBERS_PER_SCORE = 3
+# atoms of a pattern that are asked for the keys of some queries, to find that it is causal; they take some 0.1 s
+MAX_LOOKS = 1 << 14
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -191,6 +195,26 @@ def _of_intervals(layout: Layout) -> tuple[int, int, bool] | None:
     read_by_any = pattern.key_intervals(first, last, num_keys)
     if len(read_by_any) == 1 and read_by_any == pattern.full_key_intervals(first, last, num_keys):
         return *read_by_any[0], False
-    if first == 0 and all(pattern.key_intervals(row, row, num_keys) == ((0, row + 1),) for row in range(last + 1)):
-        return 0, layout.num_queries, True
-    return None
+    return (0, layout.num_queries, True) if first == 0 and reads_triangle(pattern, last, num_keys) else None
+
+
+def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
+    """Return whether each query q of 0..last reads exactly the keys 0..q; False also where that takes long to say."""
+    if pattern.band_limits == (None, 0):
+        return True
+    # the last row alone tells of most patterns that they differ
+    extents, looks = [(0, last), (last, last)], 0
+    while extents:
+        first, last = extents.pop()
+        looks += len(pattern.atoms())
+        if looks > MAX_LOOKS:
+            return False
+        try:
+            intervals = pattern.moving_intervals(first, last, num_keys)
+        except CrossingError:
+            middle = (first + last) // 2
+            extents += [(first, middle), (middle + 1, last)]
+        else:
+            if intervals != ((0, first + 1 if first == last else Moving(first + 1, last + 1)),):
+                return False
+    return True

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 MEBIBYTE = 2**20
 # for values that are small compared to the tensors of a call, such as drawn patterns and texts
-SMALL_BYTES = 32 * MEBIBYTE
+SMALL_BYTES = 128 * MEBIBYTE
 # of all caches of the process together
 MAX_TOTAL_BYTES = 512 * MEBIBYTE
 # about what Python needs for an entry, and for an object
@@ -271,7 +271,15 @@ def size_in_bytes(value: object) -> int:
             left += [*each.keys(), *each.values()]
         elif isinstance(each, tuple | list | set | frozenset):
             total += 8 * len(each)
-            left += each
+            if set(map(type, each)) == {int}:
+                # rows of long tables: all at once
+                new = set(map(id, each)) - seen
+                total += OBJECT_BYTES * len(new)
+                seen |= new
+            else:
+                left += each
+        elif (known := getattr(each, "num_held_bytes", None)) is not None:
+            total += known
         elif not callable(each):
             # classes and functions take memory anyway
             left += getattr(each, "__dict__", {}).values()

@@ -1,5 +1,6 @@
 """The algebra `|`, `&`, `~` of patterns: interval arithmetic on the bounds of their parts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -25,6 +26,11 @@ from hf_efficient_attn.patterns.token_order import TokenOrder
 MAX_MEMBERS = 16
 
 
+def allowed_by(pattern: Pattern, query: Any, key: Any) -> Any:
+    """Return `pattern.allowed(query, key)`."""
+    return pattern.allowed(query, key)
+
+
 class Algebra(Pattern):
     """The base of unions and intersections: the patterns are flattened, and duplicates removed."""
 
@@ -42,6 +48,9 @@ class Algebra(Pattern):
     def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
         unique = tuple(dict.fromkeys(parts))
         return unique[0] if len(unique) == 1 else type(self)(unique)  # type: ignore[call-arg]
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return self.composed(allowed_by, query, key)
 
     @property
     def period(self) -> int | None:
@@ -61,8 +70,8 @@ class Union(Algebra, kind="union"):
 
     patterns: tuple[Pattern, ...]
 
-    def allowed(self, query: Any, key: Any) -> Any:
-        return reduce(or_, (part.allowed(query, key) for part in self.patterns))
+    def composed(self, of: Callable[[Pattern, Any, Any], Any], query: Any, key: Any) -> Any:
+        return reduce(or_, (of(part, query, key) for part in self.patterns))
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         return union(*(part.key_intervals(first_query, last_query, num_keys) for part in self.patterns))
@@ -100,8 +109,8 @@ class Intersection(Algebra, kind="intersection"):
 
     patterns: tuple[Pattern, ...]
 
-    def allowed(self, query: Any, key: Any) -> Any:
-        return reduce(and_, (part.allowed(query, key) for part in self.patterns))
+    def composed(self, of: Callable[[Pattern, Any, Any], Any], query: Any, key: Any) -> Any:
+        return reduce(and_, (of(part, query, key) for part in self.patterns))
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         return reduce(intersect, (part.key_intervals(first_query, last_query, num_keys) for part in self.patterns))
@@ -174,8 +183,11 @@ class Complement(Pattern, kind="complement"):
         return self.pattern
 
     def allowed(self, query: Any, key: Any) -> Any:
+        return self.composed(allowed_by, query, key)
+
+    def composed(self, of: Callable[[Pattern, Any, Any], Any], query: Any, key: Any) -> Any:
         # `~` would turn the bool True into -2
-        return self.pattern.allowed(query, key) ^ True
+        return of(self.pattern, query, key) ^ True
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         return complement(self.pattern.full_key_intervals(first_query, last_query, num_keys), num_keys)

@@ -4,7 +4,9 @@ Lin et al., A Survey of Transformers (2022), section 4.1.1; Beltagy et al., Long
 """
 
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd
+from operator import and_
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
@@ -38,12 +40,12 @@ class Distances(Pattern):
 
     def allowed(self, query: Any, key: Any) -> Any:
         distance = key - query
-        inside = distance % self.step == 0
+        conditions = [distance % self.step == 0] if self.step > 1 or (self.left is None and self.right is None) else []
         if self.left is not None:
-            inside = inside & (distance >= -self.left)
+            conditions.append(distance >= -self.left)
         if self.right is not None:
-            inside = inside & (distance <= self.right)
-        return inside
+            conditions.append(distance <= self.right)
+        return reduce(and_, conditions)
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if last_query - first_query + 1 < self.step:

@@ -1,6 +1,6 @@
 """Patterns of blocks of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -33,6 +33,9 @@ class OfBlocks(Pattern):
 
     def allowed(self, query: Any, key: Any) -> Any:
         return self.pattern.allowed(query // self.block_tokens, key // self.block_tokens)
+
+    def composed(self, of: Callable[[Pattern, Any, Any], Any], query: Any, key: Any) -> Any:
+        return of(self.pattern, query // self.block_tokens, key // self.block_tokens)
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         return self._clip(self.pattern.key_intervals(*self._blocks(first_query, last_query, num_keys)), num_keys)

@@ -140,6 +140,14 @@ class Pattern:
         """(left, right) if every query reads exactly the keys of this `Band`; None: it does not, or this is unknown."""
         return None
 
+    def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
+        """Return intervals (start, stop) that together hold what `query` reads; None: `allowed` takes less, or as much.
+
+        They may be empty and overlap; more than about `most` are not worth it. Of integer tensors, whose last axis has
+        one entry, each end is such a tensor, or has several entries there, for as many intervals.
+        """
+        return None
+
     def causal(self) -> "Pattern":
         """Return the causal form: no key after its query."""
         # imported here, since `Causal` is a subclass of this class
@@ -195,6 +203,10 @@ class Pattern:
     def with_parts(self, parts: tuple["Pattern", ...]) -> "Pattern":
         """Return the same pattern made of other parts."""
         return self
+
+    def composed(self, of: Callable[["Pattern", Any, Any], Any], query: Any, key: Any) -> Any:
+        """Return `allowed` made of `of(part, query, key)` of the parts; None: it is no such function of them."""
+        return None
 
     def heads(self, num_heads: int) -> tuple["Pattern", ...]:
         """Return one pattern per head; none of them holds a `PerHead`.

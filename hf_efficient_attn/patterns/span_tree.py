@@ -7,7 +7,7 @@ nodes, level by level, form one sequence, to whose positions the patterns here r
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
@@ -120,6 +120,23 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
             reads = reads | (self._reads(context, key) & is_token)
         return reads
 
+    def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
+        is_token = query < self.num_tokens
+        intervals = []
+        for level, (offset, size) in enumerate(self._levels):
+            # the tokens of a span; of other nodes an empty interval
+            span = (query - offset) * ((query >= offset) & (query < offset + size))
+            stop = (span + (query >= offset) * (query < offset + size)) << level
+            intervals.append((span << level, stop - (stop - self.num_tokens) * (stop > self.num_tokens)))
+        for context in self._contexts(query):
+            start = context.start + (context.offset - context.start) * (context.start < context.offset)
+            stop = context.stop + (context.end - context.stop) * (context.stop > context.end)
+            intervals.append((start * is_token, stop * is_token))
+            if self.builder == "release":
+                reads = self._misreads(context, context) & is_token
+                intervals.append((context.end * reads, (context.end + 1) * reads))
+        return intervals
+
     def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
         """Return the number of the relation between two nodes, -1 where `query` does not read `key`.
 
@@ -154,7 +171,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
     def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if first_query == last_query or last_query >= self.num_tokens:
             return super().full_key_intervals(first_query, last_query, num_keys)
-        pairs = zip(self._contexts(first_query), self._contexts(last_query), strict=True)
+        pairs = zip(_contexts_of(self, first_query), _contexts_of(self, last_query), strict=True)
         common = ((max(last.start, last.offset), min(first.stop, first.end)) for first, last in pairs)
         return clip(normalize(common), num_keys)
 
@@ -196,12 +213,18 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         if first_query > last_query:
             return ()
         intervals = []
-        for first, last in zip(self._contexts(first_query), self._contexts(last_query), strict=True):
+        for first, last in zip(_contexts_of(self, first_query), _contexts_of(self, last_query), strict=True):
             # borders move with the query, and never leave a gap between neighbouring queries
             intervals.append((max(first.start, first.offset), min(last.stop, last.end)))
             if self._misreads(first, last):
                 intervals.append((last.end, last.end + 1))
         return normalize(intervals)
+
+
+# a block of queries asks several times for those of its first and its last
+@lru_cache(maxsize=64)
+def _contexts_of(tree: SizedSpanTree, query: int) -> tuple[_Context, ...]:
+    return tuple(tree._contexts(query))
 
 
 def _level_sizes(num_tokens: int) -> list[int]:

@@ -19,6 +19,8 @@ from hf_efficient_attn.patterns.pattern import Pattern
 NO_KEY = -1
 # longer rows are searched, shorter ones read key by key: a compiler expands every step of a search many times
 MAX_SCANNED_KEYS = 32
+# a tuple and its place; an integer, its places in tuples, and an interval of it alone
+BYTES_PER_ROW, BYTES_PER_KEY = 100, 100
 
 
 class LookupTable(tuple[int, ...]):
@@ -87,14 +89,30 @@ class KeyTable(Pattern, kind="key_table"):
             last = last + (1 << step) * ((last + (1 << step) < stop) & (keys[last + (1 << step)] <= key))
         return (keys[last] == key) & (first < stop) & has_row
 
+    def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
+        firsts, starts, stops = self._interval_lookup
+        has_row = query < len(self.rows)
+        row = query * has_row
+        first = firsts[row]
+        count = (firsts[row + 1] - first) * has_row
+        if isinstance(count, int):
+            return [(starts[place], stops[place]) for place in range(first, first + count)]
+        num_intervals = int(count.max())
+        if num_intervals > most:
+            return None
+        place = count.new_tensor(range(num_intervals))
+        # beyond those of the row an empty interval
+        index = (first + place) * (place < count)
+        return [(starts[index], stops[index] * (place < count))]
+
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        return clip(union(*self._intervals[first_query : last_query + 1]), num_keys)
+        return clip(union(*set(self._intervals[first_query : last_query + 1])), num_keys)
 
     def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         rows = self._intervals[first_query : last_query + 1]
         if len(rows) <= last_query - first_query:
             return ()
-        common: Intervals = reduce(intersect, rows)
+        common: Intervals = reduce(intersect, set(rows))
         return clip(common, num_keys)
 
     def num_keys_of(self, query: int, num_keys: int) -> int:
@@ -110,7 +128,9 @@ class KeyTable(Pattern, kind="key_table"):
     def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> Pattern:
         starts, keys, num_keys = self._lookup
         converted = copy(self)
-        vars(converted)["_lookup"] = _Lookup(convert(starts), convert(keys), num_keys)
+        # plain tuples, whose entries are read fast
+        vars(converted)["_lookup"] = _Lookup(convert(tuple(starts)), convert(tuple(keys)), num_keys)
+        vars(converted)["_interval_lookup"] = tuple(convert(tuple(table)) for table in self._interval_lookup)
         return converted
 
     @property
@@ -122,12 +142,24 @@ class KeyTable(Pattern, kind="key_table"):
         return self._lookup.num_keys <= MAX_SCANNED_KEYS
 
     @cached_property
+    def num_held_bytes(self) -> int:
+        """About how much memory the rows take with all that is derived from them; caches ask for it often."""
+        return BYTES_PER_ROW * len(self.rows) + BYTES_PER_KEY * sum(map(len, self.rows))
+
+    @cached_property
     def _lookup(self) -> _Lookup:
         num_keys = max(map(len, self.rows))
         # how far an index may lie beyond the last row
         rest = [NO_KEY] * (1 + max(num_keys, 1 << num_keys.bit_length()))
         starts = LookupTable(accumulate(map(len, self.rows), initial=0))
         return _Lookup(starts, LookupTable(chain(*self.rows, rest)), num_keys)
+
+    @cached_property
+    def _interval_lookup(self) -> tuple[Any, Any, Any]:
+        """Where the intervals of each row begin, and the starts and the stops of all; one more, for empty tables."""
+        firsts = LookupTable(accumulate(map(len, self._intervals), initial=0))
+        starts, stops = zip(*chain(*self._intervals, [(0, 0)]), strict=True)
+        return firsts, LookupTable(starts), LookupTable(stops)
 
     @cached_property
     def _intervals(self) -> tuple[Intervals, ...]:
@@ -138,8 +170,10 @@ def _intervals_of(row: Sequence[int]) -> Intervals:
     """Return the intervals of a sorted row without duplicates."""
     intervals, place = [], 0
     while place < len(row):
+        stop = place + 1
         # within an interval, a key minus its index is constant
-        stop = bisect_right(range(len(row)), row[place] - place, lo=place, key=lambda index: row[index] - index)
+        if stop < len(row) and row[stop] == row[place] + 1:
+            stop = bisect_right(range(len(row)), row[place] - place, lo=place, key=lambda index: row[index] - index)
         intervals.append((row[place], row[stop - 1] + 1))
         place = stop
     return tuple(intervals)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
-from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks
+from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks, places_of
 from hf_efficient_attn.layout.blocks.shares import MIN_GRANULE, PatternShare, neighbours, shares
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.dense.pairs import num_mask_bytes
@@ -283,10 +283,7 @@ class ShareCompiler:
             granule = reduce(gcd, (edge for interval in row.intervals for edge in interval), granule)
         granule = max(divisor for divisor in range(1, MAX_GRANULE + 1) if granule % divisor == 0)
         granule = granule if granule >= MIN_GRANULE else 1
-        listed = [
-            [g for start, stop in row.intervals for g in range(start // granule, stop // granule)] for row in rows
-        ]
-        index = torch.tensor(listed, dtype=torch.int64, device="cpu")
+        index = places_of([tuple((start // granule, stop // granule) for start, stop in row.intervals) for row in rows])
         if len(rows) == 1:
             index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)
         return index.to(self.device), granule

@@ -18,6 +18,7 @@ from hf_efficient_attn.layout.blocks.rows import Row
 from hf_efficient_attn.layout.blocks.shares import PatternShare
 from hf_efficient_attn.layout.dense.pairs import MAX_LOOKED_AT
 from hf_efficient_attn.layout.dense.pairs import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
+from hf_efficient_attn.layout.relation import RowTables, relation
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -173,20 +174,27 @@ class RunMasks:
         num_rows = max(1, MAX_LOOKED_AT // rows[0].num_pairs)
         for first in range(0, len(rows), num_rows):
             some = rows[first : first + num_rows]
-            queries = places_at(self.queries, [((row.first, row.first + row.tokens),) for row in some])[:, :, None]
-            keys = places_at(self.keys, [row.intervals for row in some])[:, None]
+            places = places_of([((row.first, row.first + row.tokens),) for row in some])
+            queries = positions_at(self.queries, places)[:, :, None]
+            keys = positions_at(self.keys, places_of([row.intervals for row in some]))[:, None]
             num_keys = (
                 max(1, MAX_LOOKED_AT // (len(some) * rows[0].tokens)) if self.share.order.local else keys.shape[2]
             )
             for start in range(0, keys.shape[2], num_keys):
                 part = found[first : first + num_rows, :, start : start + num_keys]
-                part.copy_(self.target.allowed(queries, keys[:, :, start : start + num_keys]))
+                part.copy_(relation(self.target, queries, keys[:, :, start : start + num_keys], self.tables, places))
         return found
 
     @cached_property
     def target(self) -> Pattern:
         """The target of the share, with its lookup tables converted to tensors once."""
         return self.share.target.with_tables(lambda table: torch.tensor(table, device=CPU))
+
+    @cached_property
+    def tables(self) -> RowTables:
+        """The row intervals of all queries, asked for once."""
+        order = torch.arange(len(self.share.order.queries))
+        return RowTables(positions_at(self.queries, order)[None, :, None])
 
     @cached_property
     def queries(self) -> range | Tensor:
@@ -235,13 +243,18 @@ class Sheet:
 
 
 def as_order(positions: Sequence[int]) -> range | Tensor:
-    """Return positions in the form that `places_at` reads fast."""
+    """Return positions in the form that `positions_at` reads fast."""
     return positions if isinstance(positions, range) else torch.tensor(positions, device=CPU)
 
 
-def places_at(order: range | Tensor, places: Sequence[Intervals]) -> Tensor:
-    """Return the positions at the given places of an order, [rows, places]; all rows have equally many places."""
-    index = torch.stack(
-        [torch.cat([torch.arange(*interval, device=CPU) for interval in intervals]) for intervals in places]
-    )
-    return index * order.step + order.start if isinstance(order, range) else order[index]
+def places_of(rows: Sequence[Intervals]) -> Tensor:
+    """Return the places that lie in the intervals of each row, int64 [rows, places]; every row has equally many."""
+    starts, stops = torch.tensor([interval for intervals in rows for interval in intervals], device=CPU).unbind(1)
+    counts = stops - starts
+    last = counts.cumsum(0)
+    return (torch.arange(int(last[-1]), device=CPU) + (stops - last).repeat_interleave(counts)).view(len(rows), -1)
+
+
+def positions_at(order: range | Tensor, places: Tensor) -> Tensor:
+    """Return the positions at some places of an order, of their shape."""
+    return places * order.step + order.start if isinstance(order, range) else order[places]

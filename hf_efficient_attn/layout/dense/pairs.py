@@ -12,8 +12,10 @@ from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
+from hf_efficient_attn.layout.relation import relation
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.algebra import allowed_by
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # how many pairs are looked at together
@@ -134,10 +136,20 @@ def reads_everything(layout: Layout) -> bool:
 
 
 def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
-    groups = _groups_on(layout, device)
-    keys = torch.arange(layout.num_keys, device=device)
-    queries = torch.arange(layout.num_queries, device=device) + layout.query_offset
-    return _by_queries(layout, 1, device, lambda rows: _of_heads(groups, queries[None, rows], keys[None]))
+    groups, offset = _groups_on(layout, device), layout.query_offset
+
+    def of_rows(rows: slice) -> Tensor:
+        return _of_extent(
+            groups, range(offset + rows.start, offset + min(rows.stop, layout.num_queries)), layout.num_keys, device
+        )
+
+    return _by_queries(layout, 1, device, of_rows)
+
+
+def _of_extent(groups: Groups, queries: range, num_keys: int, device: torch.device) -> Tensor:
+    """Return [1, heads or 1, queries, keys] for these queries and the keys 0 … num_keys - 1."""
+    positions = torch.arange(queries.start, queries.stop, device=device)
+    return _of_heads(groups, positions[None], torch.arange(num_keys, device=device)[None])
 
 
 def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: Callable[[slice], Tensor]) -> Tensor:
@@ -158,17 +170,19 @@ def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: 
 
 @cached()
 def _groups_on(layout: Layout, device: torch.device) -> Groups:
-    """Return the groups of heads; on other devices than the CPU, lookup tables of patterns are tensors there."""
-    groups = layout.head_groups()
-    if device.type == "cpu":
-        return groups
+    """Return the groups of heads, with the lookup tables of their patterns as tensors."""
     convert = partial(torch.tensor, device=device)
-    return tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in groups)
+    return tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in layout.head_groups())
 
 
 def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
     """Return [batch, heads or 1, queries, keys] for positions [batch, queries] and [batch, keys]."""
-    parts = [pattern.allowed(queries[:, :, None], keys[:, None, :])[:, None] for _, _, pattern in groups]
+    # on other devices it would ask the device how many intervals there are
+    look = relation if keys.device.type == "cpu" else allowed_by
+    if len(queries) != len(keys):
+        batch_size = max(len(queries), len(keys))
+        queries, keys = queries.expand(batch_size, -1), keys.expand(batch_size, -1)
+    parts = [look(pattern, queries[:, :, None], keys[:, None, :])[:, None] for _, _, pattern in groups]
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.expand(-1, count, -1, -1) for part, (_, count, _) in zip(parts, groups, strict=True)], 1)
@@ -183,7 +197,7 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
     def of_rows(some: slice) -> Tensor:
         rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))
         queries, keys = of_queries.positions[:, rows], locations.positions
-        allowed = _of_heads(groups, queries, keys)
+        allowed = _at_positions(groups, queries, keys)
         if locations.is_global is not None:
             chosen = locations.is_global[:, rows, None] | locations.is_global[:, None, :]
             if layout.pattern.is_causal:
@@ -192,6 +206,21 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
         return allowed & _same_document(of_queries, locations, rows)
 
     return _by_queries(layout, batch_size, device, of_rows)
+
+
+def _at_positions(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return [batch, heads or 1, queries, keys] for positions [batch, queries] and [batch, keys], in any order."""
+    if keys.device.type != "cpu" or queries.numel() == 0:
+        return _of_heads(groups, queries, keys)
+    first, stop, num_keys = int(queries.min()), int(queries.max()) + 1, int(keys.max()) + 1
+    is_dense = stop - first <= 2 * queries.shape[1] and num_keys <= 2 * keys.shape[1]
+    if not is_dense or min(first, int(keys.min())) < 0:
+        return _of_heads(groups, queries, keys)
+    # the examples have positions in common, which are looked at once
+    (extent,) = _of_extent(groups, range(first, stop), num_keys, keys.device)
+    batch = torch.broadcast_shapes(queries.shape[:1], keys.shape[:1])
+    rows, columns = (queries - first).expand(*batch, -1), keys.expand(*batch, -1)
+    return torch.stack([extent[:, row][:, :, column] for row, column in zip(rows, columns, strict=True)])
 
 
 def _same_document(of_queries: TokenLocations, of_keys: TokenLocations, rows: slice) -> Tensor:
