@@ -15,11 +15,12 @@ from hf_efficient_attn.patterns.bounds import DecodingReach, DrawnBlocks, Global
 from hf_efficient_attn.patterns.counting import CrossingError, MovingIntervals, pairs_of
 from hf_efficient_attn.patterns.drawing import drawn
 from hf_efficient_attn.patterns.intervals import Intervals, size
+from hf_efficient_attn.patterns.operators import Operators
 from hf_efficient_attn.patterns.serialization import read_pattern, write_pattern
 from hf_efficient_attn.patterns.token_order import TokenOrder
 
 
-class Pattern:
+class Pattern(Operators):
     """Who may read whom: a value, hashable and equal by content, that can be written as JSON and drawn.
 
     A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Its methods come in groups, in this order:
@@ -283,26 +284,6 @@ class Pattern:
             InputError: a length below 1 or one that the pattern cannot have, or a head that no model has.
         """
         return drawn(self, num_queries, num_keys, layer, head, query_offset)
-
-    def __or__(self, other: "Pattern") -> "Pattern":
-        if not isinstance(other, Pattern):
-            return NotImplemented
-        # imported here, since `Union` is a subclass of this class
-        from hf_efficient_attn.patterns.algebra import Union
-
-        return self if self == other else Union((self, other))
-
-    def __and__(self, other: "Pattern") -> "Pattern":
-        if not isinstance(other, Pattern):
-            return NotImplemented
-        from hf_efficient_attn.patterns.algebra import Intersection
-
-        return self if self == other else Intersection((self, other))
-
-    def __invert__(self) -> "Pattern":
-        from hf_efficient_attn.patterns.algebra import Complement
-
-        return Complement(self)
 
     def _needs_length(self) -> NoReturn:
         raise ConfigurationError(f"{self.kind} depends on the length. Call resolve(num_keys) and use its result.")
