@@ -168,8 +168,9 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         call = prepare_call(self.config, inputs_embeds, attention_mask, None, cache, kwargs)
         source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
-        hidden_states, where = self.embeddings(replace(call, attention_mask=real_target_tokens(attention_mask)))
         masks = call.masks(self.config, is_causal=True)
+        counted = real_target_tokens(attention_mask, masks["token_mask"])
+        hidden_states, where = self.embeddings(replace(call, attention_mask=counted))
         kwargs = {**kwargs, **where, **masks, "past_key_values": cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)

@@ -7,8 +7,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS
-from hf_efficient_attn.attention.table_form import has_rows, is_table
+from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.inputs.masks import refuse_other_types
 
@@ -144,8 +145,10 @@ def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, 
     return InputError(message)
 
 
-def real_target_tokens(attention_mask: Tensor | None) -> Tensor | None:
-    """Return the mask over which target positions are counted, [B, K], for any form of `decoder_attention_mask`."""
-    if attention_mask is not None and is_table(attention_mask) and attention_mask.ndim == 4:
-        return attention_mask[:, 0, 0] if has_rows(attention_mask) else None
-    return attention_mask
+def real_target_tokens(attention_mask: Tensor | None, token_mask: TokenMask) -> Tensor | None:
+    """Return the mask over which target positions are counted, [B, K], for any form of `decoder_attention_mask`.
+
+    token_mask: of the same call; a token table has been read into it.
+    """
+    is_read = attention_mask is not None and attention_mask.ndim == 4 and is_table(attention_mask)
+    return token_mask.key_mask if is_read else attention_mask
