@@ -1,14 +1,14 @@
 """AttentionCall: one call of attention as one value, with everything about it except the contents of q, k and v."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.token_mask import TokenMask
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class AttentionCall:
 
     layout: Layout
     inputs: Inputs
-    tokens: TokenMask = NO_MASK
+    # torch before 2.13 traces no class with an object as default
+    tokens: TokenMask = field(default_factory=TokenMask)
     terms: tuple[Term, ...] = ()
     sinks: Tensor | None = None
     softcap: float | None = None
