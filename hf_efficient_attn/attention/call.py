@@ -24,7 +24,9 @@ from hf_efficient_attn.attention.select import AUTO, preferred_backend, remember
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
+from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -147,16 +149,20 @@ def compute(
     Raises:
         UnsupportedBackendError: the backend that was asked for cannot compute the call.
     """
-    if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries):
-        return _nothing(q, k, v)
+    if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries, call.layout.num_keys):
+        return _without_pairs(q, k, v, call)
     name = preferred_backend() if backend == AUTO else backend
     chosen = remembered(call) if name == AUTO else select(call, name)
     with autocast_off(q.device.type) if is_autocast(q.device.type) else nullcontext():
         return chosen.attend(q, k, v, call, need_lse=need_lse)
 
 
-def _nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs for no queries, with gradients of 0; not every kernel can be called without queries."""
-    rows = q.shape[:3]
-    out = (q.sum(3, keepdim=True) + k.sum() + v.sum()).expand(*rows, v.shape[3])
-    return out, torch.zeros(rows, device=q.device)
+def _without_pairs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return the outputs of no queries, or of queries without any keys; not every kernel can be called with none."""
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    out = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+    lse = out.new_full(q.shape[:3], -torch.inf, dtype=lse_dtype(q))
+    if call.sinks is not None:
+        out, lse = join_sinks(out, lse, call.sinks)
+        lse = lse if call.masked_queries is None else lse.masked_fill(call.masked_queries[..., 0], -torch.inf)
+    return out, lse.detach()

@@ -66,6 +66,20 @@ def test_compressed_keys_are_decoded_as_they_were_trained() -> None:
         torch.testing.assert_close(found, whole[:, :, step : step + 1])
 
 
+def test_queries_before_any_key_have_output_zero() -> None:
+    """As in decoding with compressed keys before the first of them has ended."""
+    q, k, v = (each.requires_grad_() for each in inputs(num_keys=0))
+    sinks = torch.tensor([0.5, -torch.inf], requires_grad=True)
+    for given in (None, sinks):
+        leaves = [q, k, v, *(() if given is None else (given,))]
+        out, lse = cross(q, k, v, CompressedKeys(4, 2), query_mask=MASK, sinks=given, return_lse=True)
+        assert out.shape == q.shape
+        assert not out.any()
+        expected = torch.tensor(-torch.inf) if given is None else given.detach()[:, None]
+        torch.testing.assert_close(lse, expected.expand(2, 2, NUM_QUERIES))
+        assert not any(each.any() for each in torch.autograd.grad(out.sum(), leaves))
+
+
 # torch's own imports warn when it compiles for the first time
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("backend", ["blocked", "sdpa"])
