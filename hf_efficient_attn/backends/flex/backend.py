@@ -1,11 +1,11 @@
-"""Attention by torch's flex_attention: one fused kernel, compiled at the first call of a new kind (seconds).
+"""Attention by torch's flex_attention: one fused kernel, compiled for seconds at the first call of each kind.
 
-The compiled function of a kind is kept, so that another length, batch or random draw finds it again. On CPU flex has no
-backward pass and no lse: gradients are refused by `why_not`, lse is computed apart.
+The compiled function of a kind is kept, and serves other lengths, batches and random draws. On CPU flex has no backward
+pass and returns no lse: `why_not` refuses gradients, and lse is computed separately.
 
-Within a `torch.compile` of the caller's the call of flex_attention becomes a part of the program: an operator lists the
-blocks at run time, whatever the lengths and the masks, and torch differentiates and fuses the rest. Patterns that are
-drawn are constants of the program, so that their length must be one.
+Within a `torch.compile` of the caller's, the call of flex_attention becomes part of the program: an operator lists the
+blocks at run time, for any lengths and masks, and torch differentiates and fuses the rest. Drawn patterns are constants
+of the program, so that their length must be fixed.
 """
 
 import shutil
@@ -29,13 +29,13 @@ from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"
 CUDA_MIN_HEAD_DIM = 16
-# in scores of dense attention; not measured on a GPU
+# in scores of dense attention; estimated, not measured on a GPU
 SCORES_PER_SCORE = 1.2
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return one sentence that says why this backend cannot compute the call; None: it can."""
+    """Return one sentence why this backend cannot compute a call; None: it can."""
     device = call.inputs.device
     return _refused_inputs(call) or _refused_pattern(call) or (None if _compiler(device)[1] else _not_installed(device))
 
@@ -62,7 +62,7 @@ def _refused_program(call: AttentionCall) -> str | None:
         return "flex is compiled for the device at hand and not exported: use blocked or sdpa."
     if is_drawn(call.layout.pattern) and not is_length_known(call.layout):
         return (
-            f"flex compiles {call.layout.pattern.kind}, which is drawn for a length, for one length only: use "
+            f"flex compiles {call.layout.pattern.kind}, which is drawn for a length, for a fixed length only: use "
             "torch.compile(..., dynamic=False), or blocked or sdpa."
         )
     if call.inputs.device == "cpu" and not (call.tokens.is_empty and not call.terms):
@@ -84,7 +84,7 @@ def _refused_pattern(call: AttentionCall) -> str | None:
 
 
 def missing(call: AttentionCall) -> str | None:
-    """Return what must be installed for this backend to compute the call, if nothing else is in its way; else None."""
+    """Return what must be installed if that alone keeps this backend from computing the call; otherwise None."""
     name, is_there = _compiler(call.inputs.device)
     return None if is_there or why_not(call) != _not_installed(call.inputs.device) else name
 
@@ -94,9 +94,9 @@ def _not_installed(device: str) -> str:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the scores of all blocks that hold an allowed pair; infinity where a kernel is worth no compilation.
+    """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it.
 
-    A single query, a step of cached decoding, has a length of its own, for which the blocks would be listed anew.
+    Each step of cached decoding has another length, for which the blocks would have to be listed again.
     """
     if call.inputs.device == "cpu" or call.layout.num_queries == 1:
         return inf
@@ -104,11 +104,11 @@ def cost(call: AttentionCall) -> float:
 
 
 def remark(call: AttentionCall) -> str:
-    """Return why it may not be taken."""
+    """Return why it may not be chosen."""
     if call.inputs.device == "cpu":
-        return "flex compiles a kernel for seconds at its first call; on cpu it is taken only when asked for."
+        return "flex compiles a kernel for seconds at its first call; on cpu it is chosen only by name."
     if call.layout.num_queries == 1:
-        return "flex would list the blocks of every step of cached decoding anew."
+        return "flex would list the blocks again at every step of cached decoding."
     return "flex computes whole blocks, allowed or not."
 
 
@@ -117,17 +117,17 @@ def computed_pairs(call: AttentionCall) -> int:
     layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
     table = block_table(layout, None, block_size, torch.device("cpu"))
     num_blocks = int(table.num_partial.sum() + table.num_full.sum())
-    # one table may stand for all heads
+    # all heads may share one table
     heads = layout.num_heads // table.num_full.shape[1]
     return min(num_blocks * heads * block_size[0] * block_size[1], layout.num_pairs)
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return 0: what a kernel keeps beside its tensors is small."""
+    """Return 0: beyond its tensors a kernel needs little memory."""
     return 0
 
 
-# a constant to programs that are being compiled
+# a constant in programs that are being compiled
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _compiler(device: str) -> tuple[str, bool]:
     return _found_compiler(device)
@@ -135,7 +135,7 @@ def _compiler(device: str) -> tuple[str, bool]:
 
 @lru_cache
 def _found_compiler(device: str) -> tuple[str, bool]:
-    """Return what the kernels of a device are compiled with, and whether it is there."""
+    """Return the name of the compiler for a device's kernels, and whether it is installed."""
     if device == "cuda":
         return "triton", find_spec("triton") is not None
     compilers = [environ.get("CXX", "g++"), "clang++", "cl"]
@@ -146,7 +146,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     """Return output and lse; see `Backend`. Ask `why_not` first."""
     is_cpu = call.inputs.device == "cpu"
     if is_cpu:
-        # flex refuses tensors that could have gradients even where none are recorded
+        # flex refuses tensors that require gradients even where none are recorded
         q, k, v = (
             tensor.detach() if any(memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
         )
@@ -157,7 +157,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     if not need_lse:
         return out, None
     if call.sinks is not None:
-        # why_not asks for a device whose kernels give it
+        # why_not has refused devices whose kernels return none
         out, lse = join_sinks(out, cast(Tensor, aux.lse), call.sinks)
         masked = call.masked_queries
         return out, lse.detach() if masked is None else lse.detach().masked_fill(masked[..., 0], -torch.inf)

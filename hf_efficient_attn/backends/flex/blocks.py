@@ -23,7 +23,7 @@ Tables = tuple[Tensor, ...]
 
 
 def block_mask(call: AttentionCall, device: torch.device, mask_mod: MaskMod) -> BlockMask:
-    """Return the blocks that hold allowed pairs, and what says which pairs of a block are allowed."""
+    """Return the blocks that hold allowed pairs, with the function that says which pairs of a block are allowed."""
     layout, tokens, inputs = call.layout, call.tokens, call.inputs
     lengths = layout.num_queries, layout.num_keys
     if torch.compiler.is_compiling():
@@ -42,15 +42,15 @@ def block_mask(call: AttentionCall, device: torch.device, mask_mod: MaskMod) -> 
             documents = tokens.documents(inputs.batch_size, layout.num_keys, layout.num_positions)
         tables = _tables(layout, documents, device, inputs.needs_grad)
     of_columns = tables[4:] or (None,) * 4
-    # mypy counts no tensors in a tuple
+    # mypy does not count the tensors of a tuple
     return BlockMask(lengths, *tables[:4], *of_columns, BLOCK_SIZES[device.type], mask_mod)  # type: ignore[arg-type, call-arg]
 
 
 @cached(CACHE_BYTES)
 def _tables(layout: Layout, documents: Documents | None, device: torch.device, needs_grad: bool) -> Tables:
-    """Return four tensors: how many partial blocks are in each row of blocks, which ones, and the same of full blocks.
+    """Return four tensors: how many partial blocks each row of blocks has, their indices, and the same for full blocks.
 
-    With gradients four more, the same of each column, for the backward pass.
+    With gradients there are four more, the same for each column, for the backward pass.
     """
     table = block_table(layout, documents, BLOCK_SIZES[device.type], device)
     partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
@@ -58,17 +58,17 @@ def _tables(layout: Layout, documents: Documents | None, device: torch.device, n
 
 
 def by_column(counts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many rows list each column, [..., columns], and which ones, [..., columns, rows], the others after.
+    """Return how many rows list each column, [..., columns], and their indices, [..., columns, rows], before the rest.
 
     torch does the same by vmap, which cannot be called within an operator.
 
     Args:
         counts: how many columns each row lists, [..., rows].
-        indices: which ones, first in their row, [..., rows, columns].
+        indices: their indices, which come first in their row, [..., rows, columns].
     """
     num_columns = indices.shape[-1]
     is_listed = torch.arange(num_columns, device=indices.device) < counts[..., None]
-    # those that are not listed stand in a column of their own
+    # entries that are not listed go to an extra column
     places = indices.masked_fill(~is_listed, num_columns).long()
     lists = torch.zeros(*indices.shape[:-1], num_columns + 1, dtype=torch.int32, device=indices.device)
     columns = lists.scatter_(-1, places, 1)[..., :num_columns].transpose(-1, -2)
@@ -76,7 +76,7 @@ def by_column(counts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return columns.sum(-1, dtype=torch.int32), rows.to(torch.int32).contiguous()
 
 
-# it looks at masks on the host, which a CUDA graph cannot replay
+# it reads masks on the host, which a CUDA graph cannot replay
 @torch.library.custom_op("hf_efficient_attn::flex_blocks", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def blocks_operator(
     masks: list[Tensor | None],
@@ -86,7 +86,7 @@ def blocks_operator(
     needs_grad: bool,
     device: torch.device,
 ) -> list[Tensor]:
-    """Return the tables of a BlockMask, four or with gradients eight: what a compiler cannot trace.
+    """Return the tables of a BlockMask, four, or eight with gradients; opaque, since a compiler cannot trace this.
 
     shape: (batch or 1, heads, queries, keys).
     """
@@ -118,5 +118,5 @@ def _(
 
 
 def _num_table_heads(pattern: Pattern, num_heads: int) -> int:
-    """Return how many heads the tables have, whatever is drawn: 1 where all are alike."""
+    """Return how many heads the tables have, whatever is drawn: 1 if all are alike."""
     return 1 if pattern.num_head_patterns == 1 and not pattern.is_random else num_heads

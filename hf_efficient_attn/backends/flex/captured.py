@@ -1,4 +1,4 @@
-"""Tensors that a kernel captures: the values of terms, and where the tokens of every example stand."""
+"""Tensors that a kernel captures: the values of terms, and the locations of the tokens of every example."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from hf_efficient_attn.layout.token_locations import TokenLocations
 
 
 def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
-    """Return the tensor, of a batch and a length in these dimensions, as a kernel captures it.
+    """Return a tensor as a kernel captures it; `dims` are its batch and its length.
 
-    torch 2.13 may write wrong code for CPUs where the size of a captured tensor varies. Few sizes occur if batch and
-    length are powers of two; the entries that are added are never read.
+    torch 2.13 may generate wrong code for CPUs if the size of a captured tensor varies. Padding batch and length to
+    powers of two leaves few sizes; the added entries are never read.
     """
     if tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return tensor
@@ -28,6 +28,6 @@ def captured_locations(locations: TokenLocations) -> TokenLocations:
 
 
 def kind_of(tensor: Tensor) -> object:
-    """Return all of a captured tensor that a compiled kernel depends on."""
+    """Return the properties of a captured tensor that a compiled kernel depends on."""
     sizes = (size if tensor.device.type == "cpu" else size > 1 for size in tensor.shape)
     return tensor.dtype, tuple(sizes)

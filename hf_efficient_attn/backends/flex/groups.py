@@ -1,4 +1,4 @@
-"""The patterns of the heads as kernels read them: drawn, and with tensors as lookup tables."""
+"""The patterns of the heads in the form for kernels: drawn, and with tensors as lookup tables."""
 
 from functools import partial
 from hashlib import sha256
@@ -16,7 +16,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 # (first head, pattern) of each run of heads with equal patterns
 Groups = tuple[tuple[int, Pattern], ...]
-# a program whose groups are gone is compiled once more
+# a program whose groups were evicted is recompiled
 MAX_KEPT = 1024
 _for_programs = SimpleNamespace()
 _lock = Lock()
@@ -30,45 +30,45 @@ def head_groups(layout: Layout, device: torch.device) -> Groups:
 
 
 def is_traceable(layout: Layout) -> bool:
-    """Return whether a compiler can write out the patterns in short time."""
+    """Return whether a compiler can expand the patterns in reasonable time."""
     if torch.compiler.is_compiling():
         return _is_constant_traceable(*_known(layout))
     return all(drawn.is_traceable for _, _, drawn in layout.head_groups())
 
 
 def is_causal(layout: Layout) -> bool:
-    """Return whether no key stands after its query, as far as the pattern's structure proves it."""
+    """Return whether it is known that no key lies after its query."""
     return _is_constant_causal(layout_text(layout)) if torch.compiler.is_compiling() else layout.pattern.is_causal
 
 
 def is_drawn(pattern: Pattern) -> bool:
-    """Return whether who may read whom is known only for a length."""
+    """Return whether the pattern depends on the length or is random."""
     return pattern.depends_on_length or pattern.is_random
 
 
 def is_length_known(layout: Layout) -> bool:
-    """Return whether the lengths are numbers, and not symbols of a program that is being compiled."""
+    """Return whether the lengths are numbers, not symbols of a program that is being compiled."""
     lengths = layout.num_keys, layout.num_positions or 0
     return not torch.compiler.is_compiling() or all(has_static_value(length) for length in lengths)
 
 
 def layout_text(layout: Layout) -> str:
-    """Return pattern, layer and heads as text, by which a program that is being compiled is guarded."""
+    """Return pattern, layer and heads as text, whose fields guard a program that is being compiled."""
     heads = layout.first_head, layout.num_model_heads
     return write_call_text(layout.pattern, layout.layer, (), *heads, layout.is_cross)
 
 
 def _known(layout: Layout) -> tuple[str, int, int | None]:
-    """Return what of a layout is not a symbol: text, number of heads, the length for which the pattern is drawn."""
-    # a compiler may take a number for a symbol; as an index it has a value
+    """Return the parts of a layout that are no symbols: text, number of heads, length to draw for."""
+    # while compiling, a number may be a symbol; as an index it has a value
     drawn_tokens = index(layout.drawn_tokens) if is_drawn(layout.pattern) else None
     return layout_text(layout), index(layout.num_heads), drawn_tokens
 
 
-# a compiler runs this while it traces, and takes what it returns for constant; of an object it could call no methods
+# a compiler runs this while tracing, and treats the result as a constant; it could not call methods of an object
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep(text: str, num_heads: int, drawn_tokens: int | None, device: torch.device) -> str:
-    """Have the groups kept where traced code can read them, and return under which name."""
+    """Store the groups where traced code can read them, and return their name there."""
     values = repr((text, num_heads, drawn_tokens, str(device)))
     name = f"groups_{sha256(values.encode()).hexdigest()}"
     with _lock:
@@ -113,7 +113,7 @@ def _undrawn_groups(pattern: Pattern, heads: Heads, device: torch.device) -> Gro
 
 def _with_tensors(groups: Groups, device: torch.device) -> Groups:
     for _, pattern in groups:
-        # the compiler cannot trace what a pattern computes once and keeps; it finds it kept
+        # computes what the pattern caches, which the compiler cannot trace
         pattern.allowed(0, 0)
     convert = partial(torch.tensor, device=device)
     return tuple((first, pattern.with_tables(convert)) for first, pattern in groups)

@@ -1,4 +1,4 @@
-"""The kernels of flex, one compiled for each kind of call: another length, batch or random draw finds it again."""
+"""The kernels of flex, compiled once per kind of call; other lengths, batches and random draws reuse them."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,14 +17,14 @@ _numbers = count()
 def run(
     q: Tensor, k: Tensor, v: Tensor, mods: Mods, mask: BlockMask, scale: float, need_lse: bool
 ) -> tuple[Tensor, AuxOutput]:
-    """Return output and, where it is needed, lse, which kernels for CPUs do not give."""
+    """Return the output and, if needed, lse, which kernels for CPUs do not return."""
     aux = AuxRequest(lse=need_lse)
     if torch.compiler.is_compiling():
-        # becomes a part of the program that is being compiled
+        # this becomes part of the program that is being compiled
         return _flex(q, k, v, mods.score_mod, mask, scale, aux)
     kind = (
         mods.kind,
-        # torch compiles anew where one of these becomes 1
+        # torch recompiles when one of these becomes 1
         tuple(size == 1 for size in (*mask.kv_indices.shape, q.shape[0], q.shape[2], k.shape[2])),
         (q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.dtype, q.device, scale),
         (torch.is_grad_enabled(), mask.q_indices is None, need_lse),
@@ -34,7 +34,7 @@ def run(
 
 
 def memory_order(tensor: Tensor) -> tuple[bool, bool]:
-    """Return whether the tensor lies as [batch, heads, tokens, width], and whether as [batch, tokens, heads, width]."""
+    """Return whether the memory order is [batch, heads, tokens, width], and whether [batch, tokens, heads, width]."""
     return tensor.is_contiguous(), tensor.transpose(1, 2).is_contiguous()
 
 
@@ -42,8 +42,8 @@ def memory_order(tensor: Tensor) -> tuple[bool, bool]:
 def _compiled(kind: object) -> Callable[..., tuple[Tensor, AuxOutput]]:
     """Return the function compiled for calls of one kind, whatever their lengths.
 
-    torch counts how often a piece of code was compiled, gives up after a few times, and takes for variable what
-    differed between calls of code of the same name: every kind gets its own code and name.
+    torch gives up on code that was compiled a few times, and treats as dynamic what differed between calls of code of
+    the same name. Every kind therefore gets code and a name of its own.
     """
     own = FunctionType(_flex.__code__.replace(co_name=f"flex_{next(_numbers)}"), _flex.__globals__)
     return torch.compile(own, fullgraph=True)

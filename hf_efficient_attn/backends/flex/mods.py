@@ -1,4 +1,4 @@
-"""What a kernel of flex calls for every pair of a query and a key: whether it is allowed, and its score."""
+"""The functions that a kernel of flex calls for every pair of query and key: is it allowed, and what is its score."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_locations import TokenLocations, axis_locations
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score: tensors of indices
+# (batch, head, query, key) -> allowed, and (score, batch, head, query, key) -> score; indices are integer tensors
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -30,7 +30,8 @@ class Mods:
     Attributes:
         mask_mod: which pairs are allowed.
         score_mod: soft cap and terms; None: there are none.
-        kind: hashable, all of them that a compiled kernel depends on; None while a caller's program is compiled.
+        kind: everything about them that a compiled kernel depends on, hashable; None while a caller's program is being
+            compiled.
     """
 
     mask_mod: MaskMod
@@ -61,7 +62,7 @@ class PositionLookup:
 
     Attributes:
         offset: position of the first query, an int tensor of no dimension; None: 0.
-        locations: of the tokens on the axis of the queries and on that of the keys, where examples differ.
+        locations: those on the axis of the queries and on that of the keys; None: all examples are alike.
     """
 
     offset: Tensor | None
@@ -69,7 +70,7 @@ class PositionLookup:
 
     @property
     def kind(self) -> object:
-        """What a compiled program depends on."""
+        """Everything about the lookup that a compiled kernel depends on."""
         if self.locations is None:
             return self.offset is None
         of_queries, of_keys = self.locations
@@ -137,7 +138,7 @@ def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | N
         for term in terms:
             label = term.label.of(*positions)
             indices = (example, head, query, label.clamp(0, term.label.num_values - 1))
-            # a dimension of size 1 is read at 0; flex wants tensors as indices
+            # a dimension of size 1 is read at 0; flex needs tensors as indices
             sizes = zip(indices, term.values.shape, strict=True)
             value = term.values[tuple(index if size > 1 else index * 0 for index, size in sizes)]
             score = score + term.label.score(value, label)
@@ -148,9 +149,9 @@ def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | N
 
 @cached()
 def structure_of(layout: Layout) -> object:
-    """Return all of a layout that the functions of a kernel depend on, but for the entries of lookup tables.
+    """Return everything about a layout that the functions of a kernel depend on, except the entries of lookup tables.
 
-    The lengths of tables belong to it, since torch 2.13 writes wrong code for CPUs where they vary.
+    The lengths of tables are included, since torch 2.13 generates wrong code for CPUs where they vary.
     """
     return layout.pattern.is_causal, tuple((first, _structure(pattern)) for first, _, pattern in layout.head_groups())
 
