@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.intervals import Intervals
 
-# in all rows together: more would take longer than a few seconds
-MAX_COUNTED_INTERVALS = 1 << 23
+# in all rows together: more would take longer than about a second
+MAX_COUNTED_INTERVALS = 1 << 20
 # of a pattern with a period up to this, one query per residue class is looked at
 MAX_CLASSES = 64
 # the time of an interval with moving ends, in intervals of a single row
