@@ -50,7 +50,7 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     @property
     def depends_on_length(self) -> bool:
         # positions are sorted
-        return bool(self.positions) and self.positions[0] < 0
+        return len(self.positions) > 0 and self.positions[0] < 0
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         counted = (position + num_keys if position < 0 else position for position in self.positions)
