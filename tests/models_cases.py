@@ -23,6 +23,9 @@ TINY = {
     "eos_token_id": 2,
 }
 
+# how far two ways to the same numbers may be apart
+TOLERANCE = 1e-5
+
 
 @dataclass(frozen=True)
 class Case:
@@ -213,6 +216,11 @@ CODE_OF_OTHERS = (
 )
 
 
+def random_ids(rows: int, tokens: int, seed: int = 2) -> torch.Tensor:
+    """Return tokens that are none of the special ones."""
+    return torch.randint(3, TINY["vocab_size"], (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
 def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, torch.Tensor]:
     """Return inputs with labels for one head: random tokens, the first row padded on the right."""
     generator = torch.Generator().manual_seed(1)
@@ -235,3 +243,8 @@ def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, t
         "AutoModelForTokenClassification": lambda: {"labels": (ids % 2).masked_fill(mask == 0, -100)},
     }
     return {**inputs, **labels[auto_class]()}
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """Return the main output of any head."""
+    return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)

@@ -5,17 +5,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import checkpoint_activations, switch_off_dropout
+from models_cases import checkpoint_activations, first_tensor, switch_off_dropout
 from torch import Tensor
 
 # of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
 SLACK = 2.0
 DTYPES = (torch.bfloat16, torch.float16)
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return the main output of any head."""
-    return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
 
 
 def distance(output: Any, expected: Tensor) -> float:

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import checkpoint_activations
-from seq2seq_cases import TINY, Seq2SeqCase, head_inputs, random_ids
+from models.seq2seq_compile_contract import Seq2SeqCompileContract
+from models.seq2seq_masks_contract import Seq2SeqMasksContract
+from models_cases import TOLERANCE, checkpoint_activations, first_tensor
+from seq2seq_cases import Seq2SeqCase, head_inputs, random_ids
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import hf_efficient_attn as hea
-
-TOLERANCE = 1e-5
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return the main output of any head."""
-    return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
 
 
 def scalar(output: Any) -> Tensor:
@@ -27,13 +22,7 @@ def scalar(output: Any) -> Tensor:
     return output["loss"] if "loss" in output else first_tensor(output).sum()
 
 
-def padded(ids: Tensor, tokens: int, side: str) -> tuple[Tensor, Tensor]:
-    """Return the tokens and their mask with `tokens` of padding on one side."""
-    amount = (tokens, 0) if side == "left" else (0, tokens)
-    return torch.nn.functional.pad(ids, amount), torch.nn.functional.pad(torch.ones_like(ids), amount)
-
-
-class Seq2SeqContract:
+class Seq2SeqContract(Seq2SeqMasksContract, Seq2SeqCompileContract):
     """One method a promise; `case` and `auto_class` are parametrised by `test_seq2seq_contract.py`."""
 
     def test_auto_classes_know_every_head(self, case: Seq2SeqCase) -> None:
@@ -90,48 +79,6 @@ class Seq2SeqContract:
         scalar(model(**head_inputs(auto_class))).backward()
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
-    @pytest.mark.parametrize("side", ["left", "right"])
-    def test_source_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, auto_class: str, side: str) -> None:
-        model = case.model(auto_class)
-        ids, mate = random_ids(1, 7), random_ids(1, 12, seed=3)
-        ids[:, 4] = mate[:, 4] = TINY["eos_token_id"]
-        ids[:, 2] = mate[:, 2] = TINY["sep_token_id"]
-        source, mask = padded(ids, 5, side)
-        inputs = {"input_ids": torch.cat([source, mate]), "attention_mask": torch.cat([mask, torch.ones_like(mate)])}
-        target = {"decoder_input_ids": random_ids(1, 6)} if auto_class in ("AutoModelForSeq2SeqLM", "AutoModel") else {}
-        targets = {name: each.expand(2, -1) for name, each in target.items()}
-        with torch.no_grad():
-            alone = first_tensor(model(ids, **target))
-            together = first_tensor(model(**inputs, **targets))[:1]
-        if auto_class == "AutoModelForQuestionAnswering":
-            together = together[:, 5:] if side == "left" else together[:, :7]
-        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
-
-    @pytest.mark.parametrize("side", ["left", "right"])
-    def test_target_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, side: str) -> None:
-        model = case.model()
-        ids, target, mate = random_ids(1, 9), random_ids(1, 4, seed=5), random_ids(1, 7, seed=6)
-        both, mask = padded(target, 3, side)
-        with torch.no_grad():
-            alone = model(ids, decoder_input_ids=target).logits
-            together = model(
-                ids.expand(2, -1),
-                decoder_input_ids=torch.cat([both, mate]),
-                decoder_attention_mask=torch.cat([mask, torch.ones_like(mate)]),
-            ).logits[:1]
-        together = together[:, 3:] if side == "left" else together[:, :4]
-        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
-
-    def test_future_target_tokens_do_not_leak(self, case: Seq2SeqCase) -> None:
-        model = case.model()
-        ids, target = random_ids(1, 9), random_ids(1, 8)
-        changed = target.clone()
-        changed[0, 5:] = (changed[0, 5:] + 7) % 50 + 3
-        with torch.no_grad():
-            before, after = (model(ids, decoder_input_ids=each).logits for each in (target, changed))
-        torch.testing.assert_close(after[:, :5], before[:, :5], atol=1e-6, rtol=0)
-        assert not torch.allclose(before[:, 5:], after[:, 5:], atol=1e-3)
-
     def test_heads_take_inputs_in_the_usual_order(self, case: Seq2SeqCase, auto_class: str) -> None:
         """Trainer passes on only the columns a forward names, and people pass the first by position."""
         parameters = list(inspect.signature(case.heads[auto_class].forward).parameters)
@@ -146,12 +93,6 @@ class Seq2SeqContract:
             expected = model(ids, decoder_input_ids=target).logits
             embedded = {"inputs_embeds": model.model.embed(ids), "decoder_inputs_embeds": model.model.embed(target)}
             torch.testing.assert_close(model(**embedded).logits, expected)
-
-    def test_packed_documents_are_refused(self, case: Seq2SeqCase) -> None:
-        ids = random_ids(1, 6)
-        for name in ("position_ids", "decoder_position_ids"):
-            with pytest.raises(hea.InputError, match="cannot be packed"):
-                case.model()(ids, decoder_input_ids=ids, **{name: torch.tensor([[0, 1, 2, 0, 1, 2]])})
 
     # flex warns that it is not compiled, which the contracts of flex and of the other families do
     @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without:UserWarning")
@@ -197,50 +138,6 @@ class Seq2SeqContract:
         assert torch.isfinite(output.logits).all()
         assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
-    def test_compiles_without_graph_breaks(self, traced_case: Seq2SeqCase) -> None:
-        model = traced_case.model(embedding_dropout=0.0, hidden_dropout=0.0, **traced_case.fewest_layers).train()
-        inputs = head_inputs("AutoModelForSeq2SeqLM")
-        torch._dynamo.reset()
-        actual = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).loss
-        actual.backward()
-        # behind it: a model that has been called before knows its patterns
-        expected = model(**inputs).loss
-        torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
-
-    def test_lengths_do_not_recompile(self, traced_case: Seq2SeqCase) -> None:
-        """One graph for all lengths."""
-        model, graphs = traced_case.model(**traced_case.fewest_layers), []
-        torch._dynamo.reset()
-
-        def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled = torch.compile(model, backend=count, dynamic=True)
-        with torch.no_grad():
-            for tokens in (9, 16, 58):
-                compiled(random_ids(2, tokens), decoder_input_ids=random_ids(2, tokens // 2 + 1), use_cache=False)
-        assert len(graphs) == 1
-
-    @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
-    def test_exports_with_any_batch_and_length(self, traced_case: Seq2SeqCase, is_masked: bool) -> None:
-        model = traced_case.model(use_cache=False, **traced_case.fewest_layers)
-
-        def inputs(*sizes: int) -> dict[str, Tensor]:
-            found = head_inputs("AutoModelForSeq2SeqLM" if is_masked else "AutoModel", *sizes)
-            return found if is_masked else {name: found[name] for name in ("input_ids", "decoder_input_ids")}
-
-        batch = torch.export.Dim("batch", min=1, max=64)
-        source, target = (torch.export.Dim(name, min=3, max=60) for name in ("source", "target"))
-        sides = {"input_ids": source, "attention_mask": source, "labels": target, "decoder_input_ids": target}
-        example = inputs(3, 12, 6)
-        shapes = {name: {0: batch, 1: sides[name]} for name in example}
-        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
-        for sizes in ((2, 31, 11), (1, 9, 12)):
-            actual, expected = program(**inputs(*sizes)), model(**inputs(*sizes))
-            torch.testing.assert_close(actual.logits, expected.logits, atol=TOLERANCE, rtol=TOLERANCE)
-            torch.testing.assert_close(actual.loss, expected.loss, atol=TOLERANCE, rtol=TOLERANCE)
-
     def test_offloaded_layers_compute_the_same(self, case: Seq2SeqCase, tmp_path: Path) -> None:
         model = case.model()
         model.save_pretrained(tmp_path / "model")
@@ -282,114 +179,3 @@ class Seq2SeqContract:
             optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < losses[0] - 0.5
-
-
-class Seq2SeqGenerationContract:
-    """The promises about caches and `generate`."""
-
-    def generate(self, model: Any, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
-        return model.generate(ids, attention_mask=mask, max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
-
-    def sources(self) -> tuple[Tensor, Tensor]:
-        """Return three sources, one padded on the left, one on the right."""
-        ids = random_ids(3, 9)
-        mask = torch.ones_like(ids)
-        mask[0, :4] = 0
-        mask[2, -2:] = 0
-        return ids.masked_fill(mask == 0, 0), mask
-
-    @pytest.mark.parametrize("chunk", [1, 3])
-    def test_token_by_token_equals_full_forward(self, case: Seq2SeqCase, chunk: int) -> None:
-        model = case.model()
-        ids, mask = self.sources()
-        target, target_mask = random_ids(3, 7, seed=8), torch.ones(3, 7, dtype=torch.long)
-        target_mask[1, :2] = 0
-        cache, parts = None, []
-        with torch.no_grad():
-            source = model.get_encoder()(ids, mask)
-            common = {"encoder_outputs": source, "attention_mask": mask}
-            full = model(**common, decoder_input_ids=target, decoder_attention_mask=target_mask, use_cache=False).logits
-            for start in range(0, 7, chunk):
-                stop = min(start + chunk, 7)
-                out = model(
-                    **common,
-                    decoder_input_ids=target[:, start:stop],
-                    decoder_attention_mask=target_mask[:, :stop],
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                cache = out.past_key_values
-                parts.append(out.logits)
-        real = target_mask.bool()
-        torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
-
-    @pytest.mark.parametrize(
-        "options",
-        [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"num_beams": 2, "num_return_sequences": 2}],
-    )
-    def test_cached_generation_equals_uncached(self, case: Seq2SeqCase, options: dict[str, Any]) -> None:
-        model = case.model()
-        ids, mask = self.sources()
-        cached = self.generate(model, ids, mask, use_cache=True, **options)
-        options = {name: value for name, value in options.items() if name != "cache_implementation"}
-        assert torch.equal(cached, self.generate(model, ids, mask, use_cache=False, **options))
-
-    @pytest.mark.parametrize("cache", [None, "static"])
-    def test_prompts_padded_on_the_left_generate_the_same(self, case: Seq2SeqCase, cache: str | None) -> None:
-        """`generate` wants the start token first, so the padding stands behind it."""
-        model = case.model()
-        ids, mask = self.sources()
-        prompt = torch.tensor([[TINY["decoder_start_token_id"], 5, 6]]).expand(3, -1)
-        longer = torch.tensor([[TINY["decoder_start_token_id"], 0, 0, 5, 6]]).expand(3, -1)
-        options = {"cache_implementation": cache} if cache else {}
-        options |= {"decoder_input_ids": longer, "decoder_attention_mask": (longer > 0).long()}
-        together = self.generate(model, ids, mask, **options)
-        alone = self.generate(model, ids, mask, decoder_input_ids=prompt)
-        assert torch.equal(together[:, 5:], alone[:, 3:])
-
-    def test_batch_mates_change_nothing(self, case: Seq2SeqCase) -> None:
-        model = case.model()
-        ids, mask = self.sources()
-        together = self.generate(model, ids, mask, num_beams=2)
-        for row in range(3):
-            alone = ids[row][mask[row].bool()][None]
-            assert torch.equal(self.generate(model, alone, torch.ones_like(alone), num_beams=2)[0], together[row])
-
-    def test_assisted_generation_equals_greedy(self, case: Seq2SeqCase) -> None:
-        model, assistant = case.model(), case.model(seed=1)
-        ids = random_ids(1, 6)
-        mask = torch.ones_like(ids)
-        assert torch.equal(self.generate(model, ids, mask, assistant_model=assistant), self.generate(model, ids, mask))
-
-    def test_source_is_read_once(self, case: Seq2SeqCase) -> None:
-        """Keys and values of the source are computed in the first step only; the caches hold no more than tokens."""
-        model = case.model()
-        calls = []
-        for layer in model.model.decoder.layers:
-            layer.cross_attn.k_proj.register_forward_hook(lambda *args: calls.append(1))
-        ids, mask = self.sources()
-        cache = self.generate(model, ids, mask, return_dict_in_generate=True).past_key_values
-        assert len(calls) == 2
-        width = 2 * 2 * 3 * model.config.hidden_size
-        for part, tokens in ((cache.self_attention_cache, 8), (cache.cross_attention_cache, 9)):
-            assert sum(layer.keys.numel() + layer.values.numel() for layer in part.layers) == width * tokens
-
-    def test_cache_made_by_the_caller_is_used(self, case: Seq2SeqCase) -> None:
-        model = case.model()
-        ids, target = random_ids(2, 9), random_ids(2, 7)
-        dynamic, config = transformers.DynamicCache, model.config.get_text_config(decoder=True)
-        static = [transformers.StaticCache(config=config, max_cache_len=size) for size in (12, 9)]
-        with torch.no_grad():
-            full = model(ids, decoder_input_ids=target, use_cache=False).logits
-            for cache in (
-                transformers.EncoderDecoderCache(dynamic(), dynamic()),
-                transformers.EncoderDecoderCache(*static),
-                dynamic(),
-            ):
-                model(ids, decoder_input_ids=target[:, :4], past_key_values=cache)
-                last = model(ids, decoder_input_ids=target[:, 4:], past_key_values=cache).logits
-                torch.testing.assert_close(last, full[:, 4:], atol=TOLERANCE, rtol=TOLERANCE)
-
-    def test_continuous_batching_is_refused(self, case: Seq2SeqCase) -> None:
-        with pytest.raises(hea.UnsupportedBackendError):
-            case.model()(random_ids(1, 4), decoder_input_ids=random_ids(1, 2), cache=object())

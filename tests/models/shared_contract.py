@@ -4,15 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from models_cases import switch_off_dropout
+from models_cases import first_tensor, switch_off_dropout
 from torch import Tensor
 
 import hf_efficient_attn as hea
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return the main output of any head."""
-    return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
 
 
 class SharedContract:

@@ -8,8 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
-from models.contract import first_tensor, random_ids
-from models_cases import CASES, TINY, Case
+from models_cases import CASES, TINY, Case, first_tensor, random_ids
 
 import hf_efficient_attn as hea
 

@@ -2,7 +2,8 @@
 
 import pytest
 import transformers
-from models.contract import FamilyContract, GenerationContract
+from models.contract import FamilyContract
+from models.generation_contract import GenerationContract
 from models_cases import CASES, CODE_OF_OTHERS, parametrize_cases
 
 import hf_efficient_attn as hea

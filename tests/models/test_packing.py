@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.contract import TOLERANCE, first_tensor, random_ids
-from models_cases import CASES, Case
+from models_cases import CASES, TOLERANCE, Case, first_tensor, random_ids
 from seq2seq_cases import CASES as SEQ2SEQ_CASES
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -1,7 +1,8 @@
 """Run the encoder-decoders' contract for every case of every family."""
 
 import pytest
-from models.seq2seq_contract import Seq2SeqContract, Seq2SeqGenerationContract
+from models.seq2seq_contract import Seq2SeqContract
+from models.seq2seq_generation_contract import Seq2SeqGenerationContract
 from models_cases import parametrize_cases
 from seq2seq_cases import CASES
 

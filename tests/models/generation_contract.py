@@ -1,0 +1,135 @@
+"""What every causal family satisfies in `generate` and with caches. `test_contract.py` runs it for every case."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models_cases import TOLERANCE, Case, random_ids
+
+import hf_efficient_attn as hea
+
+
+class GenerationContract:
+    """The promises about caches and `generate`, for causal cases."""
+
+    def generate(self, model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        mask = torch.ones_like(ids) if mask is None else mask
+        return model.generate(ids, attention_mask=mask, max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
+
+    def left_padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = random_ids(3, 9)
+        mask = torch.ones_like(ids)
+        mask[0, :4] = 0
+        mask[2, :1] = 0
+        return ids.masked_fill(mask == 0, 0), mask
+
+    def test_token_by_token_equals_full_forward(self, case: Case) -> None:
+        model = case.model()
+        ids, mask = self.left_padded()
+        with torch.no_grad():
+            full = model(ids, attention_mask=mask, use_cache=False).logits
+            for chunk in (1, 4):
+                cache, parts = None, []
+                for start in range(0, ids.shape[1], chunk):
+                    stop = min(start + chunk, ids.shape[1])
+                    out = model(
+                        ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True
+                    )
+                    cache = out.past_key_values
+                    parts.append(out.logits)
+                real = mask.bool()
+                torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"num_beams": 2, "num_return_sequences": 2}],
+    )
+    def test_cached_generation_equals_uncached(self, case: Case, options: dict[str, Any]) -> None:
+        model = case.model()
+        ids, mask = self.left_padded()
+        cached = self.generate(model, ids, mask, use_cache=True, **options)
+        options = {name: value for name, value in options.items() if name != "cache_implementation"}
+        assert torch.equal(cached, self.generate(model, ids, mask, use_cache=False, **options))
+
+    # with a prompt that ends in padding transformers warns, too
+    @pytest.mark.parametrize("tail", [0, 2])
+    def test_cached_generation_equals_uncached_where_the_mask_has_holes(self, case: Case, tail: int) -> None:
+        """A hole, a masked token between others, is not read; distances count it, and no document ends there."""
+        model, ids = case.model(), random_ids(3, 9)
+        mask = torch.ones_like(ids)
+        mask[0, 3:5] = mask[1, :2] = mask[2, 1] = mask[2, 6] = 0
+        mask[1:, 9 - tail :] = 0
+        results = [
+            self.generate(model, ids, mask, use_cache=use_cache, return_dict_in_generate=True, output_logits=True)
+            for use_cache in (True, False)
+        ]
+        for cached, uncached in zip(*(result.logits for result in results), strict=True):
+            torch.testing.assert_close(cached, uncached, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_assisted_generation_equals_greedy(self, case: Case) -> None:
+        model, assistant = case.model(), case.model(seed=1)
+        ids = random_ids(1, 6)
+        assisted = self.generate(model, ids, assistant_model=assistant)
+        assert torch.equal(assisted, self.generate(model, ids))
+        looked_up = self.generate(model, ids, prompt_lookup_num_tokens=3)
+        assert torch.equal(looked_up, self.generate(model, ids))
+
+    def test_cropped_cache_continues_exactly(self, case: Case) -> None:
+        model = case.model()
+        ids, mask = self.left_padded()
+        with torch.no_grad():
+            cache = model(ids, attention_mask=mask, use_cache=True).past_key_values
+            cache.crop(-3)
+            rest = model(ids[:, -3:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+            full = model(ids, attention_mask=mask, use_cache=False).logits[:, -3:]
+        torch.testing.assert_close(rest, full, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_cache_made_by_the_caller_is_used(self, case: Case) -> None:
+        model = case.model()
+        ids = random_ids(2, 8)
+        with torch.no_grad():
+            full = model(ids, use_cache=False).logits
+            for cache in (
+                transformers.DynamicCache(),
+                transformers.DynamicCache(config=model.config),
+                transformers.StaticCache(config=model.config, max_cache_len=12),
+            ):
+                model(ids[:, :5], past_key_values=cache)
+                last = model(ids[:, 5:], past_key_values=cache).logits
+                torch.testing.assert_close(last, full[:, 5:], atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_cache_holds_no_more_than_the_tokens(self, case: Case) -> None:
+        model = case.model()
+        cache = model(random_ids(2, 9), use_cache=True).past_key_values
+        # global tokens with projections of their own need keys of their own
+        groups = model.config.key_value_heads * (1 + getattr(model.config, "global_projections", False))
+        size = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+        assert size == model.config.num_hidden_layers * 2 * 2 * groups * 9 * model.config.head_dim
+
+    def test_future_tokens_do_not_leak(self, case: Case) -> None:
+        model = case.model()
+        ids = random_ids(1, 10)
+        changed = ids.clone()
+        changed[0, 6:] = (changed[0, 6:] + 7) % 50 + 3
+        with torch.no_grad():
+            before, after = model(ids).logits, model(changed).logits
+        assert torch.equal(before[:, :6], after[:, :6]) or torch.allclose(before[:, :6], after[:, :6], atol=1e-6)
+        assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
+
+    def test_continuous_batching_is_right_or_refused(self, case: Case) -> None:
+        model = case.model()
+        is_refused = getattr(model.config, "is_centered", True) or model.config.position_embedding_type == "alibi"
+        if is_refused:
+            with pytest.raises(hea.UnsupportedBackendError):
+                model(random_ids(1, 4), cache=object())
+            return
+        prompts = [random_ids(1, length, seed=length)[0].tolist() for length in (4, 7, 3)]
+        options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        # without sizes transformers takes nine tenths of the machine's free memory
+        sizes = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)
+        batched = model.generate_batch(prompts, options, sizes)
+        order = sorted(batched.values(), key=lambda result: int(result.request_id.rpartition("_")[2]))
+        for prompt, result in zip(prompts, order, strict=True):
+            alone = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=-1)
+            assert result.generated_tokens == alone[0, len(prompt) :].tolist()

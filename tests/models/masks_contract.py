@@ -1,0 +1,69 @@
+"""What every family satisfies under masks, padding and packed documents; a part of `FamilyContract`."""
+
+import pytest
+import torch
+from models_cases import TINY, TOLERANCE, Case, first_tensor, random_ids
+
+
+class MasksContract:
+    """The promises about which tokens a token reads."""
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_padding_and_batch_mates_change_nothing(self, case: Case, auto_class: str, side: str) -> None:
+        if auto_class.endswith("MultipleChoice"):
+            pytest.skip("its inputs are three-dimensional; it pools what SequenceClassification pools")
+        model = case.model(auto_class)
+        ids, mate = random_ids(1, 7), random_ids(1, 12, seed=3)
+        ids[:, 2] = mate[:, 2] = TINY["eos_token_id"]  # ends the question, where there is one
+        padding = torch.zeros(1, 5, dtype=torch.long)
+        order = (lambda a, b: [a, b]) if side == "left" else (lambda a, b: [b, a])
+        padded = torch.cat(order(padding, ids), 1)
+        mask = torch.cat(order(padding, torch.ones_like(ids)), 1)
+        with torch.no_grad():
+            alone = first_tensor(model(ids))
+            together = first_tensor(
+                model(torch.cat([padded, mate]), attention_mask=torch.cat([mask, torch.ones_like(mate)]))
+            )[:1]
+        if auto_class != "AutoModelForSequenceClassification":
+            together = together[:, 5:] if side == "left" else together[:, :7]
+        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+    @pytest.mark.parametrize("mask", ["none", "ones", "padded"])
+    def test_packed_documents_do_not_see_each_other(self, case: Case, kernel: str, mask: str) -> None:
+        """Called as a training loop calls it: nothing said about the cache."""
+        model = case.model()
+        model.set_attn_implementation(kernel)
+        documents = [random_ids(1, length, seed=length) for length in (5, 1, 9)]
+        positions = torch.cat([torch.arange(ids.shape[1]) for ids in documents])[None]
+        ids = torch.cat(documents, 1)
+        inputs = {}
+        if mask != "none":
+            inputs["attention_mask"] = torch.ones_like(ids)
+        if mask == "padded":
+            ids = torch.cat([torch.zeros(1, 2, dtype=torch.long), ids, torch.zeros(1, 3, dtype=torch.long)], 1)
+            positions = torch.nn.functional.pad(positions, (2, 3), value=1)
+            inputs["attention_mask"] = torch.nn.functional.pad(inputs["attention_mask"], (2, 3))
+        with torch.no_grad():
+            packed = model(ids, position_ids=positions, **inputs).logits
+            alone = torch.cat([model(document).logits for document in documents], 1)
+        packed = packed[:, 2:-3] if mask == "padded" else packed
+        torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+    def test_four_dimensional_mask_equals_padding_mask(self, case: Case, kernel: str) -> None:
+        model = case.model()
+        model.set_attn_implementation(kernel)
+        ids = random_ids(2, 9)
+        mask = torch.ones_like(ids)
+        mask[0, 6:] = 0
+        allowed = mask[:, None, None].bool().expand(2, 1, 9, 9)
+        if case.is_causal:
+            allowed = allowed & torch.ones(9, 9, dtype=torch.bool).tril()
+        added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        with torch.no_grad():
+            by_padding = model(ids, attention_mask=mask, use_cache=False).logits
+            for matrix in (allowed, added):
+                by_matrix = model(ids, attention_mask=matrix, use_cache=False).logits
+                real = mask.bool()
+                torch.testing.assert_close(by_matrix[real], by_padding[real], atol=TOLERANCE, rtol=TOLERANCE)
