@@ -6,24 +6,19 @@ device (`Waits`). It says nothing about numbers or speed on a GPU.
 
 from __future__ import annotations
 
-import re
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from device_waits import PACKAGE, Waits, waits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
-PACKAGE = "hf_efficient_attn"
-# whose code makes the host wait: that which stands nearest
-PLACES = rf"/({PACKAGE}|transformers)/(?!tests/)"
 # whose answer is a number or a size that the host needs
 WAITING = {
     getattr(aten, name)
@@ -32,23 +27,6 @@ WAITING = {
 COPIES = {aten.copy_, aten._to_copy, aten._copy_from_and_resize}
 # take indices from the host
 INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
-
-
-class Waits(Counter[str]):
-    """How often each line of the package, or of transformers, waited for the device or copied from one to the other."""
-
-    def note(self, what: str) -> None:
-        frames = [frame for frame in traceback.extract_stack() if re.search(PLACES, frame.filename)]
-        name = re.split(PLACES, frames[-1].filename)[1] if frames else "elsewhere"
-        place = f"{frames[-1].filename.rpartition(name)[2]}:{frames[-1].lineno}" if frames else ""
-        self[f"{name}: {what} at {place}"] += 1
-
-    def of_package(self) -> Waits:
-        """Return those that are not transformers' own."""
-        return Waits({key: count for key, count in self.items() if not key.startswith("transformers")})
-
-
-waits = Waits()
 
 
 class PretendedTensor(Tensor):

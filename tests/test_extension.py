@@ -30,7 +30,7 @@ ADDITIONS: dict[str, list[tuple[str, str, str]]] = {
         ("tests/patterns/strategies.py", "    PerHead,\n", "    Prefix,\n"),
         ("tests/patterns/strategies.py", "    st.just(Causal()),\n", "    st.builds(Prefix, small),\n"),
         ("tests/layout/test_compile.py", "\nPATTERNS = {\n", f"    {PREFIX}\n"),
-        ("tests/backends_contract.py", "\nPATTERNS: dict[str, Pattern] = {\n", f"    {PREFIX}\n"),
+        ("tests/backends_cases.py", "\nPATTERNS: dict[str, Pattern] = {\n", f"    {PREFIX}\n"),
         ("tests/fuzz_formula.py", "    **dict.fromkeys", '(("prefix",), read_prefix),\n    **dict.fromkeys'),
         (
             "tests/fuzz_formula.py",

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import backends_contract as contract
 import models_cases
 import pytest
 import seq2seq_cases
 import torch
-from pretended_cuda import Waits, move_model, on_cuda, pretended_cuda, unwrap
+from backends_cases import Case
+from backends_contract import check
+from device_waits import Waits
+from pretended_cuda import move_model, on_cuda, pretended_cuda, unwrap
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,12 +23,12 @@ from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 CASES = [
-    contract.Case("band", 90, "left"),
-    contract.Case("globals", 90, "documents", label=Distance(-3, 6)),
-    contract.Case("dilated", 90, "holes"),
-    contract.Case("random", 90, "globals"),
-    contract.Case("per head", 90, num_queries=40),
-    contract.Case("causal band", 90, "right", torch.bfloat16, label=SoftSpan(ramp=20, num_inner=5)),
+    Case("band", 90, "left"),
+    Case("globals", 90, "documents", label=Distance(-3, 6)),
+    Case("dilated", 90, "holes"),
+    Case("random", 90, "globals"),
+    Case("per head", 90, num_queries=40),
+    Case("causal band", 90, "right", torch.bfloat16, label=SoftSpan(ramp=20, num_inner=5)),
 ]
 MODELS = (
     "simplified-sas_p",
@@ -47,9 +49,9 @@ MORE_WAITS = {"span-dynamic": models_cases.TINY["num_hidden_layers"]}
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("backend", [blocked, sdpa, reference], ids=lambda backend: backend.NAME)
-def test_backends_stay_on_the_device(backend: ModuleType, case: contract.Case) -> None:
+def test_backends_stay_on_the_device(backend: ModuleType, case: Case) -> None:
     with pretended_cuda():
-        contract.check(case, backend, "cuda")
+        check(case, backend, "cuda")
 
 
 def inputs_of(case: models_cases.Case, move: Any) -> dict[str, Tensor]:

@@ -9,18 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backends_contract import (
-    MEMORY,
-    THREE_PATTERNS,
-    Case,
-    check,
-    cross_cases,
-    huge_score_cases,
-    memory_cases,
-    pairwise_cases,
-    special_cases,
-    tensors_of,
-)
+from backends.compared_cases import cross_cases, huge_score_cases, memory_cases, pairwise_cases, special_cases
+from backends_cases import MEMORY, THREE_PATTERNS, Case, tensors_of
+from backends_contract import check
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
