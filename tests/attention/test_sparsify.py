@@ -1,4 +1,4 @@
-"""`sparsify`: records, checks, restores, and keeps a model from computing without its pattern."""
+"""`sparsify`: records a pattern, keeps it in saved models, restores, and tries a model."""
 
 import json
 from pathlib import Path
@@ -7,28 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from attention_models import (
-    BART,
-    CONFIGS,
-    DECODER,
-    PATTERN,
-    SEQ2SEQ,
-    TINY,
-    WIDE,
-    build,
-    inputs_of,
-    outputs_of,
-    token_ids,
-)
+from attention_models import BART, CONFIGS, PATTERN, SEQ2SEQ, TINY, WIDE, build, inputs_of, outputs_of, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import trial
 from hf_efficient_attn.attention.trial import takes_tables
-from hf_efficient_attn.patterns import Band, Full, GlobalTokens, Pattern, RandomBlocks, SpanTree, bigbird
-
-# in their causal form, too
-LENGTH_DEPENDENT = [SpanTree(2), Band(3, 0) | GlobalTokens([-1]), bigbird(4, 1), bigbird(4, 1, plan="authors")]
-LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
+from hf_efficient_attn.patterns import Band, Full
 
 
 def test_the_pattern_is_recorded_and_the_model_returned() -> None:
@@ -113,79 +96,6 @@ def test_patterns_differ_from_layer_to_layer() -> None:
     assert not torch.allclose(mixed, own, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern", "message"),
-    [
-        ("llama", {"kind": "bnad", "left": 1, "right": 0}, "Did you mean 'band'"),
-        ("llama", {"kind": "band", "left": -7, "right": 0}, "left is -7"),
-        ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
-        ("llama", 7, "is 7"),
-        ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
-        ("llama", {0: Band(2, 0)}, "give a list"),
-        ("mistral_sliding", Band(2, 0), "sliding_window to None"),
-        ("gemma3", [Band(2, 0), Band(2, 0)], "Give None for this layer"),
-    ],
-)
-def test_bad_patterns_are_refused_before_anything_changes(name: str, pattern: Any, message: str) -> None:
-    model = build(name)
-    before = model.config.to_dict()
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.sparsify(model, pattern)
-    assert model.config.to_dict() == before
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_models_without_the_interface_are_refused() -> None:
-    config = tr.LongformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=61)
-    with pytest.raises(hea.UnsupportedBackendError, match="LongformerModel does not use the attention interface"):
-        hea.sparsify(tr.LongformerModel(config), PATTERN)
-    with pytest.raises(hea.ConfigurationError, match="not Linear"):
-        hea.sparsify(torch.nn.Linear(2, 2), PATTERN)  # type: ignore[type-var]
-
-
-DENSE = {name: value for name, value in WIDE.items() if name != "num_attention_heads"}
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (tr.FNetConfig(**DENSE, vocab_size=61), "no layer of its encoder calls it"),
-        (tr.LongT5Config(**SEQ2SEQ, num_layers=2, num_heads=4, d_kv=8, d_ff=64), "no layer of its encoder calls it"),
-        (tr.DogeConfig(**DECODER), "uses attention masks itself"),
-        (tr.BigBirdPegasusConfig(**SEQ2SEQ, **BART), "uses attention masks itself"),
-        (tr.PegasusXConfig(**SEQ2SEQ, **BART, block_size=4, num_global_tokens=2), "no layer of its encoder calls it"),
-        (
-            tr.EncoderDecoderConfig.from_encoder_decoder_configs(tr.BertConfig(**TINY), tr.BertConfig(**TINY)),
-            "joins two models",
-        ),
-    ],
-    ids=lambda each: each.model_type if isinstance(each, tr.PreTrainedConfig) else "",
-)
-def test_what_could_not_follow_is_refused_before_anything_changes(config: Any, message: str) -> None:
-    """By a trial without numbers; of a config alone, too."""
-    model_class = tr.MODEL_MAPPING.get(type(config), tr.EncoderDecoderModel)
-    before = config.to_dict()
-    for each in (config, model_class(config)):
-        with pytest.raises((hea.UnsupportedBackendError, hea.ConfigurationError), match=message):
-            hea.sparsify(each, PATTERN)
-        assert (each if each is config else each.config).to_dict() == before
-
-
-def classifier_of(kind: str) -> Any:
-    """Return a classifier of pictures whose config has a text part that it does not compute."""
-    text = {**WIDE, "vocab_size": 61, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
-    parts = {"text_config": text, "vision_config": {**WIDE, "image_size": 16, "patch_size": 4}}
-    return getattr(tr, f"{kind}ForImageClassification")(getattr(tr, f"{kind}Config")(**parts))
-
-
-@pytest.mark.parametrize("kind", ["CLIP", "Siglip", "MetaClip2"])
-def test_classifiers_that_do_not_compute_the_part_with_the_pattern_are_refused(kind: str) -> None:
-    model = classifier_of(kind)
-    with pytest.raises(hea.UnsupportedBackendError, match="no layer of its encoder calls it"):
-        hea.sparsify(model, PATTERN)
-    assert getattr(model.config.text_config, "attention_pattern", None) is None
-
-
 SPEECH = {**SEQ2SEQ, **BART, "bos_token_id": 1, "decoder_start_token_id": 1, "max_source_positions": 30}
 AUDIO = {"num_mel_bins": 8, "suppress_tokens": None, "begin_suppress_tokens": None}
 
@@ -208,47 +118,6 @@ def test_models_are_tried_whatever_they_read(model_class: Any, config: Any) -> N
     assert takes_tables(model_class, config)
 
 
-def test_what_no_trial_can_tell_is_refused_after_the_first_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "takes_tables", lambda *_: False)
-    model = hea.sparsify(tr.FNetModel(tr.FNetConfig(**DENSE, vocab_size=61)).eval(), PATTERN)
-    for _ in range(2):
-        with pytest.raises(hea.UnsupportedBackendError, match="has computed without its attention_pattern"):
-            model(token_ids(1, 4))
-    hea.sparsify(model, None)
-    model(token_ids(1, 4))
-    bart = hea.sparsify(build("bart"), {"decoder": PATTERN})
-    bart(**inputs_of("bart", "none"))
-
-
-def test_plain_models_that_use_masks_themselves_are_refused() -> None:
-    model = tr.DogeForCausalLM(tr.DogeConfig(**DECODER)).eval()
-    model.set_attn_implementation("efficient")
-    for _ in range(2):
-        with pytest.raises(hea.UnsupportedBackendError, match="uses attention masks itself"):
-            model(token_ids(1, 4))
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", "vllm", "sglang"])
-def test_another_implementation_is_refused(implementation: str) -> None:
-    model = hea.sparsify(build("llama"), PATTERN)
-    model.config._attn_implementation = implementation
-    for part in (model, model.model):
-        with pytest.raises(hea.UnsupportedBackendError, match=f"attn_implementation is '{implementation}'"):
-            part(token_ids(1, 4))
-    model.set_attn_implementation("efficient")
-    model(token_ids(1, 4))
-
-
-def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.tensor.experimental._context_parallel import _attention
-
-    model = hea.sparsify(build("llama"), PATTERN)
-    assert model._supports_context_parallel is False
-    monkeypatch.setattr(_attention, "_replaced_functions", {"scaled_dot_product_attention": None})
-    with pytest.raises(hea.UnsupportedBackendError, match="Context parallelism"):
-        model(token_ids(1, 4))
-
-
 def test_of_a_composite_model_the_text_part_is_sparse() -> None:
     vision = tr.SiglipVisionConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=4
@@ -259,43 +128,3 @@ def test_of_a_composite_model_the_text_part_is_sparse() -> None:
     assert getattr(model.config.vision_config, "attention_pattern", None) is None
     text = outputs_of(model, {"input_ids": token_ids(1, 12)})
     assert torch.isfinite(text).all()
-
-
-def test_refusals_say_what_to_do() -> None:
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
-    bigbird = tr.BigBirdModel(tr.BigBirdConfig(vocab_size=9, **small))
-    with pytest.raises(hea.UnsupportedBackendError, match="convert"):
-        hea.sparsify(bigbird, Band(2, 2))
-    mamba = tr.MambaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1)
-    gemma = tr.Gemma3TextConfig(**small, layer_types=["sliding_attention"])
-    mistral = tr.MistralConfig(**small, sliding_window=4)
-    cures = (
-        (mamba, "with layers of full"),
-        (gemma, "entries of config.layer_types"),
-        (mistral, "sliding_window to None"),
-    )
-    for config, cure in cures:
-        with pytest.raises(hea.ConfigurationError, match=cure):
-            hea.sparsify(config, Band(2, 2))
-    for pattern in ("band(64, 0)", Band, torch.ones(2), 3):
-        with pytest.raises(hea.ConfigurationError, match="parse_pattern reads a text"):
-            hea.sparsify(tr.LlamaConfig(**small), pattern)
-
-
-@pytest.mark.parametrize("pattern", LENGTH_DEPENDENT, ids=lambda pattern: pattern.kind)
-def test_causal_models_have_no_pattern_that_depends_on_the_length(pattern: Pattern) -> None:
-    """A token would read other tokens as the text grows: refused at once, and not where a cache first meets it."""
-    model = build("llama")
-    with pytest.raises(
-        hea.ConfigurationError, match=r"depends on the length.*In (?:a )?causal (?:model|layers).*bigbird\(\.\.\."
-    ):
-        hea.sparsify(model, pattern)
-    assert not hasattr(model.config, "attention_pattern")
-    with pytest.raises(hea.ConfigurationError, match="depends on the length"):
-        hea.SparseTransformerConfig(is_causal=True, attention_pattern=pattern)
-    with pytest.raises(hea.ConfigurationError, match="depends on the length"):
-        hea.SparseSeq2SeqConfig(attention_pattern={"encoder": None, "decoder": pattern})
-    # who reads both sides may have it
-    hea.SparseTransformerConfig(attention_pattern=pattern)
-    hea.SparseSeq2SeqConfig(attention_pattern=pattern)
-    hea.sparsify(build("bert"), pattern)

@@ -92,8 +92,7 @@ def test_roff_escapes() -> None:
     assert unescape(r"\*(lqa\*(rq \[u00E4] \s+2b\s0\h'1m'c \N'65' \\ \(xx\n[x]d\c") == "“a” ä bc A \\ d"
 
 
-def test_rst() -> None:
-    source = """\
+RST = """\
 :mod:`statistics` --- Functions
 ===============================
 
@@ -135,7 +134,10 @@ def test_rst() -> None:
 .. versionchanged:: 3.8
    Now faster.
 """
-    assert rst_text(source).split("\n\n") == [
+
+
+def test_rst() -> None:
+    assert rst_text(RST).split("\n\n") == [
         "statistics --- Functions",
         "mean(data)",
         "Return the mean of data, see Real and NumPy:",
