@@ -1,4 +1,4 @@
-"""The import rules of the house: lower floors only, defining modules only, and nothing optional at import."""
+"""The rules of the house: imports of lower floors and defining modules only, nothing optional at import, and sizes."""
 
 import ast
 import re
@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import hf_efficient_attn
 
+ROOT = Path(__file__).parents[1]
 PACKAGE = Path(hf_efficient_attn.__file__).parent
 FLOORS = {
     "errors": 0,
@@ -92,19 +95,28 @@ def test_imports() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def num_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function with its signature, without decorators and docstring."""
+    docstring = function.body[0]
+    uncounted = docstring.end_lineno - docstring.lineno + 1 if ast.get_docstring(function) is not None else 0
+    return function.end_lineno - function.lineno + 1 - uncounted
+
+
 def too_long(path: Path) -> Iterator[str]:
-    """Yield what is longer than the house allows: files of 400 lines, functions of 50 without their docstring."""
-    if path.read_text().count("\n") > 400:
-        yield module_name(path)
+    """Yield what is longer than the house allows: files of 300 lines, functions of 50."""
+    lines = path.read_text().count("\n")
+    if lines > 300:
+        yield f"{path.relative_to(ROOT)}: {lines} lines"
     for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            if body and body[-1].end_lineno - body[0].lineno >= 50:
-                yield f"{module_name(path)}.{node.name}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and num_lines(node) > 50:
+            yield f"{path.relative_to(ROOT)}, {node.name}: {num_lines(node)} lines"
 
 
-def test_sizes() -> None:
-    found = [name for path in MODULES for name in too_long(path)]
+@pytest.mark.parametrize("folder", ["hf_efficient_attn", "tests", "examples"])
+def test_sizes(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    found = [line for path in paths for line in too_long(path)]
     assert not found, "\n".join(found)
 
 
@@ -150,7 +162,7 @@ def test_words_keep_their_meanings() -> None:
 
 def test_the_glossary_is_short() -> None:
     """At most 25 words, each explained once."""
-    guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     words = re.findall(r"\*\*(.+?)\*\*", guide.partition("## Words")[2].partition("\n## ")[0])
     assert 0 < len(words) == len(set(words)) <= 25
 
