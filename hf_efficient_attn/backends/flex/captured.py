@@ -21,10 +21,24 @@ def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
 
 def captured_locations(locations: TokenLocations) -> TokenLocations:
     """Return the locations as a kernel captures them."""
-    documents, positions = (captured(tensor, (0, 1)) for tensor in (locations.documents, locations.positions))
-    return TokenLocations(
-        documents, positions, None if locations.is_global is None else captured(locations.is_global, (0, 1))
-    )
+    documents, positions = (_captured_numbers(tensor) for tensor in (locations.documents, locations.positions))
+    is_global = None if locations.is_global is None else _captured_numbers(locations.is_global)
+    return TokenLocations(documents, positions, is_global)
+
+
+def _captured_numbers(tensor: Tensor) -> Tensor:
+    return in_memory(tensor) if torch.compiler.is_compiling() else captured(tensor, (0, 1))
+
+
+@torch.library.custom_op("hf_efficient_attn::in_memory", mutates_args=())
+def in_memory(tensor: Tensor) -> Tensor:
+    """Return a copy that a compiler has to write to memory, as kernels of flex capture no tensor still to compute."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@in_memory.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def kind_of(tensor: Tensor) -> object:

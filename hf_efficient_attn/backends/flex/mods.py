@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.flex.captured import captured, captured_locations, kind_of
+from hf_efficient_attn.backends.flex.captured import captured, captured_locations, in_memory, kind_of
 from hf_efficient_attn.backends.flex.groups import head_groups, is_causal
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
@@ -95,7 +95,7 @@ def offset_of(query_offset: int, device: torch.device) -> Tensor | None:
         return None
     if torch.compiler.is_compiling():
         # the number may be a symbol
-        return torch.full((), query_offset, device=device)
+        return in_memory(torch.full((), query_offset, device=device))
     return _offset(query_offset, device)
 
 
