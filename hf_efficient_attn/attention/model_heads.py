@@ -34,7 +34,7 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
     if not (pattern.is_random or pattern.num_head_patterns > 1):
         return 0, None
     run_untraced(keep_heads, module)
-    declared, shards, dealt = module.__dict__[KNOWN]
+    declared, shards, dealt = getattr(module, KNOWN)
     if declared is None and not shards and dealt is None:
         return 0, None
     if declared is not None and num_heads >= declared:

@@ -44,7 +44,7 @@ class PerHead(Pattern, kind="per_head"):
 
     @property
     def num_head_patterns(self) -> int:
-        return lcm(len(self.patterns), super().num_head_patterns)
+        return lcm(len(self.patterns), *(pattern.num_head_patterns for pattern in self.patterns))
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         """Return the resolved pattern of this head.

@@ -25,7 +25,6 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -224,7 +223,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         """
         check_axes(input_ids, inputs_embeds)
         check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
-        refuse_overridden(self.config._attn_implementation, f"block={shown(self.config.block)}")
+        refuse_overridden(self.config._attn_implementation, f"block='{self.config.block}'")
         compare_processes(self)
         modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
         bounds = all_bounds(self, modules, attention_mask, position_ids)
