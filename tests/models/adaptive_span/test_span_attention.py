@@ -8,6 +8,7 @@ from models.adaptive_span.dense_spans import dense_weights, key_index
 from torch import Tensor
 
 from hf_efficient_attn.layout.terms import SoftSpan
+from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.spans.attention import SpanWindow, attend_spans, groups_of, span_groups, terms_of
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 
@@ -52,7 +53,7 @@ def dense(tensors: dict[str, Tensor], window: SpanWindow) -> Tensor:
 
 
 def ours(tensors: dict[str, Tensor], window: SpanWindow, **options: Any) -> Tensor:
-    return attend_spans(**tensors, window=window, attention_mask=None, scale=SCALE, **options)[0]
+    return attend_spans(**tensors, window=window, token_mask=NO_MASK, scale=SCALE, **options)[0]
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
@@ -87,7 +88,7 @@ def test_weights_are_those_of_the_formula(name: str) -> None:
     """The spec's test 2: they sum to one, but for the first query, which without itself reads nothing."""
     window, tensors = WINDOWS["causal without self"], leaves(True, SPANS[name])
     with torch.no_grad():
-        _, weights = attend_spans(**tensors, window=window, attention_mask=None, scale=SCALE, need_weights=True)
+        _, weights = attend_spans(**tensors, window=window, token_mask=NO_MASK, scale=SCALE, need_weights=True)
         table = tensors["position_table"]
         expected = dense_weights(tensors["query"], tensors["key"], tensors["spans"], window, SCALE, table)
     # weights are computed in float32
@@ -102,7 +103,7 @@ def test_uniform_scores_at_span_zero_give_the_normalised_ramp() -> None:
     tensors["query"] = torch.zeros_like(tensors["query"])
     with torch.no_grad():
         _, weights = attend_spans(
-            **tensors, window=WINDOWS["causal without self"], attention_mask=None, scale=SCALE, need_weights=True
+            **tensors, window=WINDOWS["causal without self"], token_mask=NO_MASK, scale=SCALE, need_weights=True
         )
     expected = (32 - torch.arange(32).double()) / 32 / 16.5
     torch.testing.assert_close(weights[0, 0, -1].flip(0)[1:33], expected, atol=1e-7, rtol=1e-6)
@@ -183,7 +184,7 @@ def test_neighbours_on_both_sides_have_the_same_weight() -> None:
     tensors["query"] = torch.zeros_like(tensors["query"])
     with torch.no_grad():
         _, weights = attend_spans(
-            **tensors, window=WINDOWS["both sides"], attention_mask=None, scale=SCALE, need_weights=True
+            **tensors, window=WINDOWS["both sides"], token_mask=NO_MASK, scale=SCALE, need_weights=True
         )
     row = weights[0, :, 75, 1:]
     torch.testing.assert_close(row, row.flip(-1), atol=1e-7, rtol=1e-6)
