@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+# a busy machine draws examples slowly, which is no fault of what is tested
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 # new files for a copy of the package, see test_extension.py
 collect_ignore = ["extension"]
 if not torch.cuda.is_available():
