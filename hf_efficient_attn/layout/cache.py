@@ -23,6 +23,7 @@ MAX_TOTAL_BYTES = 512 * MEBIBYTE
 # about what Python needs for an entry, and for an object
 ENTRY_BYTES = 512
 OBJECT_BYTES = 48
+NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 @dataclass(eq=False)
@@ -256,10 +257,12 @@ def size_in_bytes(value: object) -> int:
     seen: set[object] = set()
     while left:
         each = left.pop()
-        if id(each) in seen:
-            continue
+        is_new = id(each) not in seen
         seen.add(id(each))
-        total += OBJECT_BYTES
+        total += OBJECT_BYTES * is_new
+        # most are numbers, which hold nothing else
+        if not is_new or type(each) in NUMBERS:
+            continue
         if isinstance(each, Tensor):
             storage = each.untyped_storage()
             place = ("storage", storage.data_ptr(), storage.device)
@@ -267,8 +270,6 @@ def size_in_bytes(value: object) -> int:
             seen.add(place)
         elif isinstance(each, str | bytes):
             total += len(each)
-        elif isinstance(each, Mapping):
-            left += [*each.keys(), *each.values()]
         elif isinstance(each, tuple | list | set | frozenset):
             total += 8 * len(each)
             if set(map(type, each)) == {int}:
@@ -278,6 +279,8 @@ def size_in_bytes(value: object) -> int:
                 seen |= new
             else:
                 left += each
+        elif isinstance(each, Mapping):
+            left += [*each.keys(), *each.values()]
         elif (known := getattr(each, "num_held_bytes", None)) is not None:
             total += known
         elif not callable(each):
