@@ -83,7 +83,10 @@ PROOFS: dict[str, tuple[list[str], str]] = {
         ],
         "(prefix or test_pattern or formula or random_calls) and not 10",
     ),
-    "Add a backend": (["tests/backends/test_contract.py"], "backends and (prefix or globals or numbers) and not 10"),
+    "Add a backend": (
+        ["tests/backends/test_contract.py"],
+        "backends and (prefix or globals or numbers or first_position) and not 10",
+    ),
     "Add a family": (
         ["tests/models/test_contract.py", "tests/models/test_shared_contract.py"],
         "[local and not compile and not export",

@@ -80,8 +80,6 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
     check_name(name)
     name = fastest(call) if name == AUTO else name
     reason = BACKENDS[name].why_not(call)
-    if call.query_start is not None and name != blocked.NAME:
-        reason = f"a query_offset that is a tensor can be compiled by {shown(blocked.NAME)} only."
     if reason is not None:
         raise UnsupportedBackendError(
             f"backend={shown(name)} cannot compute this: {reason} Use backend='auto' to have one chosen that can."
@@ -128,11 +126,11 @@ def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
 
 
 def _while_compiling(call: AttentionCall) -> str:
-    # lengths may be symbols, which comparing costs would turn into constants; the blocked operator is opaque
-    if sdpa.is_bare(call) and call.query_start is None and sdpa.why_not(call) is None:
-        return sdpa.NAME
-    # as outside: on a CPU flex is taken only by name, and for a step of decoding never
-    is_for_flex = call.inputs.device != "cpu" and call.query_start is None and call.layout.num_queries != 1
-    if is_for_flex and flex.why_not(call) is None:
-        return flex.NAME
-    return blocked.NAME if blocked.why_not(call) is None else reference.NAME
+    # costs cannot be compared: lengths may be symbols
+    ranks = [(backend.rank_while_compiling(call), name) for name, backend in BACKENDS.items()]
+    ranked = [name for _, name in sorted((rank, name) for rank, name in ranks if rank is not None)]
+    for name in ranked:
+        if BACKENDS[name].why_not(call) is None:
+            return name
+    # which says why not even the last of them can
+    return ranked[-1]

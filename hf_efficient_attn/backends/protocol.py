@@ -16,7 +16,10 @@ class Backend(Protocol):
     NAME: str
 
     def why_not(self, call: AttentionCall) -> str | None:
-        """Return one sentence that says why this backend cannot compute a call; None: it can."""
+        """Return one sentence that says why this backend cannot compute a call; None: it can.
+
+        A call with a `query_start` is refused by every backend that does not read it: its layout's offset is a guess.
+        """
 
     def missing(self, call: AttentionCall) -> str | None:
         """Return what must be installed for a call that `why_not` does not refuse otherwise; None: nothing."""
@@ -26,6 +29,13 @@ class Backend(Protocol):
 
         Infinite: the backend is used only where it is asked for by name. Called only where `why_not` returns None, and
         never while compiling, since lengths may then be symbols.
+        """
+
+    def rank_while_compiling(self, call: AttentionCall) -> int | None:
+        """Return the place of this backend among those that "auto" asks while compiling, least first.
+
+        The first whose `why_not` returns None is taken. None: it is used only where it is asked for by name. Lengths
+        may be symbols, which a comparison with a number other than 1 would turn into constants of the program.
         """
 
     def remark(self, call: AttentionCall) -> str:

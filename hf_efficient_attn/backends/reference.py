@@ -13,12 +13,16 @@ from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.sinks import cap
 
 NAME = "reference"
+# the last: it computes what all others refuse
+RANK = 40
 # for the mask, the scores, and the softmax that is kept with them
 BYTES_PER_SCORE = 9
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return None: everything can be computed this way, given the memory for all pairs."""
+    """Return why a position that is unknown while compiling is refused; None: all else can be computed this way."""
+    if call.query_start is not None:
+        return "reference cannot compile a query_offset that is a tensor: use blocked."
     return None
 
 
@@ -30,6 +34,11 @@ def missing(call: AttentionCall) -> str | None:
 def cost(call: AttentionCall) -> float:
     """Return infinity: this backend is for comparisons."""
     return inf
+
+
+def rank_while_compiling(call: AttentionCall) -> int | None:
+    """Return the last rank: it needs memory for all pairs."""
+    return RANK
 
 
 def remark(call: AttentionCall) -> str:

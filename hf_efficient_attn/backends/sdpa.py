@@ -16,6 +16,7 @@ from hf_efficient_attn.patterns.counting import CrossingError, Moving
 from hf_efficient_attn.patterns.pattern import Pattern
 
 NAME = "sdpa"
+RANK_WITHOUT_MASK = 10
 # times, in scores of dense attention without a mask: for reading a key for a block of queries (most of the time of a
 # single query), for a score with a mask, and for making one entry of a mask
 SCORES_PER_KEY = 8
@@ -35,6 +36,8 @@ MAX_LOOKS = 1 << 14
 
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can, given the memory for all pairs."""
+    if call.query_start is not None:
+        return "sdpa cannot compile a query_offset that is a tensor: use blocked."
     if call.softcap is not None:
         return f"sdpa cannot cap scores (softcap is {call.softcap:g}): use blocked."
     if call.sinks is not None and call.inputs.needs_grad:
@@ -65,6 +68,11 @@ def cost(call: AttentionCall) -> float:
         per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_score
         per_key = per_score * layout.num_queries + SCORES_PER_KEY + per_mask
     return layout.num_heads * layout.num_keys * per_key
+
+
+def rank_while_compiling(call: AttentionCall) -> int | None:
+    """Return the first rank for calls without a mask, which nothing computes faster; None for all others."""
+    return RANK_WITHOUT_MASK if is_bare(call) else None
 
 
 def remark(call: AttentionCall) -> str:

@@ -68,7 +68,7 @@ class AttentionCall:
     def traits(self) -> Hashable:
         """What a backend's cost, memory and refusal may depend on: everything but the contents of tensors."""
         labels = tuple(term.label for term in self.terms)
-        exist = (self.tokens.is_empty, self.sinks is None)
+        exist = (self.tokens.is_empty, self.sinks is None, self.query_start is None)
         return self.layout, self.inputs, labels, exist, self.softcap, self.scale, self.dropout
 
     @property

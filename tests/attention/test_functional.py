@@ -5,6 +5,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.backends.blocked.kernels import FusedCPU
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
@@ -169,6 +171,25 @@ def test_auto_on_a_gpu_is_flex_but_not_for_steps_of_decoding(monkeypatch: pytest
     assert fastest(on_gpu) == "flex"
     step = Layout(Band(256, 0), 8, 1, 8192, 8191)
     assert fastest(replace(on_gpu, layout=step)) in ("blocked", "sdpa")
+
+
+def test_while_compiling_auto_is_the_first_rank_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "_compiler", lambda device: ("a compiler", True))
+    on_cpu, on_gpu = (call(8192, Band(256, 256), device, is_compiling=True) for device in ("cpu", "cuda"))
+    assert fastest(call(8192, Causal(), "cuda", is_compiling=True)) == "sdpa"
+    assert (fastest(on_cpu), fastest(on_gpu)) == ("blocked", "flex")
+    assert fastest(replace(on_gpu, layout=Layout(Band(256, 0), 8, 1, 8192, 8191), softcap=9.0)) == "blocked"
+    for pattern in (Causal(), Band(256, 256)):
+        unknown = replace(call(8192, pattern, "cuda", is_compiling=True), query_start=torch.tensor(0))
+        able = [name for name in BACKENDS if BACKENDS[name].why_not(unknown) is None]
+        assert able == [fastest(unknown)] == ["blocked"]
+        with pytest.raises(UnsupportedBackendError, match="sdpa cannot compile a query_offset that is a tensor"):
+            select(unknown, "sdpa")
+    assert fastest(replace(on_gpu, inputs=replace(on_gpu.inputs, dtype=torch.float8_e5m2))) == "reference"
+    between = flex.rank_while_compiling(on_gpu) + 1
+    added = SimpleNamespace(NAME="added", why_not=lambda call: None, rank_while_compiling=lambda call: between)
+    monkeypatch.setitem(BACKENDS, "added", added)
+    assert (fastest(on_cpu), fastest(on_gpu)) == ("added", "flex")
 
 
 def test_the_lse_joins_calls_over_parts_of_the_keys() -> None:

@@ -67,6 +67,21 @@ def test_heads_have_the_numbers_of_the_model(backend: Backend, name: str) -> Non
     torch.testing.assert_close(compiled, found)
 
 
+@pytest.mark.parametrize("name", ["reference", "flex", *COMPARED_BACKENDS])
+def test_a_first_position_in_a_tensor_is_read_or_refused(name: str) -> None:
+    """Its layout's offset, 37, is only a guess."""
+    backend = {"reference": reference, "flex": flex, **COMPARED_BACKENDS}[name]
+    case = Case("causal band", 40, num_queries=3)
+    call = replace(case.call(), query_start=torch.tensor(20))
+    if backend.why_not(call) is None:
+        tensors = tensors_of(case, torch.float32)
+        out, _ = backend.attend(tensors.q, tensors.k, tensors.v, call)
+        known = replace(case.call(), layout=replace(case.layout, query_offset=20))
+        torch.testing.assert_close(out, reference.attend(tensors.q, tensors.k, tensors.v, known)[0])
+    else:
+        assert backend.NAME != "blocked"
+
+
 # torch's own imports warn when it compiles for the first time
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without:UserWarning")
 @pytest.mark.parametrize("case", FLEX_CASES, ids=str)

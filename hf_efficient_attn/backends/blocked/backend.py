@@ -9,6 +9,7 @@ from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import write_call_text
 
 NAME = "blocked"
+RANK = 30
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -28,6 +29,11 @@ def missing(call: AttentionCall) -> str | None:
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example, in scores of dense attention; infinite if the masks are refused."""
     return estimate(call.layout).time(costs_of(call))
+
+
+def rank_while_compiling(call: AttentionCall) -> int | None:
+    """Return its rank for every call, since its operator is opaque to compilers: behind kernels for some calls."""
+    return RANK
 
 
 def remark(call: AttentionCall) -> str:

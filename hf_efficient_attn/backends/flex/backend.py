@@ -28,6 +28,7 @@ from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"
+RANK_WORTH_COMPILING = 20
 CUDA_MIN_HEAD_DIM = 16
 # in scores of dense attention; estimated, not measured on a GPU
 SCORES_PER_SCORE = 1.2
@@ -37,6 +38,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can."""
     device = call.inputs.device
+    if call.query_start is not None:
+        return "flex cannot compile a query_offset that is a tensor: use blocked."
     return _refused_inputs(call) or _refused_pattern(call) or (None if _compiler(device)[1] else _not_installed(device))
 
 
@@ -100,13 +103,21 @@ def _not_installed(device: str) -> str:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it.
+    """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it."""
+    return inf if is_only_by_name(call) else SCORES_PER_SCORE * computed_pairs(call)
 
-    Each step of cached decoding has another length, for which the blocks would have to be listed again.
+
+def rank_while_compiling(call: AttentionCall) -> int | None:
+    """Return its rank where compiling is worth it, otherwise None."""
+    return None if is_only_by_name(call) else RANK_WORTH_COMPILING
+
+
+def is_only_by_name(call: AttentionCall) -> bool:
+    """Return whether "auto" leaves a call to others: on CPUs, and for a step of cached decoding.
+
+    Each step has another length, for which the blocks would have to be listed again.
     """
-    if call.inputs.device == "cpu" or call.layout.num_queries == 1:
-        return inf
-    return SCORES_PER_SCORE * computed_pairs(call)
+    return call.inputs.device == "cpu" or call.layout.num_queries == 1
 
 
 def remark(call: AttentionCall) -> str:

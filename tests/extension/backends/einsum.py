@@ -15,6 +15,8 @@ BYTES_PER_SCORE = 9
 
 def why_not(call: AttentionCall) -> str | None:
     """Return why it cannot compute a call."""
+    if call.query_start is not None:
+        return "einsum cannot compile a query_offset that is a tensor: use blocked."
     if call.terms or call.sinks is not None or call.softcap is not None or call.dropout:
         return "einsum knows neither terms, sinks, soft caps nor dropout: use reference."
     return None
@@ -28,6 +30,11 @@ def missing(call: AttentionCall) -> str | None:
 def cost(call: AttentionCall) -> float:
     """Return infinity: it is computed by name only."""
     return inf
+
+
+def rank_while_compiling(call: AttentionCall) -> int | None:
+    """Return None: it is computed by name only, also within compiled programs."""
+    return None
 
 
 def remark(call: AttentionCall) -> str:
