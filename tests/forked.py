@@ -110,7 +110,10 @@ def run_to_the_end(order: dict[str, Any], server: Server) -> None:
         run_script(order, server)
         code = 0
     except SystemExit as stop:
-        code = stop.code or 0
+        code = 0 if stop.code is None else stop.code
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException:
         traceback.print_exc()
     finally:
