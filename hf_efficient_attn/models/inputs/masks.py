@@ -69,8 +69,7 @@ def token_mask_of(
         num_keys, first_key = cache.get_mask_sizes(tokens, 0)
     with lasting():
         if documents is not None:
-            # only a first call has any, and a static cache has room for later tokens
-            documents = derived(lambda numbers: pad(1 + numbers, (0, num_keys - tokens)), documents)
+            documents = documents_of_keys(documents, num_keys)
         lengths = (batch_size, tokens, num_keys, past_tokens, first_key)
         return tokens_of_keys(config, *lengths, attention_mask, documents, is_causal, embedded.device)
 
@@ -125,6 +124,14 @@ def find_documents(
         warn_of_unseen_documents(config)
         return None
     return derived(lambda starts: starts.cumsum(1), starts)
+
+
+def documents_of_keys(documents: Tensor, num_keys: int) -> Tensor:
+    """Return the numbers of documents, from 1 on, for every key, [B, T] → [B, K].
+
+    Only a first call has documents, and a static cache has room for later tokens, which are in none: their number is 0.
+    """
+    return derived(lambda numbers: pad(1 + numbers, (0, num_keys - numbers.shape[1])), documents)
 
 
 def bring_inputs(*inputs: Any) -> None:

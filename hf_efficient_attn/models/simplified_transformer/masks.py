@@ -6,8 +6,8 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
-from hf_efficient_attn.models.inputs.masks import step_table
-from hf_efficient_attn.models.prologue import PreparedCall
+from hf_efficient_attn.models.inputs.masks import documents_of_keys, step_table
+from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
 from .centering import Centering, build_centering
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
@@ -42,7 +42,10 @@ def attention_allowed(
     documents: torch.Tensor | None,
 ) -> Any:
     """Return the mask in the form that the chosen attention implementation needs, or None if it needs none."""
-    overlay = None if documents is None else packed_sequence_mask_function(documents)
+    overlay = None
+    if documents is not None:
+        num_keys = lengths(cache, inputs_embeds.shape[1])[1]
+        overlay = packed_sequence_mask_function(documents_of_keys(documents, num_keys))
     if config.is_causal:
         return create_causal_mask(config, inputs_embeds, attention_mask, cache, and_mask_function=overlay)
     return create_bidirectional_mask(config, inputs_embeds, attention_mask, and_mask_function=overlay)
