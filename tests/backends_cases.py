@@ -82,10 +82,17 @@ def token_mask(name: str, num_keys: int) -> TokenMask:
         "left": TokenMask(key_mask=index >= padding),
         "right": TokenMask(key_mask=index < num_keys - padding),
         "holes": TokenMask(key_mask=(index % 7 != 3) & (index >= 2) & (example == 0)),
-        "documents": TokenMask(segment_ids=index // (3 + num_keys // (3 + example)), key_mask=index % 50 != 1),
+        "documents": TokenMask(
+            segment_ids=far_apart(index // (3 + num_keys // (3 + example))), key_mask=index % 50 != 1
+        ),
         "globals": TokenMask(index < num_keys - padding, global_mask=index % (11 + num_keys // 2) == 4 + example),
     }
     return masks.get(name, TokenMask())
+
+
+def far_apart(numbers: Tensor) -> Tensor:
+    """Return ids whose differences overflow: 0, 1, 2, 3 become the largest integer, the smallest, and those inside."""
+    return torch.where(numbers % 2 == 0, 2**63 - 1 - numbers, numbers - 1 - 2**63)
 
 
 def cross_mask(name: str, num_keys: int, num_positions: int) -> TokenMask:

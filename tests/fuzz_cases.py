@@ -105,10 +105,9 @@ def draw_case(rng: random.Random) -> Case:
         add_terms(case, rng)
     if is_cross:
         add_query_masks(case, rng)
+    hash_ids(case, rng)
     if rng.random() < 0.08:
-        factor = rng.choice((30.0, 100.0, 300.0) if dtype == torch.float16 else (30.0, 300.0, 3000.0))
-        case.tensors["q"] = (factor * case.tensors["q"]).to(dtype).double()
-        case.notes.append(f"scores x {factor:g}")
+        enlarge_scores(case, rng)
     add_sinks(case, rng)
     case.softcap = rng.choice((0.3, 2.0, 30, 1e30)) if rng.random() < 0.15 else None
     if backend == "flex" and refusal_of_flex(case):
@@ -211,6 +210,15 @@ def add_query_masks(case: Case, rng: random.Random) -> None:
         case.masks.segment_ids = case.query_masks.segment_ids = None
 
 
+def hash_ids(case: Case, rng: random.Random) -> None:
+    """Make the ids of some cases' documents hashes, or the largest integer and the smallest: differences overflow."""
+    factor = rng.choice((None, None, 1, 7046029254386353131))
+    for masks in (case.masks, case.query_masks):
+        if masks is not None and masks.segment_ids is not None and factor is not None:
+            # the sum wraps around, too
+            masks.segment_ids = torch.iinfo(torch.long).max + factor * masks.segment_ids
+
+
 def add_terms(case: Case, rng: random.Random) -> None:
     """Draw learned terms, up to two."""
     batch, heads, _, queries, keys, *_ = case.sizes
@@ -228,6 +236,13 @@ def add_terms(case: Case, rng: random.Random) -> None:
             whole = case.tensors[name].abs().mul(keys / 4).floor()
             case.tensors[name] = (whole + 0.25).clamp(max=200).to(case.dtype).double()
         case.labels.append(label)
+
+
+def enlarge_scores(case: Case, rng: random.Random) -> None:
+    """Multiply the scores by a drawn factor."""
+    factor = rng.choice((30.0, 100.0, 300.0) if case.dtype == torch.float16 else (30.0, 300.0, 3000.0))
+    case.tensors["q"] = (factor * case.tensors["q"]).to(case.dtype).double()
+    case.notes.append(f"scores x {factor:g}")
 
 
 def add_sinks(case: Case, rng: random.Random) -> None:

@@ -1,5 +1,6 @@
 """The location of every token of a batch: its document, and its position there, found without leaving the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,16 +64,24 @@ def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> t
     sizes = [mask.shape[1] for mask in tokens.of_queries.tensors if mask is not None]
     of_queries = token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device)
     batch_size = max(len(of_queries.documents), len(of_keys.documents))
-    ids: tuple[Tensor | int, Tensor | int] = (0, 0)
+    ids: Sequence[Tensor | int] = (0, 0)
     if tokens.query_segment_ids is not None and tokens.segment_ids is not None:
-        ids = tokens.query_segment_ids.to(device).long(), tokens.segment_ids.to(device).long()
-        lowest = torch.minimum(ids[0].amin(), ids[1].amin())
-        ids = ids[0] - lowest, ids[1] - lowest
+        ids = _ranks(tokens.query_segment_ids.to(device), tokens.segment_ids.to(device))
     return _numbered(of_queries, ids[0], batch_size), _numbered(of_keys, ids[1], batch_size)
 
 
+def _ranks(*ids: Tensor) -> list[Tensor]:
+    """Return a number of at least 0 for each id: how many ids of all the tensors are smaller.
+
+    Ids may be any integers, such as hashes, so that differences of them may overflow. Nothing is asked of the device.
+    """
+    listed = torch.cat([each.long().flatten() for each in ids])
+    ranks = torch.searchsorted(listed.sort().values, listed).split([each.numel() for each in ids])
+    return [rank.view(each.shape) for rank, each in zip(ranks, ids, strict=True)]
+
+
 def _numbered(locations: TokenLocations, ids: Tensor | int, batch_size: int) -> TokenLocations:
-    """Return the locations of every example, with segment ids of at least 0 as the numbers of the documents."""
+    """Return the locations of every example, with the ranks of the segment ids as the numbers of the documents."""
     documents = torch.where(locations.documents == NO_DOCUMENT, NO_DOCUMENT, ids)
     return TokenLocations(documents.expand(batch_size, -1), locations.positions.expand(batch_size, -1))
 
