@@ -42,10 +42,21 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
         raise wrong_shapes(q, k, v, "there must be at least one head (second dimension), and a head_dim of 1 (last).")
     if num_queries > num_keys and not cross:
         raise wrong_shapes(
-            q, k, v, "there are more queries than keys; each query stands where a key does, but with cross=True."
+            q,
+            k,
+            v,
+            "there are more queries than keys, of which each is one; give cross=True if they are of two sequences.",
         )
     if num_heads % num_key_heads:
-        raise wrong_shapes(q, k, v, f"the {num_key_heads} key heads must divide the {num_heads} query heads.")
+        raise wrong_shapes(
+            q, k, v, f"the {num_key_heads} key heads must divide the {num_heads} query heads (dimension 1)."
+        )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise InputError for a dtype that no backend computes in."""
+    if dtype not in DTYPES:
+        raise InputError(f"dtype={shown(dtype)} must be one of {', '.join(map(str, DTYPES))}.")
 
 
 def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None) -> None:

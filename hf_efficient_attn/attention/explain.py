@@ -6,7 +6,7 @@ from textwrap import shorten
 
 import torch
 
-from hf_efficient_attn.attention.checks import check_numbers
+from hf_efficient_attn.attention.checks import check_dtype, check_numbers
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import InputError, MaskLimitError
@@ -122,6 +122,7 @@ def explain(
     """
     num_keys = query_tokens if key_tokens is None else key_tokens
     check_numbers(pattern, None, dropout, None, layer)
+    check_dtype(dtype)
     num_key_heads = num_heads if num_key_heads is None else num_key_heads
     sizes = {"query_tokens": query_tokens, "key_tokens": num_keys, "num_heads": num_heads, "head_dim": head_dim}
     for name, count in {**sizes, "num_key_heads": num_key_heads}.items():

@@ -33,6 +33,8 @@ def parse_pattern(text: str) -> Pattern:
     Raises:
         ConfigurationError: anything else, or values that a pattern refuses.
     """
+    if not isinstance(text, str):
+        raise ConfigurationError(f"{shown(text)} is no expression of patterns; write e.g. 'band(4, 4) | global(0)'.")
     # `global` is a keyword of Python; `global_` is a name
     source = re.sub(r"\bglobal\b", "global_", text.strip())
     try:
@@ -74,7 +76,7 @@ def _value(node: ast.expr) -> Any:
     if constant is None or isinstance(constant, int | str):
         return constant
     raise ConfigurationError(
-        f"{shown(ast.unparse(node))} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, "
+        f"{shown(_written(node))} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, "
         "True, False, None and strings."
     )
 
@@ -82,7 +84,7 @@ def _value(node: ast.expr) -> Any:
 def _pattern(node: ast.expr) -> Pattern:
     value = _value(node)
     if not isinstance(value, Pattern):
-        raise ConfigurationError(f"{shown(ast.unparse(node))} is no pattern; | & ~ join patterns, such as band(4, 4).")
+        raise ConfigurationError(f"{shown(_written(node))} is no pattern; | & ~ join patterns, such as band(4, 4).")
     return value
 
 
@@ -104,8 +106,8 @@ def _call(node: ast.Call, name: str) -> Pattern:
         raise ConfigurationError(f"{_written(node)} does not fit: write {name.removesuffix('_')}({takes}).") from error
 
 
-def _written(node: ast.Call) -> str:
-    """Return a call as it was written."""
+def _written(node: ast.expr) -> str:
+    """Return a part of an expression as it was written."""
     return cut(re.sub(r"\bglobal_\b", "global", ast.unparse(node)), 120, 30)
 
 

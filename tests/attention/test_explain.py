@@ -32,6 +32,11 @@ def test_names_at_the_top_are_functions() -> None:
     assert callable(hea.explain)
 
 
+def test_dtypes_are_those_of_torch() -> None:
+    with pytest.raises(hea.InputError, match=r"dtype='bf16' must be one of torch.float32"):
+        hea.explain(Band(1, 1), dtype="bf16")
+
+
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.kind)
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(24, 24), (5, 32), (1, 20)])
 def test_allowed_pairs(pattern: hea.patterns.Pattern, num_queries: int, num_keys: int) -> None:

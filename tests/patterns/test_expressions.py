@@ -43,6 +43,8 @@ def test_meaning(text: str, pattern: Pattern) -> None:
         ("4", "'4' is no pattern"),
         ("bnd(4, 4)", "No pattern is called 'bnd'.*Did you mean 'band'"),
         ("band", "'band' has no place in a pattern"),
+        ("band(3, 3) | global", "'global' has no place in a pattern"),
+        (3, "3 is no expression of patterns"),
         ("band(4)", r"band\(4\) does not fit: write band\(left, right\)\."),
         ("band(4, rigth=4)", r"does not fit: write band\(left, right\)\."),
         ("per_head(band(1, 0), band(3, 0))", r"does not fit: write per_head\(\[patterns, \.\.\.\]\)\."),
