@@ -248,3 +248,8 @@ def head_inputs(auto_class: str, rows: int = 3, tokens: int = 12) -> dict[str, t
 def first_tensor(output: Any) -> torch.Tensor:
     """Return the main output of any head."""
     return next(output[name] for name in ("logits", "start_logits", "last_hidden_state") if name in output)
+
+
+def scalar(output: Any) -> torch.Tensor:
+    """Return what a gradient can be asked of: the loss, or the sum of what there is."""
+    return output["loss"] if "loss" in output else first_tensor(output).sum()

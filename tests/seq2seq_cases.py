@@ -62,6 +62,11 @@ class Seq2SeqCase:
         has_lists = any(isinstance(value, list) for _, value in self.fields)
         return {} if has_lists else {"encoder_layers": 1, "decoder_layers": 1}
 
+    @property
+    def main_head(self) -> str:
+        """The language model."""
+        return "AutoModelForSeq2SeqLM"
+
     def model(self, auto_class: str = "AutoModelForSeq2SeqLM", seed: int = 0, **changes: Any) -> Any:
         """Return a model in eval mode whose every parameter is random, so that no special start value hides a bug."""
         torch.manual_seed(seed)

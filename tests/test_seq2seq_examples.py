@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_forked, write_rows
+from run_example import EXAMPLES, check_refusals, finish_example, start_forked, write_rows
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -160,15 +160,12 @@ BAD_INPUTS = {
 }
 
 
+def write_pages_and_pairs(folder: Path) -> None:
+    write_rows(folder / "pairs.jsonl", sentences(20))
+    write_rows(folder / "pages.jsonl", pages(20))
+    write_rows(folder / "null.jsonl", [{"page": "a page", "name": None}])
+
+
 def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
-    processes = {}
-    for name, (script, arguments, _) in BAD_INPUTS.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        write_rows(folder / "pairs.jsonl", sentences(20))
-        write_rows(folder / "pages.jsonl", pages(20))
-        write_rows(folder / "null.jsonl", [{"page": "a page", "name": None}])
-        processes[name] = start_forked(folder, script, *arguments)
-    for name, process in processes.items():
-        assert BAD_INPUTS[name][2] in refusal(process), name
+    check_refusals(tmp_path, BAD_INPUTS, write_pages_and_pairs)
     assert not list(tmp_path.rglob("checkpoint-*"))

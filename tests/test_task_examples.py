@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, refusal, start_forked, write_rows
+from run_example import EXAMPLES, check_refusals, finish_example, start_forked, write_rows
 from sklearn.metrics import accuracy_score
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
@@ -155,34 +155,39 @@ def test_saved_question_answerer_gives_the_reported_answers(answered: tuple[Path
     assert row["context"][int(offsets[begin][0]) : int(offsets[end][1])].strip() == said
 
 
+SHORT = ["--truncated_length", "32"]
 BAD_INPUTS = {
     "unknown corpus": ("classify_documents.py", ["--corpus", "sotu"], "spam_assassin, state_of_the_union"),
     "odd window": ("classify_documents.py", ["--attention_window", "7"], "must be even"),
     "one class": ("classify_documents.py", ["--train_file", "one.jsonl"], "one class only"),
     "no package": ("classify_documents.py", ["--packages_from", "nowhere"], "packages_from"),
     "no network": ("classify_documents.py", ["--dataset_name", "imdb"], "--train_file"),
-    "missing column": ("answer_questions.py", ["--train_file", "one.jsonl"], "no column question, context"),
-    "unknown option": ("answer_questions.py", ["--context_column_name", "text"], "Unknown option --context_column"),
+    "missing column": ("answer_questions.py", [*SHORT, "--train_file", "one.jsonl"], "no column question, context"),
+    "unknown option": (
+        "answer_questions.py",
+        [*SHORT, "--context_column_name", "text"],
+        "Unknown option --context_column",
+    ),
     "misspelt option": ("classify_documents.py", ["--text_columns", "x"], "Did you mean '--text_column_name'?"),
     "null text": ("classify_documents.py", ["--train_file", "null.jsonl"], "null.jsonl, row 2: column text is null"),
-    "wrong field": ("answer_questions.py", ["--train_file", "q.jsonl", "--config_overrides", "hidn=2"], "hidn"),
-    "answers cut off": ("answer_questions.py", ["--train_file", "far.jsonl", "--max_length", "32"], "lies within 32"),
+    "wrong field": ("answer_questions.py", [*SHORT, "--train_file", "q.jsonl", "--config_overrides", "hidn=2"], "hidn"),
+    "answers cut off": (
+        "answer_questions.py",
+        [*SHORT, "--train_file", "far.jsonl", "--max_length", "32"],
+        "lies within 32",
+    ),
 }
 
 
+def write_bad_rows(folder: Path) -> None:
+    write_rows(folder / "one.jsonl", [{"text": "a document", "label": 1}] * 20)
+    write_rows(folder / "q.jsonl", questions(20, seed=0))
+    write_rows(folder / "far.jsonl", questions(20, seed=0)[1::2])
+    write_rows(folder / "null.jsonl", [{"text": "a document", "label": 1}, {"text": None, "label": 0}])
+
+
 def test_bad_inputs_are_refused_in_one_line(tmp_path: Path) -> None:
-    processes = {}
-    for name, (script, arguments, _) in BAD_INPUTS.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        write_rows(folder / "one.jsonl", [{"text": "a document", "label": 1}] * 20)
-        write_rows(folder / "q.jsonl", questions(20, seed=0))
-        write_rows(folder / "far.jsonl", questions(20, seed=0)[1::2])
-        write_rows(folder / "null.jsonl", [{"text": "a document", "label": 1}, {"text": None, "label": 0}])
-        short = ["--truncated_length", "32"] if script.startswith("answer") else []
-        processes[name] = start_forked(folder, script, *arguments, *short)
-    for name, process in processes.items():
-        assert BAD_INPUTS[name][2] in refusal(process), name
+    check_refusals(tmp_path, BAD_INPUTS, write_bad_rows)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(answered: tuple[Path, str]) -> None:

@@ -199,20 +199,3 @@ def test_rounds_are_compared_one_by_one() -> None:
     add_ratios([row([2.0, 8.0])], [ours])
     assert ours["forward"]["speed_against_dense"]["median"] == 3.0
     assert ours["forward"]["efficiency"]["median"] == 0.75
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--repeats", 0], "repeats=0 must be at least 1"),
-        (["--lengths", 0], "lengths=0 must be at least 1"),
-        (["--patterns", "bands"], "bands"),
-        (["--backends", "flash"], "invalid choice: 'flash'"),
-        (["--peers", "flash"], "invalid choice: 'flash'"),
-    ],
-)
-def test_refusals(options: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        bench(*options)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """What every family satisfies: DESIGN.md section 6, line by line. `test_contract.py` runs it for every case.
 
-Its promises about folders, masks and graphs stand in files of their own.
+Its promises about folders, masks and graphs, and those that encoder-decoders keep, too, stand in files of their own.
 """
 
 import inspect
@@ -8,11 +8,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import transformers
 from models.compile_contract import CompileContract
 from models.masks_contract import MasksContract
 from models.saving_contract import SavingContract
-from models_cases import TOLERANCE, Case, checkpoint_activations, first_tensor, head_inputs, random_ids
+from models_cases import TOLERANCE, Case, checkpoint_activations, head_inputs, random_ids, scalar
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import hf_efficient_attn as hea
@@ -21,16 +20,6 @@ import hf_efficient_attn as hea
 class FamilyContract(SavingContract, MasksContract, CompileContract):
     """One method a promise; `case` and `auto_class` are parametrised by `test_contract.py`."""
 
-    def test_auto_classes_know_every_head(self, case: Case) -> None:
-        assert isinstance(transformers.AutoConfig.for_model(case.config_class.model_type), case.config_class)
-        for name, model_class in case.heads.items():
-            assert type(getattr(transformers, name).from_config(case.config())) is model_class
-
-    def test_built_on_meta(self, case: Case) -> None:
-        with torch.device("meta"):
-            for model_class in case.heads.values():
-                assert all(parameter.is_meta for parameter in model_class(case.config()).parameters())
-
     def test_names_that_parallelism_relies_on(self, case: Case) -> None:
         backbone = case.model("AutoModel")
         assert {"embed_tokens", "layers", "norm"} <= dict(backbone.named_children()).keys()
@@ -38,12 +27,6 @@ class FamilyContract(SavingContract, MasksContract, CompileContract):
         assert all(isinstance(layer, GradientCheckpointingLayer) for layer in backbone.layers)
         assert backbone._supports_context_parallel is False
         assert isinstance(case.model()._tied_weights_keys, dict)
-
-    def test_every_parameter_gets_a_gradient(self, case: Case, auto_class: str) -> None:
-        model = case.model(auto_class).train()
-        output = model(**head_inputs(auto_class))
-        (output["loss"] if "loss" in output else first_tensor(output).sum()).backward()
-        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
     def test_heads_take_inputs_in_the_usual_order(self, case: Case, auto_class: str) -> None:
         """Trainer passes on only the columns a forward names, and people pass the first two by position."""
@@ -84,24 +67,12 @@ class FamilyContract(SavingContract, MasksContract, CompileContract):
             model = case.model(auto_class).train()
             if checkpointing:
                 checkpoint_activations(model)
-            output = model(**head_inputs(auto_class))
-            (output["loss"] if "loss" in output else first_tensor(output).sum()).backward()
+            scalar(model(**head_inputs(auto_class))).backward()
             gradients.append([parameter.grad for parameter in model.parameters()])
         for plain, checkpointed in zip(*gradients, strict=True):
             # without a cache, which checkpointing switches off, sums may be rounded otherwise
             atol = 1e-6 * max(1.0, float(plain.abs().max()))
             torch.testing.assert_close(checkpointed, plain, atol=atol, rtol=1e-5)
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_low_precision_is_finite_with_padding_rows(self, case: Case, dtype: torch.dtype) -> None:
-        model = case.model().to(dtype).train()
-        inputs = head_inputs(case.main_head)
-        inputs["attention_mask"][1] = 0
-        inputs["labels"][1] = -100
-        output = model(**inputs)
-        output.loss.backward()
-        assert torch.isfinite(output.logits).all()
-        assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
     def test_serving_engines_are_served_right_or_refused(self, case: Case) -> None:
         config = case.config()
@@ -112,17 +83,3 @@ class FamilyContract(SavingContract, MasksContract, CompileContract):
             model.config._attn_implementation = engine
             with pytest.raises(hea.UnsupportedBackendError, match="running mean|attention pattern"):
                 model(random_ids(1, 4))
-
-    def test_trains_and_the_loss_falls(self, case: Case) -> None:
-        torch.manual_seed(0)
-        model = case.heads[case.main_head](case.config()).train()
-        inputs = head_inputs(case.main_head)
-        optimizer = torch.optim.AdamW(hea.optimizer_groups(model, 0.1), lr=1e-2)
-        losses = []
-        for _ in range(20):
-            optimizer.zero_grad()
-            loss = model(**inputs).loss
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < losses[0] - 0.5

@@ -1,10 +1,14 @@
-"""What every family satisfies, encoder-decoders included, of dropout and inputs; `test_shared_contract.py` runs it."""
+"""What every family satisfies, encoder-decoders included, of heads, inputs, dropout and training.
+
+`test_shared_contract.py` runs it.
+"""
 
 from typing import Any
 
 import pytest
 import torch
-from models_cases import first_tensor, switch_off_dropout
+import transformers
+from models_cases import first_tensor, scalar, switch_off_dropout
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -89,6 +93,46 @@ class SharedContract:
                 assert not form.is_contiguous()
                 actual = first_tensor(model(**inputs, inputs_embeds=form))
                 torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+    def test_auto_classes_know_every_head(self, case: Any) -> None:
+        assert isinstance(transformers.AutoConfig.for_model(case.config_class.model_type), case.config_class)
+        for name, model_class in case.heads.items():
+            assert type(getattr(transformers, name).from_config(case.config())) is model_class
+
+    def test_built_on_meta(self, case: Any) -> None:
+        with torch.device("meta"):
+            for model_class in case.heads.values():
+                assert all(parameter.is_meta for parameter in model_class(case.config()).parameters())
+
+    def test_every_parameter_gets_a_gradient(self, case: Any, auto_class: str) -> None:
+        model = case.model(auto_class).train()
+        scalar(model(**case.inputs(auto_class))).backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_low_precision_is_finite_with_padding_rows(self, case: Any, dtype: torch.dtype) -> None:
+        model = case.model().to(dtype).train()
+        inputs = case.inputs()
+        inputs["attention_mask"][1] = 0
+        inputs["labels"][1] = -100
+        output = model(**inputs)
+        output.loss.backward()
+        assert torch.isfinite(output.logits).all()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+    def test_trains_and_the_loss_falls(self, case: Any) -> None:
+        torch.manual_seed(0)
+        model = case.heads[case.main_head](case.config()).train()
+        inputs = case.inputs()
+        optimizer = torch.optim.AdamW(hea.optimizer_groups(model, 0.1), lr=1e-2)
+        losses = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = model(**inputs).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0] - 0.5
 
 
 def without_labels(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

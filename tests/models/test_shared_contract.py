@@ -1,4 +1,4 @@
-"""Run the contract of dropout and inputs for every case of every family, encoder-decoders included."""
+"""Run the contract of heads, inputs, dropout and training for every case of every family, encoder-decoders included."""
 
 import pytest
 import seq2seq_cases
