@@ -24,8 +24,9 @@ class EfficientAttentionError(ValueError):
     A message of more than 500 characters is cut in its middle.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(cut(arg, LONGEST_MESSAGE, LONGEST_END) if isinstance(arg, str) else arg for arg in args))
+    # no `__init__`: torch's compiler traces none of an exception, so the message would be lost in compiled programs
+    def __str__(self) -> str:
+        return cut(super().__str__(), LONGEST_MESSAGE, LONGEST_END)
 
 
 class ConfigurationError(EfficientAttentionError):

@@ -1,5 +1,6 @@
 """`attention`: what it refuses, and how a backend is chosen."""
 
+import pickle
 import re
 import sys
 import traceback
@@ -18,10 +19,11 @@ from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.backends.blocked.kernels import FusedCPU
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import EfficientAttentionError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.models.config.errors import FieldError
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
@@ -76,6 +78,29 @@ def test_refusals(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message) as refusal:
         attention(**arguments)
     assert len(str(refusal.value)) <= 500
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_mask": torch.ones(2, 20, dtype=torch.long)}, "key_mask has dtype torch.int64; it must be torch.bool"),
+        ({"key_mask": torch.ones(2, 20).bool(), "backend": "flex"}, "flex on cpu cannot be compiled with masks"),
+    ],
+)
+def test_compilers_repeat_refusals(changes: dict[str, Any], message: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
+        compiled(X, X, X, Band(3, 3), **changes)
+
+
+@pytest.mark.parametrize("error", [InputError, FieldError])
+def test_long_messages_are_cut_and_survive_pickling(error: type[EfficientAttentionError]) -> None:
+    refusal = error("what is wrong: " + "x" * 1000 + ". What to do.")
+    assert len(str(refusal)) <= 500
+    assert str(refusal).endswith("x. What to do.")
+    copied = pickle.loads(pickle.dumps(refusal))
+    assert (type(copied), str(copied)) == (error, str(refusal))
 
 
 @pytest.mark.parametrize("softcap", [1e-30, 1e30, 1])
