@@ -108,7 +108,8 @@ class Case:
 
     Attributes:
         num_queries: None: as many as keys; else the last ones, as in cached decoding.
-        cross_offset: position of the first query on an axis of its own; None: the axis is that of the keys.
+        cross_offset: position of the first query on an axis of its own; None: the queries are the last positions, on
+            the axis of the keys if the pattern allows that.
         label: of a learned term; None: there is no term.
         has_own_values: every query of every example has values of its own; else they are those of a head.
         memory: of q, k, v and the gradient of the output, names of `MEMORY`.
@@ -155,9 +156,9 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        """The layout, the queries being the last positions, if not on an axis of their own."""
-        num_queries, is_cross = self.num_queries or self.num_keys, self.cross_offset is not None
-        pattern = (PATTERNS | MORE_PATTERNS)[self.pattern]
+        """The layout."""
+        num_queries, pattern = self.num_queries or self.num_keys, (PATTERNS | MORE_PATTERNS)[self.pattern]
+        is_cross = self.cross_offset is not None or pattern.needs_two_axes
         offset = self.num_keys - num_queries if self.cross_offset is None else self.cross_offset
         return Layout(pattern, self.heads[0], num_queries, self.num_keys, offset, 1, is_cross=is_cross)
 

@@ -83,7 +83,7 @@ def draw_case(rng: random.Random) -> Case:
     pattern = draw_pattern(rng, model_heads, keys)
     if is_tree:
         pattern, keys = draw_tree(rng)
-    is_cross = not pattern.depends_on_length and rng.random() < 0.15
+    is_cross = pattern.needs_two_axes or (not pattern.depends_on_length and rng.random() < 0.15)
     queries, offset = draw_queries(rng, keys, is_cross)
     width = rng.choice((1, 2, 3, 4, 8, 16))
     value_width = width if rng.random() < 0.7 else rng.randint(1, 12)

@@ -28,21 +28,29 @@ from hf_efficient_attn.patterns import (
 MAX_DEPTH = 3
 
 
-def draw_pattern(rng: random.Random, num_heads: int, num_keys: int, depth: int = 0) -> Pattern:
-    """Draw a pattern that this number of heads can have at any length."""
+def draw_pattern(rng: random.Random, num_heads: int, num_keys: int) -> Pattern:
+    """Draw a pattern that this number of heads can have at any length, on one axis or on two."""
+    pattern = draw_part(rng, num_heads, num_keys, 0)
+    while pattern.needs_two_axes and pattern.depends_on_length:
+        pattern = draw_part(rng, num_heads, num_keys, 0)
+    return pattern
+
+
+def draw_part(rng: random.Random, num_heads: int, num_keys: int, depth: int) -> Pattern:
+    """Draw a pattern, or a part of one."""
     kind = rng.random()
     if depth >= MAX_DEPTH or kind < 0.5:
         pattern = rng.choice(ATOMS)(rng, num_keys)
     elif kind < 0.6:
-        pattern = ~draw_pattern(rng, num_heads, num_keys, depth + 1)
+        pattern = ~draw_part(rng, num_heads, num_keys, depth + 1)
     elif kind < 0.7:
         count = rng.choice([number for number in range(1, num_heads + 1) if num_heads % number == 0])
-        pattern = PerHead([draw_pattern(rng, num_heads, num_keys, depth + 1) for _ in range(count)])
+        pattern = PerHead([draw_part(rng, num_heads, num_keys, depth + 1) for _ in range(count)])
     elif kind < 0.75:
         block = rng.randint(1, 9)
-        pattern = Blocks(draw_pattern(rng, num_heads, -(-num_keys // block), depth + 1), block)
+        pattern = Blocks(draw_part(rng, num_heads, -(-num_keys // block), depth + 1), block)
     else:
-        one, other = (draw_pattern(rng, num_heads, num_keys, depth + 1) for _ in range(2))
+        one, other = (draw_part(rng, num_heads, num_keys, depth + 1) for _ in range(2))
         pattern = one | other if rng.random() < 0.6 else one & other
     try:
         return pattern.causal() if rng.random() < 0.15 else pattern

@@ -201,7 +201,8 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
     """Return the pattern of every layer of a part of the model; None: the part keeps its own attention.
 
     Raises:
-        ConfigurationError: an `attention_pattern` of unknown form, or a pattern for a layer that is sparse by itself.
+        ConfigurationError: an `attention_pattern` of unknown form, a pattern for a layer that is sparse by itself, or
+            one that is not for self-attention.
     """
     if is_by_part(spec):
         spec = spec.get(part)
@@ -210,6 +211,13 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
     elif part == DECODER and getattr(config, "is_encoder_decoder", False):
         return None
     patterns = patterns_per_layer(spec, num_layers(config, part))
+    for pattern in patterns:
+        if pattern is not None and pattern.needs_two_axes:
+            raise ConfigurationError(
+                "attention_pattern is for self-attention, whose keys are its tokens, but holds CompressedKeys, whose "
+                f"keys stand for several tokens each: {shown(pattern)}. Leave CompressedKeys out here; "
+                "attention(..., cross=True) takes it."
+            )
     local = [layer for layer in range(len(patterns)) if local_kind(config, layer) is not None]
     if is_single(spec):
         if len(local) == len(patterns):

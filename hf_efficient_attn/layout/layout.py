@@ -49,18 +49,34 @@ class Layout:
                 f"{self.num_model_heads or self.num_heads} of the model. Give num_model_heads, all heads of the model, "
                 f"and first_head between 0 and {max(0, last_first)}."
             )
-        last = self.query_offset + self.num_queries
-        if self.query_offset < 0 or (last > self.num_keys and not self.is_cross):
-            raise InputError(
-                f"{self.num_queries} queries from position {self.query_offset} end at {last}, but there are keys for "
-                f"{self.num_keys} positions. Give query_offset between 0 and {self.num_keys - self.num_queries}, and "
-                "at least as many keys as queries; or cross=True for queries of another sequence."
+        if self.pattern.needs_two_axes and not self.is_cross:
+            raise ConfigurationError(
+                "In a CompressedKeys pattern keys are no tokens but stand for several of them each, and queries and "
+                "keys are counted on two axes. Give cross=True; or use another pattern for self-attention."
             )
+        self._check_place()
         if self.is_cross and self.pattern.depends_on_length:
             raise ConfigurationError(
                 f"A {self.pattern.kind} pattern is laid out for the length of one sequence, but queries and keys are "
                 "of two (cross=True). Use a pattern that is the same at every length: without random blocks, span "
                 "trees, and global tokens that are counted from the end."
+            )
+
+    def _check_place(self) -> None:
+        """Raise InputError for queries before the first position, or behind the last key on the same axis."""
+        most = None if self.is_cross else self.num_keys - self.num_queries
+        if most is not None and most < 0:
+            raise InputError(
+                f"There are {self.num_queries} queries and {self.num_keys} keys on one axis. Give at least as many "
+                "keys as queries; or cross=True for queries of another sequence."
+            )
+        if self.query_offset < 0:
+            raise InputError(f"query_offset={self.query_offset} must be at least 0, the position of the first token.")
+        if most is not None and self.query_offset > most:
+            raise InputError(
+                f"{self.num_queries} queries from position {self.query_offset} end at "
+                f"{self.query_offset + self.num_queries}, but there are keys for {self.num_keys} positions. Give "
+                f"query_offset between 0 and {most}; or cross=True for queries of another sequence."
             )
 
     @property

@@ -55,6 +55,10 @@ class CompressedKeys(Pattern, kind="compressed_keys"):
         return every * num_queries + left - self.step * (some - every) * (every + some - 1) // 2
 
     @property
+    def needs_two_axes(self) -> bool:
+        return True
+
+    @property
     def max_tokens_ahead(self) -> int | None:
         # the index of a key is at most that of the last token it stands for
         return max(-1, 1 - self.block_tokens)

@@ -27,6 +27,7 @@ class Pattern(Operators):
 
     - what it must define: `allowed` and `key_intervals`; or, if the relation depends on the length, the layer or the
       head, `resolve` with `depends_on_length` or `is_random`, which replaces it once these are known;
+      `needs_two_axes`, if its keys are no tokens;
     - what makes it faster, or usable in more places: every default is right, but means that nothing is known;
     - what it defines if it holds other patterns: `parts` and `with_parts`;
     - what it defines if it uses lookup tables: `with_tables`, `table_sizes` and `is_traceable`.
@@ -83,6 +84,11 @@ class Pattern(Operators):
     def is_random(self) -> bool:
         """Whether the relation that `resolve` returns depends on the layer or the head."""
         return any(part.is_random for part in self.parts)
+
+    @property
+    def needs_two_axes(self) -> bool:
+        """Whether its queries and its keys can only be of different sequences."""
+        return any(part.needs_two_axes for part in self.parts)
 
     # What makes it faster, or usable in more places
 

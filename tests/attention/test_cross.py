@@ -158,6 +158,13 @@ def test_what_two_axes_cannot_have_is_refused(
         hea.attention(*inputs(), pattern, **{"cross": True, **options})
 
 
+def test_compressed_keys_of_one_axis_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Give cross=True"):
+        hea.attention(*inputs(NUM_KEYS), CompressedKeys(4, 2) | Band(3, 0))
+    with pytest.raises(ConfigurationError, match="Give cross=True"):
+        hea.explain(CompressedKeys(32, 16), query_tokens=8192, key_tokens=511)
+
+
 def test_query_masks_of_one_axis_are_refused() -> None:
     with pytest.raises(InputError, match="for queries of another sequence"):
         hea.attention(*inputs(NUM_KEYS), Causal(), query_mask=MASK[:, :NUM_KEYS])

@@ -83,8 +83,8 @@ def check(layout: Layout, blocks: BlockLayout) -> None:
 @pytest.mark.parametrize("lengths", [(1, 1), (65, 65), (333, 333), (1, 200), (70, 333)], ids=str)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_allowed_pair_once(name: str, lengths: tuple[int, int], block_tokens: int) -> None:
-    num_queries, num_keys = lengths
-    layout = Layout(PATTERNS[name], 2, num_queries, num_keys, num_keys - num_queries)
+    (num_queries, num_keys), pattern = lengths, PATTERNS[name]
+    layout = Layout(pattern, 2, num_queries, num_keys, num_keys - num_queries, is_cross=pattern.needs_two_axes)
     check(layout, compile_layout(layout, block_tokens, CPU))
 
 

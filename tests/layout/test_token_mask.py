@@ -83,10 +83,18 @@ def test_chosen_globals_are_causal_under_a_causal_pattern() -> None:
     assert Layout(Band(2, 2), 1, 10, 10).of_document(Document(0, 10, (4,))).pattern == Band(2, 2) | GlobalTokens([4])
 
 
-@pytest.mark.parametrize("offset", [-1, 7])
-def test_queries_beyond_the_keys_are_refused(offset: int) -> None:
-    with pytest.raises(InputError, match=f"4 queries from position {offset} end at"):
-        Layout(Band(2, 2), 1, 4, 10, offset)
+@pytest.mark.parametrize(
+    ("num_keys", "offset", "is_cross", "message"),
+    [
+        (10, 7, False, "4 queries from position 7 end at 11.* between 0 and 6; or cross=True"),
+        (10, -1, False, "query_offset=-1 must be at least 0"),
+        (3, -1, True, "query_offset=-1 must be at least 0"),
+        (3, -1, False, "at least as many keys as queries; or cross=True"),
+    ],
+)
+def test_queries_beyond_the_keys_are_refused(num_keys: int, offset: int, is_cross: bool, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Layout(Band(2, 2), 1, 4, num_keys, offset, is_cross=is_cross)
 
 
 def test_hooks_of_accelerate_move_the_mask_of_a_layer() -> None:

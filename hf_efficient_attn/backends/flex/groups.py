@@ -91,11 +91,11 @@ def _is_constant_causal(text: str) -> bool:
 
 
 def _groups_of_text(text: str, num_heads: int, drawn_tokens: int | None, device: torch.device) -> Groups:
-    pattern, layer, _, first_head, num_model_heads, _ = read_call_text(text)
+    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(text)
     if drawn_tokens is None:
         return _undrawn_groups(pattern, (first_head, num_heads, num_model_heads or num_heads), device)
-    lengths = drawn_tokens, drawn_tokens
-    return _groups(Layout(pattern, num_heads, *lengths, 0, layer, first_head, num_model_heads), device)
+    place = (drawn_tokens, drawn_tokens, 0, layer, first_head, num_model_heads, is_cross)
+    return _groups(Layout(pattern, num_heads, *place), device)
 
 
 @cached()
