@@ -22,6 +22,8 @@ class PatternCache(Cache):
     `model.generate(..., past_key_values=PatternCache(model.config))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
     the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
+    Another model on "efficient" that reads more is refused; one on another attention, such as a dense model on "sdpa",
+    is not seen, and reads the kept tokens alone: give it a cache of its own.
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
     Xiao et al. 2023). A token's position is then its slot in the cache: each kept key is read as if it had been rotated
