@@ -47,7 +47,10 @@ def encoder_decoder(window: int) -> Any:
 
 
 def step(model: Any) -> str:
-    """Return what two steps of training raised; the last rank comes later than the others. None: it does not train."""
+    """Return what two steps of training raised; None: this process does not train.
+
+    The last rank starts later, which makes it the one that differs from the first, unless FSDP lets all go on at once.
+    """
     distributed.barrier()
     if distributed.get_rank() == distributed.get_world_size() - 1:
         time.sleep(0.3)
