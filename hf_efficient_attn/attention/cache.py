@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 
@@ -10,7 +11,7 @@ from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.attention.cache_positions import CACHE, TEXT, StreamingLayer, key_rotations
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -22,8 +23,7 @@ class PatternCache(Cache):
     `model.generate(..., past_key_values=PatternCache(model.config))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
     the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
-    Another model on "efficient" that reads more is refused; one on another attention, such as a dense model on "sdpa",
-    is not seen, and reads the kept tokens alone: give it a cache of its own.
+    Another model that reads more is refused, and so is one on another attention, such as a dense model on "sdpa".
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
     Xiao et al. 2023). A token's position is then its slot in the cache: each kept key is read as if it had been rotated
@@ -77,7 +77,24 @@ class PatternCache(Cache):
                 layers[layer] = PatternLayer(num_first, left, self.padding)
         self.rope = rope_of(text_config) if positions == CACHE else None
         self.checked_spec = getattr(text_config, FIELD)
+        # whether "efficient" has asked for the keys since a model last did
+        self.is_followed = False
         super().__init__(layers=layers)
+
+    def follow(self, config: Any, is_token: Tensor | None) -> None:
+        """Take the padding of the model that is about to compute on "efficient", after checking its config.
+
+        Args:
+            config: as for `check`.
+            is_token: the mask of its keys, bool [batch, tokens]; None: there is no padding.
+
+        Raises:
+            ConfigurationError: its layers read more than is kept.
+            InputError: masked tokens follow others.
+        """
+        self.check(config)
+        self.padding.note(is_token)
+        self.is_followed = True
 
     def check(self, config: Any) -> None:
         """Raise ConfigurationError if layers of a model read more than this cache, made for another model, keeps.
@@ -108,6 +125,29 @@ class PatternCache(Cache):
                     )
         self.checked_spec = spec
 
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the kept keys and values of a layer with the new ones appended, [batch, heads, kept + new, head_dim].
+
+        Raises:
+            UnsupportedBackendError: tokens have been dropped, and no attention asks that knows of it.
+        """
+        layer = self.layers[layer_idx]
+        if not self.is_followed and isinstance(layer, PatternLayer) and layer.has_dropped:
+            raise UnsupportedBackendError(
+                f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept those that "
+                f"a pattern reads, but what fills it now is no model on attn_implementation={shown(NAME)}, and would "
+                "take them for the whole text. Give a model without a pattern a cache of its own; fill this one by "
+                "calling its model."
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.is_followed = False
+
     @property
     def max_cache_len(self) -> int:
         """The largest number of tokens of a text, -1 for any; PEFT asks caches that are not a `DynamicCache`."""
@@ -117,6 +157,7 @@ class PatternCache(Cache):
         """Return the number of tokens of a mask, and where they begin: a mask is for all; layers use the last ones."""
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
+        self.is_followed = False
         origin = Origin()
         origin.cache = self
         return self.get_seq_length(layer_idx) + query_length, origin

@@ -59,6 +59,11 @@ class PatternLayer(DynamicLayer):
         self.padding = padding
         self.cumulative_length = 0
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether some token seen is no longer kept."""
+        return self.keys is not None and self.keys.shape[-2] < self.cumulative_length
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim]."""
         keys, values = super().update(key_states, value_states)

@@ -96,9 +96,8 @@ class StreamingLayer(PatternLayer):
     def __init__(self, num_first: int, left: int, padding: Padding, rotation: KeyRotation) -> None:
         super().__init__(num_first, left, padding)
         self.rotation = rotation
-        # those of the last call, and whether the attention function has read them
+        # those of the last call
         self.query_shifts: QueryShifts | None = None
-        self.are_read = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim].
@@ -107,15 +106,9 @@ class StreamingLayer(PatternLayer):
         that the attention function rotates the queries back instead; it reads `query_shifts`.
 
         Raises:
-            UnsupportedBackendError: that function has not read the shifts of the last call, or several queries are
-                being compiled.
+            UnsupportedBackendError: several queries are being compiled.
         """
-        if self.query_shifts is not None and not self.are_read:
-            raise UnsupportedBackendError(
-                'PatternCache(positions="cache") was filled outside of the forward of its model, whose attention did '
-                "not ask for positions. Call reset(), and fill it by calling the model."
-            )
-        self.query_shifts, self.are_read = None, False
+        self.query_shifts = None
         keys, values = super().update(key_states, value_states)
         num_new = key_states.shape[-2]
         # no row has dropped a token yet
@@ -161,11 +154,7 @@ def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor, value: Ten
     if layer is None or layer >= len(getattr(cache, "layers", ())):
         return query, key, value
     shifts: QueryShifts | None = getattr(cache.layers[layer], "query_shifts", None)
-    if shifts is None:
-        return query, key, value
-    # a layer may attend several times, with parts of its values
-    cache.layers[layer].are_read = True
-    return shifts.applied(query, key, value)
+    return (query, key, value) if shifts is None else shifts.applied(query, key, value)
 
 
 def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, KeyRotation]:

@@ -44,8 +44,7 @@ def tokens_of_keys(
     length = num_queries if is_causal else 0
     is_token = key_padding(attention_mask, batch_size, num_keys, int(first_key), past_tokens, length)
     if isinstance(first_key, Origin):
-        first_key.cache.check(config)
-        first_key.cache.padding.note(is_token)
+        first_key.cache.follow(config, is_token)
     query_offset: QueryOffset = None
     # otherwise the queries are the last keys, or no keys at all
     if is_causal and not (isinstance(past_tokens, int) and past_tokens - int(first_key) + num_queries == num_keys):

@@ -125,6 +125,23 @@ def test_caches_of_narrower_patterns_are_refused(made_for: Pattern) -> None:
     assert torch.equal(model.generate(ids, past_key_values=wide, **OPTIONS), expected)
 
 
+@pytest.mark.parametrize("names", [("llama", "llama"), ("gpt2", "gpt2"), ("llama", "gemma3")], ids=str)
+def test_dense_models_are_refused_once_tokens_are_dropped(names: tuple[str, str]) -> None:
+    """Also those that had a pattern before."""
+    model, ids = hea.sparsify(build(names[0]), Band(3, 0)), token_ids(2, 9)
+    cache, dense = hea.PatternCache(model.config), build(names[1])
+    assert dense.config._attn_implementation == "sdpa"
+    expected = dense(ids).logits
+    # from an empty cache it reads all tokens
+    assert torch.equal(dense(ids, past_key_values=cache).logits, expected)
+    for attempt in range(2):
+        with pytest.raises(hea.UnsupportedBackendError, match="has seen 9 tokens in layer 0"):
+            dense(ids[:, -1:], past_key_values=cache)
+        cache.reset()
+        if attempt == 0:
+            model(ids, past_key_values=cache)
+
+
 def test_a_cache_is_made_for_a_config() -> None:
     for other in (build("llama"), None, "gpt2"):
         with pytest.raises(hea.ConfigurationError, match="pass model.config"):

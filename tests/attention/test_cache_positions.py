@@ -291,7 +291,7 @@ def test_wrong_uses_are_refused() -> None:
         other(ids, past_key_values=cache)
     keys = torch.zeros(1, 2, 20, 8)
     cache.update(keys, keys, 0)
-    with pytest.raises(hea.UnsupportedBackendError, match="outside of the forward"):
+    with pytest.raises(hea.UnsupportedBackendError, match="by calling its model"):
         cache.update(keys, keys, 0)
     cache.reset()
     model(ids, past_key_values=cache)
