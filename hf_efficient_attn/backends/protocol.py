@@ -52,7 +52,9 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output [B, H, Nq, Dv] in q's dtype and the lse [B, H, Nq] of each row, without gradient.
 
-        lse is in float32, or in float64 for float64 inputs, and -inf for a row without keys, whose output is 0.
+        lse is in float32, or in float64 for float64 inputs. The row of a masked token, and one without keys, is 0 with
+        lse -inf; with sinks, the lse of a row without keys is its sink. Queries and keys of different sequences
+        (`layout.is_cross`) have positions and documents of their own (`axis_locations`, `TokenMask.documents`).
 
         Args:
             q: queries, [B, H, Nq, D].

@@ -1,4 +1,11 @@
-"""Try every class of transformers, print what is wrong, and write the verdicts: `python -m sweep OUTPUT.json`."""
+"""Try every class of transformers, print what is wrong, and write the verdicts: `python -m sweep OUTPUT.json`.
+
+For a new version of transformers, from `tests/` with the package installed: `python -m sweep sweep/verdicts.json
+--against sweep/verdicts.json` tries every class that it can make tiny against its own eager attention, with and without
+a pattern (`--only Llama` for some, `--share 0 2` for every second; four minutes on one core); each is right or refused
+with a sentence. `python -m sweep.table` then writes the README's table. A class that needs values no rule can know gets
+them in `OWN_FIELDS` of `sweep/tiny.py`.
+"""
 
 import argparse
 import json
@@ -15,7 +22,9 @@ from sweep.verdict import RIGHT, WRONG, quietly
 
 def main() -> int:
     """Return 1 if a class is wrong, or was right before."""
-    parser = argparse.ArgumentParser(prog="python -m sweep", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path, nargs="?", help="JSON file to write")
     parser.add_argument("--only", nargs="+", default=[], help="parts of class names")
     parser.add_argument("--share", nargs=2, type=int, help="I N: every N-th class from the I-th on")
