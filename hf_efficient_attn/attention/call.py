@@ -67,9 +67,8 @@ def build_call(
         ConfigurationError: a pattern that does not fit these heads or this length.
         InputError: an argument that does not fit the states.
     """
-    if not torch.compiler.is_compiling():
-        check_numbers(followed.pattern, scale, dropout, query_offset, followed.layer)
-        check_heads(followed.first_head, followed.num_model_heads)
+    check_numbers(followed.pattern, scale, dropout, query_offset, followed.layer)
+    check_heads(followed.first_head, followed.num_model_heads)
     check_axes(followed.is_cross, tokens, query_offset)
     check_terms(terms, q)
     check_softcap(softcap)

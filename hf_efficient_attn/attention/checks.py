@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import check_kind
@@ -124,7 +124,8 @@ def check_numbers(
         kind = query_offset.dtype
         is_place = query_offset.numel() == 1 and not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
     else:
-        is_place = query_offset is None or is_integer(query_offset)
+        # `torch.export` counts cached tokens by a symbol
+        is_place = query_offset is None or is_integer(query_offset) or isinstance(query_offset, torch.SymInt)
     if not is_place:
         raise InputError(
             f"query_offset={shown(query_offset)} must be an integer, an integer tensor of one element, or None."

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
+from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
@@ -12,7 +13,6 @@ from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.messages import shown
 
 AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_efficient_attn import messages
+
 
 def run_untraced(work: Callable[..., object], module: nn.Module, *arguments: Any) -> None:
     """Call `work(module, *arguments)`; traced code, too, can read afterwards what it stores in the module.
@@ -29,3 +31,9 @@ def _run_at(address: int, work: Callable[..., object], *arguments: Any) -> bool:
     """
     work(ctypes.cast(address, ctypes.py_object).value, *arguments)
     return True
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def shown(value: Any) -> str:
+    """Return a constant as messages show it; torch before 2.13 cannot trace `messages.shown`."""
+    return messages.shown(value)
