@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from hf_efficient_attn.convert.configs import DEFAULT_WINDOW, ConversionRequest
 from hf_efficient_attn.convert.parity import EXCEPTIONS, SHORTER, TOKEN_TYPES
+from hf_efficient_attn.convert.positions import TARGET
+from hf_efficient_attn.convert.preflight import TranslatedConfigs
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 from hf_efficient_attn.convert.rename import to_ours
 from hf_efficient_attn.convert.sample_inputs import MOST_TOKENS, sample_inputs
@@ -41,7 +43,7 @@ class Difference:
     tokens: int
 
 
-def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequest) -> str:
+def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequest, configs: TranslatedConfigs) -> str:
     """Return a sentence on the comparison of a source with what it became.
 
     Raises:
@@ -50,13 +52,13 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
     reason = _why_not_compared(source, request)
     if reason is not None:
         return f"Outputs were not compared with the source's, as {reason}."
-    found = compare(source, model, request)
+    found = compare(source, model, _num_tokens(source, request, configs))
     if found is None:
         return "Outputs were not compared with the source's, as those are not finite."
     apart = f"{found.output} differs by {found.share:.1g} of its largest number on {found.tokens} random tokens"
     if found.share <= TOLERANCE:
         return f"Compared with the source in eval mode: {apart}."
-    if set(source.deviations) - set(SILENT_IN_EVAL):
+    if configs.theirs is not None and set(configs.theirs.deviations) - set(SILENT_IN_EVAL):
         return f"Compared with the source in eval mode: {apart}; the notes on what is not kept say why."
     raise CheckpointError(
         f"parity=True, but the {type(model).__name__} computes something else than the {type(source.model).__name__}: "
@@ -65,14 +67,13 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
     )
 
 
-def compare(source: Source, model: PreTrainedModel, request: ConversionRequest) -> Difference | None:
-    """Return the largest difference in eval mode and float32; None: the source's outputs are not finite.
+def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference | None:
+    """Return the largest difference on `tokens` tokens, in eval mode and float32; None: the source's are not finite.
 
     Neither model is changed, nor any random state.
     """
     types = [each for each in (source.model.config, model.config) if each.model_type in COUNTERPARTS]
     exceptions = {exception for each in types for exception in EXCEPTIONS[each.model_type]}
-    tokens = _tokens(source, model, request)
     inputs = sample_inputs(
         types[0],
         source.head,
@@ -108,17 +109,12 @@ def _why_not_compared(source: Source, request: ConversionRequest) -> str | None:
     return None
 
 
-def _tokens(source: Source, model: PreTrainedModel, request: ConversionRequest) -> int:
-    """Return the longest input that both read alike."""
-    sizes = [MOST_TOKENS]
-    for config in (source.model.config, model.config):
-        counterpart = COUNTERPARTS.get(config.model_type)
-        ours = config if counterpart is None else counterpart.to_ours(config, source.head, True)
-        fields = ours if isinstance(ours, dict) else ours.to_dict()
-        sizes.append(fields["max_position_embeddings"])
-        if source.head in ("SequenceClassification", "QuestionAnswering"):
-            # the decoder reads the source
-            sizes.append(fields.get("max_target_position_embeddings", MOST_TOKENS))
+def _num_tokens(source: Source, request: ConversionRequest, configs: TranslatedConfigs) -> int:
+    """Return the longest input that both models read alike, in tokens."""
+    sizes = [MOST_TOKENS, configs.source.max_position_embeddings]
+    if source.head in ("SequenceClassification", "QuestionAnswering"):
+        # the decoder reads the source
+        sizes.append(getattr(configs.source, TARGET, MOST_TOKENS))
     if source.counterpart is not None and source.counterpart.is_dense:
         sizes.append((request.attention_window or DEFAULT_WINDOW) // 2 + 1)
     return int(min(sizes))

@@ -43,6 +43,21 @@ class ConversionRequest:
     parity: bool = False
 
 
+@dataclass(frozen=True)
+class TheirConfig:
+    """What a config of ours becomes there.
+
+    Attributes:
+        config: of transformers.
+        position_offset: rows of its position tables before that of position 0.
+        deviations: the fields of ours in which it differs by design, each with a note.
+    """
+
+    config: Any
+    position_offset: int
+    deviations: dict[str, str]
+
+
 def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -> Any:
     """Return the config of our family that says what theirs does; dense models stay dense."""
     fields = {name: getattr(theirs, name) for name in COMMON_FIELDS if hasattr(theirs, name)}
@@ -55,8 +70,8 @@ def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -
         return AutoConfig.for_model(counterpart.family, **fields)
 
 
-def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, int, dict[str, str]]:
-    """Return their config, its rows before that of position 0, and a note on each field it differs in by design.
+def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
+    """Return the config of theirs that says what ours does.
 
     Raises:
         ConfigurationError: something that it cannot say at all.
@@ -75,7 +90,7 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> tuple[Any, i
         listed = ", ".join(_said(ours, name) for name in unsayable)
         raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
     notes = {name: f"{_said(ours, name)} is not kept: {counterpart.deviations[name]}." for name in lost}
-    return theirs, again.position_offset, notes
+    return TheirConfig(theirs, again.position_offset, notes)
 
 
 @contextmanager

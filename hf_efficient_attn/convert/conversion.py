@@ -17,7 +17,7 @@ from hf_efficient_attn.convert.move_journal import finish_interrupted
 from hf_efficient_attn.convert.notes import give
 from hf_efficient_attn.convert.numbers import check_numbers
 from hf_efficient_attn.convert.parity import note_exceptions
-from hf_efficient_attn.convert.preflight import check_request
+from hf_efficient_attn.convert.preflight import translate_configs
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
 from hf_efficient_attn.convert.source import check_source_name, describe_source, load_source
 from hf_efficient_attn.convert.write import write_folder
@@ -110,19 +110,19 @@ def convert(
     request = ConversionRequest(
         max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
     )
-    check_request(config, head, target, request)
+    configs = translate_configs(config, head, target, request)
     source = load_source(src, head, is_own_head)
     source.notes += check_numbers(source.model)
-    model = build_ours(source, request)
+    model = build_ours(source, configs.ours)
     source.notes += note_mixed(source.model, source.path, model.dtype)
-    config = model.config
-    if target in COUNTERPARTS:
-        model = build_theirs(COUNTERPARTS[target], model, source)
-    if parity and (source.counterpart is not None or target in COUNTERPARTS):
-        source.notes.append(f"{note_exceptions(source.model_type, target)}{check_parity(source, model, request)}")
+    if configs.theirs is not None:
+        model = build_theirs(COUNTERPARTS[target], configs.theirs, model, source)
+    if parity and (source.counterpart is not None or configs.theirs is not None):
+        compared = check_parity(source, model, request, configs)
+        source.notes.append(f"{note_exceptions(source.model_type, target)}{compared}")
     if model.can_generate() and source.model.can_generate():
         model.generation_config = GenerationConfig.from_dict(source.model.generation_config.to_dict())
-    tokenizer = None if path is None else load_tokenizer(source.path, longest_input(config))
+    tokenizer = None if path is None else load_tokenizer(source.path, longest_input(configs.ours))
     give([*source.notes, *note_kept(path)])
     if path is not None:
         write_folder(path, lambda folder: _save(model, tokenizer, folder))

@@ -64,6 +64,7 @@ class Counterpart:
         unused: their parameters that they keep beside the one they use.
         deviations: our config fields in which they differ, and how.
         ignored_fields: their config fields that `to_ours` reads.
+        two_labels: heads whose class gives its config two labels, however many it says.
         is_dense: attention to everything, which the conversion makes sparse and long.
     """
 
@@ -81,6 +82,7 @@ class Counterpart:
     unused: Mapping[str, str] = field(default_factory=dict)
     deviations: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: tuple[str, ...] = ()
+    two_labels: tuple[str, ...] = ()
     is_dense: bool = False
 
     def all_names(self, head: str) -> Names:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.convert.configs import ConversionRequest, apply_request, lost_fields, our_config
+from hf_efficient_attn.convert.configs import lost_fields
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.load_weights import build_model, check_missing
 from hf_efficient_attn.convert.notes import summarize
@@ -18,21 +18,18 @@ from hf_efficient_attn.messages import shown
 GLOBAL_ATTENTION = ".global_attention."
 
 
-def build_ours(source: Source, request: ConversionRequest) -> PreTrainedModel:
-    """Return our model for a request that `check_request` passed. Global projections it lacks are copies of local ones.
+def build_ours(source: Source, config: Any) -> PreTrainedModel:
+    """Return the model of our family that `config` describes. Global projections it lacks are copies of local ones.
 
     Raises:
         CheckpointError: weights without a place, or places without weights.
     """
-    config, weights = _translate(source, request)
-    is_dense = source.counterpart is not None and source.counterpart.is_dense
-    asked = apply_request(config, request, is_dense)
-    weights = lengthen(weights, asked)
-    if not asked.global_projections:
+    weights = lengthen(_our_weights(source), config)
+    if not config.global_projections:
         dropped = [name for name in weights if GLOBAL_ATTENTION in name]
         weights = {name: tensor for name, tensor in weights.items() if name not in dropped}
         source.notes += [f"Left behind, as global_projections=False: {summarize(dropped)}."] if dropped else []
-    model, missing = build_model(asked, source.head, weights)
+    model, missing = build_model(config, source.head, weights)
     copied = [name for name in missing if GLOBAL_ATTENTION in name]
     if copied:
         model.copy_local_to_global()  # type: ignore[operator]
@@ -42,17 +39,16 @@ def build_ours(source: Source, request: ConversionRequest) -> PreTrainedModel:
     return model
 
 
-def _translate(source: Source, request: ConversionRequest) -> tuple[Any, dict[str, Tensor]]:
-    """Return config and weights under our names, otherwise as they are."""
-    counterpart, config = source.counterpart, source.model.config
+def _our_weights(source: Source) -> dict[str, Tensor]:
+    """Return the weights under our names, otherwise as they are; note fields and weights that have none."""
+    counterpart = source.counterpart
     weights = {name: tensor for name, tensor in source.model.state_dict().items() if name not in source.new_names}
     if counterpart is None:
-        return config, weights
-    ours = our_config(counterpart, config, source.head, request.parity)
-    source.notes += lost_fields(counterpart, config)
+        return weights
+    source.notes += lost_fields(counterpart, source.model.config)
     renamed, unknown = to_ours(weights, counterpart.all_names(source.head))
     _check_unknown(counterpart, unknown, source, weights)
-    return ours, renamed
+    return renamed
 
 
 def _new_names(source: Source) -> tuple[str, ...]:

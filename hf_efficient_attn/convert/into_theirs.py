@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.convert.configs import their_config
+from hf_efficient_attn.convert.configs import TheirConfig
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.load_weights import build_model, check_missing
 from hf_efficient_attn.convert.notes import summarize
@@ -12,18 +12,17 @@ from hf_efficient_attn.convert.source import Source
 from hf_efficient_attn.errors import CheckpointError
 
 
-def build_theirs(counterpart: Counterpart, ours: PreTrainedModel, source: Source) -> PreTrainedModel:
-    """Return their model with the weights of ours; what they have beyond it starts anew, and is noted.
+def build_theirs(
+    counterpart: Counterpart, theirs: TheirConfig, ours: PreTrainedModel, source: Source
+) -> PreTrainedModel:
+    """Return the model that `theirs` describes with the weights of ours; what it has beyond them starts anew, noted.
 
     Raises:
-        ConfigurationError: a pattern or other field that they cannot have.
         CheckpointError: weights that they have no place for.
     """
     head = source.head
-    config, offset, notes = their_config(counterpart, ours.config, head)
-    source.notes += notes.values()
-    source.deviations = tuple(notes)
-    weights = shift(dict(ours.state_dict()), ours.config.position_offset, offset)
+    source.notes += theirs.deviations.values()
+    weights = shift(dict(ours.state_dict()), ours.config.position_offset, theirs.position_offset)
     renamed, unknown = to_theirs(weights, counterpart.all_names(head))
     if unknown:
         raise CheckpointError(f"{counterpart.model_type} has no place for these weights: {summarize(unknown)}.")
@@ -31,7 +30,7 @@ def build_theirs(counterpart: Counterpart, ours: PreTrainedModel, source: Source
     copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
     doubled = {**copies, **counterpart.unused}
     renamed |= {copy: renamed[original] for copy, original in doubled.items() if original in renamed}
-    model, missing = build_model(config, head, renamed)
+    model, missing = build_model(theirs.config, head, renamed)
     missing = [name for name in missing if not covers(counterpart.with_prefix(counterpart.recomputed, head), name)]
     new = tuple(name for name in missing if covers(counterpart.with_prefix(counterpart.left_behind, head), name))
     source.notes += check_missing(missing, new, model)

@@ -1,15 +1,31 @@
-"""Refuse what cannot be made, by configs alone, before any weight is loaded."""
+"""Translate the configs of a conversion, and refuse what cannot be made, before any weight is loaded."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from hf_efficient_attn.convert.configs import ConversionRequest, apply_request, our_config, their_config
+from hf_efficient_attn.convert.configs import ConversionRequest, TheirConfig, apply_request, our_config, their_config
 from hf_efficient_attn.convert.positions import check_lengths
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 from hf_efficient_attn.errors import ConfigurationError
 
 
-def check_request(config: Any, head: str, target: str, request: ConversionRequest) -> None:
-    """Make the configs of the conversion, all but the weights.
+@dataclass(frozen=True)
+class TranslatedConfigs:
+    """The configs of a conversion, from the source's to that of what it becomes.
+
+    Attributes:
+        source: what the source's says, as a config of our family.
+        ours: the same with the length, pattern and global tokens that the request asks for.
+        theirs: what `ours` becomes where the target is of transformers; None: the target is of our family.
+    """
+
+    source: Any
+    ours: Any
+    theirs: TheirConfig | None
+
+
+def translate_configs(config: Any, head: str, target: str, request: ConversionRequest) -> TranslatedConfigs:
+    """Return the configs that the models of a conversion are built from.
 
     Args:
         config: of the source.
@@ -20,11 +36,11 @@ def check_request(config: Any, head: str, target: str, request: ConversionReques
         ConfigurationError: a head, length, window, pattern or other field that the source or the target cannot have.
     """
     counterpart, their = COUNTERPARTS.get(config.model_type), COUNTERPARTS.get(target)
-    ours = config if counterpart is None else our_config(counterpart, config, head, request.parity)
-    asked = apply_request(ours, request, counterpart is not None and counterpart.is_dense)
-    check_lengths(ours, asked)
+    source = config if counterpart is None else our_config(counterpart, config, head, request.parity)
+    ours = apply_request(source, request, counterpart is not None and counterpart.is_dense)
+    check_lengths(source, ours)
     if their is None:
-        return
+        return TranslatedConfigs(source, ours, None)
     if head not in their.heads:
         raise ConfigurationError(f"{target} has no {head}; it has: {', '.join(their.heads)}.")
-    their_config(their, asked, head)
+    return TranslatedConfigs(source, ours, their_config(their, ours, head))

@@ -41,7 +41,6 @@ class Source:
         head: a key of `AUTO_CLASSES`.
         new_names: its parameters that no checkpoint has brought, as the head was asked for.
         notes: what the user should know.
-        deviations: fields of our config in which what it becomes differs by design, each of which has a note.
     """
 
     model: PreTrainedModel
@@ -49,7 +48,6 @@ class Source:
     path: str | None = None
     new_names: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
-    deviations: tuple[str, ...] = ()
 
     @property
     def model_type(self) -> str:
@@ -79,7 +77,8 @@ def check_source_name(src: Any) -> None:
 def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
     """Return config and head of a source, and whether the head is its own, not asked for; no weight is read.
 
-    Its own head is that of its config's `architectures`; without any, that of the names of its weights.
+    The config says what that of the loaded model will say. Its own head is that of its config's `architectures`;
+    without any, that of the names of its weights.
 
     Raises:
         ConfigurationError: a model type or head that cannot be converted.
@@ -102,7 +101,10 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
     own = head_of_class(architectures[0]) if architectures else None
     if wanted is None and not architectures and model_type in COUNTERPARTS:
         own = find_head(path, config, COUNTERPARTS[model_type])
-    return config, _known_head(wanted or own, model_type, architectures), wanted in (None, own)
+    found = _known_head(wanted or own, model_type, architectures)
+    if model_type in COUNTERPARTS and found in COUNTERPARTS[model_type].two_labels:
+        config.num_labels = 2
+    return config, found, wanted in (None, own)
 
 
 def load_source(src: Any, head: str, is_own_head: bool) -> Source:

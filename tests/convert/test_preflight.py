@@ -1,6 +1,7 @@
 """What cannot be converted is refused before weights are loaded; what is lost of mixed dtypes is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
 from hf_efficient_attn.convert import conversion
+from hf_efficient_attn.convert.registry import COUNTERPARTS
 
 
 @pytest.fixture
@@ -55,6 +57,26 @@ def test_refused_before_weights_are_loaded(
     monkeypatch.setattr(conversion, "load_source", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(hea.ConfigurationError, match=message):
         hea.convert(bert, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Left behind", "ignore:Even with parity")
+def test_a_config_is_translated_once(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, translated = COUNTERPARTS["bert"], []
+
+    def to_ours(config: Any, *args: Any) -> dict[str, Any]:
+        translated.append(config)
+        return table.to_ours(config, *args)
+
+    monkeypatch.setitem(COUNTERPARTS, "bert", replace(table, to_ours=to_ours))
+    hea.convert(bert, parity=True)
+    assert len(translated) == 1
+
+
+def test_answers_have_two_labels_whatever_the_config_says(tmp_path: Path) -> None:
+    """A BART has three by default; its class for question answering counts two."""
+    in_tree("bart", "AutoModelForQuestionAnswering", num_labels=3).save_pretrained(tmp_path / "bart")
+    change_config(tmp_path / "bart", id2label={0: "a", 1: "b", 2: "c"}, label2id={"a": 0, "b": 1, "c": 2})
+    assert hea.convert(tmp_path / "bart").config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
 
 
 @pytest.mark.parametrize("src", [3, None, [], torch.nn.Linear(2, 2), {"model_type": "bert"}], ids=type)

@@ -42,6 +42,7 @@ BART = Counterpart(
     fields=bart.FIELDS,
     to_ours=to_ours,
     copies=bart.COPIES,
+    two_labels=("QuestionAnswering",),
     ignored_fields=(*bart.IGNORED_FIELDS, "max_position_embeddings"),
     is_dense=True,
 )

@@ -89,6 +89,7 @@ BIG_BIRD = Counterpart(
         "classifier_activation": "big_bird has the activation of the MLP in sequence classification, tanh elsewhere",
         "max_global_tokens": "big_bird has global blocks alone",
     },
+    two_labels=("QuestionAnswering",),
     ignored_fields=(
         "add_cross_attention",
         "attention_type",

@@ -75,6 +75,7 @@ BIGBIRD_PEGASUS = Counterpart(
         "random_blocks_in_eval": "bigbird_pegasus evaluates with copies of block 0 in the place of random blocks",
         "full_attention_up_to": "bigbird_pegasus reads short inputs by full attention",
     },
+    two_labels=("QuestionAnswering",),
     ignored_fields=(
         *bart.IGNORED_FIELDS,
         "attention_type",

@@ -70,6 +70,7 @@ LED = Counterpart(
         **bart.DEVIATIONS,
         "global_tokens": "led has no global tokens but those of a call's global_attention_mask",
     },
+    two_labels=("QuestionAnswering",),
     ignored_fields=(
         *bart.IGNORED_FIELDS,
         "attention_window",
