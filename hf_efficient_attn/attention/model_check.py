@@ -25,7 +25,7 @@ def other_way(config: PreTrainedConfig) -> str:
     """Return what to do with a model that cannot be sparsified."""
     if config.model_type in CONVERTED:
         return "It is sparse by itself: hf_efficient_attn.convert(model) makes a model of it that follows patterns."
-    return "The README lists models that do."
+    return "model_cards/engine.md lists models that do."
 
 
 def check_home(config: PreTrainedConfig) -> None:

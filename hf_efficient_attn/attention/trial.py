@@ -108,7 +108,8 @@ def check_followed(name: str, config: Any, followed: set[tuple[str, int | None]]
             what = "does not call" if layers else "calls"
             raise UnsupportedBackendError(
                 f"{name} does not use the attention interface of transformers everywhere: {missing} {what} it, so "
-                "attention_pattern would be ignored there. The README lists models that can follow a pattern."
+                "attention_pattern would be ignored there. model_cards/engine.md lists models that can follow a "
+                "pattern."
             )
 
 

@@ -3,8 +3,8 @@
 For a new version of transformers, from `tests/` with the package installed: `python -m sweep sweep/verdicts.json
 --against sweep/verdicts.json` tries every class that it can make tiny against its own eager attention, with and without
 a pattern (`--only Llama` for some, `--share 0 2` for every second; four minutes on one core); each is right or refused
-with a sentence. `python -m sweep.table` then writes the README's table. A class that needs values no rule can know gets
-them in `OWN_FIELDS` of `sweep/tiny.py`.
+with a sentence. `python -m sweep.table` then writes the table of `model_cards/engine.md`. A class that needs values no
+rule can know gets them in `OWN_FIELDS` of `sweep/tiny.py`.
 """
 
 import argparse

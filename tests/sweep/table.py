@@ -1,4 +1,4 @@
-"""The sweep's committed verdicts, and the README's table of them: `python -m sweep.table` writes it into the README."""
+"""The sweep's verdicts, and the table of them, which `python -m sweep.table` writes into `model_cards/engine.md`."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from sweep.verdict import NOT_BUILT, RIGHT
 
 VERDICTS = Path(__file__).with_name("verdicts.json")
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "model_cards" / "engine.md"
 BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 # why a class is refused, by what its sentence says; the first that fits
 REASONS = (
@@ -33,7 +33,7 @@ def verdicts() -> dict[str, Any]:
 
 
 def markdown(table: dict[str, Any]) -> str:
-    """Return the README's table."""
+    """Return the table."""
     tried = [each for each in table["classes"] if each["sparse"] != NOT_BUILT]
     found: dict[str, set[str]] = defaultdict(set)
     for each in tried:
@@ -67,9 +67,9 @@ def meaning(verdict: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the table between its marks in the README."""
-    before, rest = README.read_text().split(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n{markdown(verdicts())}\n{END}{rest.split(END)[1]}")
+    """Write the table between its marks in the card."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{markdown(verdicts())}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from sweep.classes import Candidate
-from sweep.table import BEGIN, END, README, markdown, verdicts
+from sweep.table import BEGIN, END, PAGE, markdown, verdicts
 from sweep.verdict import NOT_BUILT, WRONG, quietly
 
 # one of each way to be right or refused
@@ -63,4 +63,4 @@ def test_nothing_is_known_to_be_wrong() -> None:
 
 def test_the_table_of_the_readme_is_that_of_the_verdicts() -> None:
     """Written by `python -m sweep.table`."""
-    assert README.read_text().split(BEGIN)[1].split(END)[0].strip() == markdown(verdicts())
+    assert PAGE.read_text().split(BEGIN)[1].split(END)[0].strip() == markdown(verdicts())

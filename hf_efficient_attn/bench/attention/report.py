@@ -19,23 +19,31 @@ NONE = "–"
 
 def results_markdown(results: dict[str, Any]) -> str:
     """Return the tables, headline first, what could not be measured and why, and what the figures mean."""
+    settings = results["settings"]
+    title = f"Attention: {settings['batch_size']} × {settings['heads']} heads of {settings['head_dim']}"
+    parts = [f"# {title}, {settings['dtype']}", machine_line(results["machine"])]
+    for heading, table in sections(results).items():
+        parts += [f"## {heading}", table]
+    return "\n\n".join([*parts, _reasons([*results["dense"], *results["results"]]), _legend(results)])
+
+
+def sections(results: dict[str, Any]) -> dict[str, str]:
+    """Return the tables by their headings, headline first."""
     settings, dense, rows = results["settings"], results["dense"], results["results"]
-    parts = [
-        f"# Attention: {settings['batch_size']} × {settings['heads']} heads of {settings['head_dim']}, "
-        f"{settings['dtype']}",
-        machine_line(results["machine"]),
-    ]
+    every = [*dense, *rows]
+    found = {
+        f"Useful-pair efficiency, {title}": _grid(rows, settings, _share(measure)) for measure, title in TITLES.items()
+    }
+    found["Growth, crossover, layout"] = summary_table(dense, rows)
     for measure, title in TITLES.items():
-        parts += [f"## Useful-pair efficiency, {title}", _grid(rows, settings, _share(measure))]
-    parts += ["## Growth, crossover, layout", summary_table(dense, rows)]
-    for measure, title in TITLES.items():
-        parts += [f"## Milliseconds, {title}", _grid([*dense, *rows], settings, _time(measure))]
-        parts += [f"## Speed against dense attention, {title}", _grid(rows, settings, _speed(measure))]
-    parts += ["## Milliseconds per decoding step", _grid([*dense, *rows], settings, _time("decode"))]
-    parts += ["## Microseconds of a call beyond torch's SDPA", overhead_table(results["overhead"])]
+        found[f"Milliseconds, {title}"] = _grid(every, settings, _time(measure))
+        found[f"Speed against dense attention, {title}"] = _grid(rows, settings, _speed(measure))
+    found["Milliseconds per decoding step"] = _grid(every, settings, _time("decode"))
+    if "overhead" in results:
+        found["Microseconds of a call beyond torch's SDPA"] = overhead_table(results["overhead"])
     if not settings["no_memory"]:
-        parts += ["## Peak MiB, forward + backward, beyond the inputs", _grid([*dense, *rows], settings, _memory)]
-    return "\n\n".join([*parts, _reasons([*dense, *rows]), _legend(settings)])
+        found["Peak MiB, forward + backward, beyond the inputs"] = _grid(every, settings, _memory)
+    return found
 
 
 def _grid(rows: list[Row], settings: dict[str, Any], cell: Callable[[Row], str]) -> str:
@@ -128,7 +136,9 @@ def _reasons(rows: list[Row]) -> str:
     return "\n".join(["Not measured:", "", *lines]) if lines else "Everything was measured."
 
 
-def _legend(settings: dict[str, Any]) -> str:
+def _legend(results: dict[str, Any]) -> str:
+    settings = results["settings"]
+    beyond = "Beyond SDPA: forward, on the same tensors, with a mask made beforehand. " if "overhead" in results else ""
     seconds = f"{settings['max_seconds']:g} seconds a length"
     rounds = f"up to {settings['repeats']} interleaved rounds, as many as fit into {seconds}, at least {LEAST_ROUNDS}"
     return (
@@ -137,8 +147,8 @@ def _legend(settings: dict[str, Any]) -> str:
         "and so are the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
         "dense from: at this length and all longer ones. Layout: choosing a backend and building what it needs of the "
         "pattern with empty caches, at the longest length; once per length. Decoding: one query, the cache one token "
-        "longer every step, layouts built in every step. Beyond SDPA: forward, on the same tensors, with a mask "
-        "made beforehand. `masked`: SDPA with the pattern as a mask made beforehand. "
+        f"longer every step, layouts built in every step. {beyond}`masked`: SDPA with the pattern as a mask made "
+        "beforehand. "
         "`transformers_flex`: its mask made in every call; `_kernel`: beforehand; of patterns that differ by head, the "
         "first head's. In-tree layers: without projections."
     )

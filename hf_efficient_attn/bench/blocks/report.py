@@ -25,14 +25,22 @@ def results_markdown(results: dict[str, Any]) -> str:
         f"# Blocks at width {settings['hidden_size']}, {settings['num_layers']} layers, {settings['num_heads']} heads",
         machine_line(results["machine"]),
     ]
-    for dtype in settings["dtype"]:
+    for heading, table in sections(results).items():
+        parts += [f"## {heading}", table]
+    return "\n\n".join([*parts, _legend(settings)])
+
+
+def sections(results: dict[str, Any]) -> dict[str, str]:
+    """Return by dtype the table, and behind it a line that places Pre-LN against GPT-2 if both were measured."""
+    found = {}
+    for dtype in results["settings"]["dtype"]:
         rows = [row for row in results["results"] if row["dtype"] == dtype]
-        parts += [f"## {dtype}", _table(rows, results["reference"])]
+        found[dtype] = _table(rows, results["reference"])
         against = results["pre_ln_against_gpt2"].get(dtype)
         if against:
             speeds = ", ".join(f"{MEASURES[measure]} {_ratio(against[measure])}" for measure in MEASURES)
-            parts.append(f"`pre_ln` against transformers' GPT-2: {speeds}.")
-    return "\n\n".join([*parts, _legend(settings)])
+            found[dtype] += f"\n\n`pre_ln` against transformers' GPT-2: {speeds}."
+    return found
 
 
 def _table(rows: list[dict[str, Any]], reference: str) -> str:

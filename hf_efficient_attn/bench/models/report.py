@@ -18,24 +18,33 @@ NONE = "–"
 
 def results_markdown(results: dict[str, Any]) -> str:
     """Return the targets, the tables, what could not be measured and why, and what the figures mean."""
-    settings, rows = results["settings"], results["results"]
+    settings = results["settings"]
     parts = [f"# Encoders: {_caption(settings)}", machine_line(results["machine"])]
+    for heading, table in sections(results).items():
+        parts += [f"## {heading}", table]
+    return "\n\n".join([*parts, _reasons(results["results"]), _legend(settings)])
+
+
+def sections(results: dict[str, Any]) -> dict[str, str]:
+    """Return the tables by their headings, targets first."""
+    settings, rows = results["settings"], results["results"]
     judged = [
         [what, target, value, NONE if bound is None else f"{bound:.2f} x", "yes" if is_reached else "no"]
         for what, target, value, bound, is_reached in targets(rows)
     ]
+    found = {}
     if judged:
         header = ["what", "target", "measured", "with no attention at all", "reached"]
-        parts += ["## Targets", markdown_table(header, judged)]
+        found["Targets"] = markdown_table(header, judged)
     for measure, title in TITLES.items():
-        parts += [f"## Speed of ours, {title}", _speed_table(rows, settings, measure)]
+        found[f"Speed of ours, {title}"] = _speed_table(rows, settings, measure)
     for measure, title in TITLES.items():
-        parts += [f"## Milliseconds, {title}", _table(rows, settings["lengths"], _time_of(measure))]
+        found[f"Milliseconds, {title}"] = _table(rows, settings["lengths"], _time_of(measure))
     if any(row["peak_memory_bytes"] for row in rows):
-        title = f"## Peak MiB of a training step beyond the weights, {settings['memory_layers']} layers"
-        parts += [title, _table(rows, settings["memory_lengths"], _memory)]
-    parts += ["## Largest difference between ours and theirs", _differences(results)]
-    return "\n\n".join([*parts, _reasons(rows), _legend(settings)])
+        heading = f"Peak MiB of a training step beyond the weights, {settings['memory_layers']} layers"
+        found[heading] = _table(rows, settings["memory_lengths"], _memory)
+    found["Largest difference between ours and theirs"] = _differences(results)
+    return found
 
 
 def _caption(settings: dict[str, Any]) -> str:

@@ -27,20 +27,28 @@ def results_markdown(results: dict[str, Any]) -> str:
     """Return the targets, the tables and what the figures mean."""
     settings, rows = results["settings"], results["results"]
     parts = [f"# Attention spans: {_caption(settings)}", machine_line(results["machine"])]
-    judged = [[*cells, "yes" if is_reached else "no"] for *cells, is_reached in targets(rows)]
-    if judged:
-        parts += ["## Targets", markdown_table(["what", "target", "measured", "reached"], judged)]
-    for measure in _measures(settings):
-        parts += [f"## Time ratios, {title_of(measure)}", _ratio_table(rows, settings, measure)]
-    for measure in _measures(settings):
-        title = f"{title_of(measure).capitalize()}, {_unit(measure)}"
-        parts += [f"## {title}", _table(rows, settings, _time_of(measure))]
-    parts += ["## Million multiply-adds of a token", _table(rows, settings, _flops)]
-    parts += ["## Keys that a head reads on average", _table(rows, settings, _kept_keys)]
-    parts += ["## MiB of the cache, an example", _table(rows, settings, _cache)]
-    if any(row["peak_memory_bytes"] for row in rows):
-        parts += ["## Peak MiB of a training step beyond weights and memory", _table(rows, settings, _memory)]
+    for heading, table in sections(results).items():
+        parts += [f"## {heading}", table]
     return "\n\n".join([*parts, _legend(rows, settings)])
+
+
+def sections(results: dict[str, Any]) -> dict[str, str]:
+    """Return the tables by their headings, targets first."""
+    settings, rows = results["settings"], results["results"]
+    judged = [[*cells, "yes" if is_reached else "no"] for *cells, is_reached in targets(rows)]
+    found = {}
+    if judged:
+        found["Targets"] = markdown_table(["what", "target", "measured", "reached"], judged)
+    for measure in _measures(settings):
+        found[f"Time ratios, {title_of(measure)}"] = _ratio_table(rows, settings, measure)
+    for measure in _measures(settings):
+        found[f"{title_of(measure).capitalize()}, {_unit(measure)}"] = _table(rows, settings, _time_of(measure))
+    found["Million multiply-adds of a token"] = _table(rows, settings, _flops)
+    found["Keys that a head reads on average"] = _table(rows, settings, _kept_keys)
+    found["MiB of the cache, an example"] = _table(rows, settings, _cache)
+    if any(row["peak_memory_bytes"] for row in rows):
+        found["Peak MiB of a training step beyond weights and memory"] = _table(rows, settings, _memory)
+    return found
 
 
 def _measures(settings: dict[str, Any]) -> list[str]:

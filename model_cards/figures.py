@@ -1,0 +1,165 @@
+"""Write the figures of the README and the cards from committed results: `python model_cards/figures.py`.
+
+A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and `<!-- end of figures -->`. NAME is a
+benchmark, with results in `bench_NAME/NAME.json`, or an example, with results in `examples/NAME.json`. HEADING is that
+of a table which `hf-efficient-attn bench NAME` prints, or one of `OWN`, a function of this file. The benchmark's own
+page and picture are made again, too. With `--check` nothing is written, and a page that differs is an error.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hf_efficient_attn.bench.attention import report as attention_report
+from hf_efficient_attn.bench.attention.summary import by_contestant
+from hf_efficient_attn.bench.blocks import report as blocks_report
+from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.models import report as models_report
+from hf_efficient_attn.bench.spans import report as spans_report
+
+CARDS = Path(__file__).parent
+BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+REPORTS: dict[str, Any] = {
+    "attention": attention_report,
+    "blocks": blocks_report,
+    "models": models_report,
+    "spans": spans_report,
+}
+LENGTHS = (512, 2048, 8192, 32768, 131072)
+NONE = "–"
+CONTESTANTS = {
+    "auto": "**hea.attention**",
+    "flex": "flex_attention, compiled",
+    "local_attention": "local-attention",
+    "longformer_layer": "transformers' Longformer",
+    "bigbird_layer": "transformers' BigBird",
+}
+
+
+def main() -> int:
+    """Write all pages; with `--check` return 1 if one of them differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
+    only_check = parser.parse_args().check
+    stale = [page for page, text in pages().items() if page.read_text(encoding="utf-8") != text]
+    for page in stale:
+        if not only_check:
+            page.write_text(pages()[page], encoding="utf-8")
+        print(f"{page} {'differs from its results' if only_check else 'written'}")
+    if not only_check:
+        for name in measured():
+            REPORTS[name].results_figure(results(name)).savefig(CARDS / "pictures" / f"bench_{name}.png", dpi=160)
+    return int(only_check and bool(stale))
+
+
+def pages() -> dict[Path, str]:
+    """Return what every page should say."""
+    found = {CARDS / f"bench_{name}" / f"{name}.md": REPORTS[name].results_markdown(results(name)) + "\n"
+             for name in measured()}  # fmt: skip
+    for page in [CARDS.parent / "README.md", *sorted(CARDS.glob("*.md"))]:
+        found[page] = BLOCK.sub(_with_figures, page.read_text(encoding="utf-8"))
+    return found
+
+
+def measured() -> list[str]:
+    """Return the benchmarks with committed results."""
+    return [name for name in REPORTS if (CARDS / f"bench_{name}").exists()]
+
+
+def results(name: str) -> dict[str, Any]:
+    """Return the committed results of a benchmark or an example."""
+    folder = CARDS / (f"bench_{name}" if name in REPORTS else "examples")
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _with_figures(block: re.Match[str]) -> str:
+    begin, name, heading, end = block.groups()
+    found = results(name)
+    text = OWN[heading](found) if heading in OWN else REPORTS[name].sections(found)[heading]
+    # unpadded, since pages are not read unrendered
+    return begin + re.sub(r"(?<=\|) +| +(?=\|)", " ", re.sub(r"-{3,}(?=:)|(?<=:)-{3,}", "--", text)) + f"\n{end}"
+
+
+def machine(found: dict[str, Any]) -> str:
+    """Return where and when a benchmark was run."""
+    return f"*{machine_line(found['machine'])}*"
+
+
+def against_dense(found: dict[str, Any]) -> str:
+    """Return how many times as fast as dense attention each contestant is, with and without the backward pass."""
+    settings, lines = found["settings"], []
+    for pattern, contestant, rows in by_contestant(found["results"]):
+        if contestant in CONTESTANTS:
+            cells = {row["tokens"]: _speeds(row) for row in rows}
+            lines.append([f"{pattern}: {CONTESTANTS[contestant]}", *(cells.get(tokens, NONE) for tokens in LENGTHS)])
+    table = markdown_table(["times as fast as dense", *(f"{tokens:,}" for tokens in LENGTHS)], lines)
+    return f"""{table}
+
+By length in tokens: forward + backward / forward alone, against torch's SDPA without a mask (beyond \
+{settings["dense_limit"]:,} tokens extrapolated); {settings["heads"]} heads of {settings["head_dim"]}, \
+{settings["dtype"]}; {machine_line(found["machine"])}. \
+Layers of others were run up to {settings["peer_limit"]:,} tokens."""
+
+
+def _speeds(row: dict[str, Any]) -> str:
+    speeds = [row[measure].get("speed_against_dense", {}).get("median") for measure in ("forward_backward", "forward")]
+    texts = [NONE if speed is None else f"{speed:.1f}" if speed < 9.95 else f"{speed:.0f}" for speed in speeds]
+    return NONE if set(texts) == {NONE} else " / ".join(texts)
+
+
+def spam(found: dict[str, Any]) -> str:
+    """Return the accuracy of `classify_documents.py` by model and by how much of a document it reads."""
+    lines = [
+        [f"{kind}, {reading}", _spread(score, "accuracy"), _spread(score, "accuracy_long")]
+        for kind, model in found["models"].items()
+        for reading, score in model["scores"].items()
+    ]
+    lines += [
+        [f"bag of words, {reading}", f"{score['accuracy']:.3f}", f"{score['accuracy_long']:.3f}"]
+        for reading, score in found["bag_of_words"].items()
+    ]
+    data = found["data"]
+    num_all, num_long = data["test_documents"], data["long_test_documents"]
+    header = [
+        "model, tokens it reads",
+        f"accuracy on all {num_all:,}",
+        f"on {num_long:,} longer than {data['long_from']:,}",
+    ]
+    return f"{markdown_table(header, lines)}\n\n{machine(found)}"
+
+
+def _spread(score: dict[str, float], name: str) -> str:
+    return f"{score[name]:.3f} ± {score[f'{name}_deviation']:.3f}"
+
+
+def span_kinds(found: dict[str, Any]) -> str:
+    """Return what `train_char_lm.py` measured of each kind of span."""
+    lines = [
+        [
+            kind,
+            f"{result['bits_per_byte']:.3f}",
+            f"{result['average_span']:,.0f}",
+            f"{result['max_span']:,.0f}",
+            f"{result['flops_per_token'] / 1e6:.2f}",
+            f"{result['train_tokens_per_second']:,.0f}",
+        ]
+        for kind, result in found["kinds"].items()
+    ]
+    header = ["span", "bits per byte", "average span", "longest", "million multiply-adds a byte", "trained bytes/s"]
+    return f"{markdown_table(header, lines)}\n\n{machine(found)}"
+
+
+OWN: dict[str, Callable[[dict[str, Any]], str]] = {
+    "machine": machine,
+    "against dense": against_dense,
+    "spam": spam,
+    "span kinds": span_kinds,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
