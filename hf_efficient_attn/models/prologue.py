@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.packing import said_positions
-from hf_efficient_attn.models.inputs.masks import check_mask, find_documents, key_masks, step_table
+from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def prepare_call(
     past_tokens, num_keys = lengths(cache, tokens)
     check_mask(attention_mask, batch_size, tokens, past_tokens, room=num_keys)
     position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
-    documents = find_documents(config, position_ids, attention_mask, batch_size, past_tokens)
+    documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)
 
 
@@ -107,4 +107,4 @@ class TableGeneration:
     ) -> Any:
         """Return the token table of one step."""
         is_causal = config.is_encoder_decoder or config.is_causal
-        return step_table(config, inputs_embeds, attention_mask, past_key_values, is_causal)
+        return step_table(config, inputs_embeds, attention_mask, past_key_values, is_causal, position_ids)

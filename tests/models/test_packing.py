@@ -11,12 +11,30 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.mask_probe import Probe
+from hf_efficient_attn.attention.notices import _mixing
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+CAUSAL = [case for case in CASES if case.is_causal]
 LENGTHS = (5, 1, 9)
 ENDS = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
 NUMBERS = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None]
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+@pytest.mark.parametrize(
+    ("case", "cache"),
+    [(CAUSAL[0], "dynamic"), *((case, "static") for case in CAUSAL)],
+    ids=lambda each: getattr(each, "name", each),
+)
+@torch.no_grad()
+def test_generate_tells_the_documents_of_a_prompt_apart_and_warns_of_later_tokens(case: Case, cache: str) -> None:
+    _mixing.clear()
+    model, ids = case.model(), random_ids(1, 15)
+    options = {"max_new_tokens": 2, "min_new_tokens": 2, "cache_implementation": cache, "output_logits": True}
+    with pytest.warns(UserWarning, match="documents read each other"):
+        packed = model.generate(ids, position_ids=POSITIONS, return_dict_in_generate=True, **options)
+    alone = model(ids[:, -LENGTHS[-1] :]).logits[:, -1]
+    torch.testing.assert_close(packed.logits[0], alone, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @every_case
@@ -39,7 +57,7 @@ def test_documents_that_are_known_are_not_asked_for(monkeypatch: pytest.MonkeyPa
     case.model("AutoModel")(random_ids(1, 15), position_ids=POSITIONS)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.is_causal], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CAUSAL, ids=lambda case: case.name)
 @torch.no_grad()
 def test_documents_behind_cached_tokens_are_warned_of_and_padding_is_not(case: Case) -> None:
     model, ids = case.model(), random_ids(2, 15)

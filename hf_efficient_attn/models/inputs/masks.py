@@ -75,7 +75,12 @@ def token_mask_of(
 
 
 def step_table(
-    config: Any, embedded: Tensor, attention_mask: Tensor | None, cache: Cache | None, is_causal: bool
+    config: Any,
+    embedded: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    is_causal: bool,
+    position_ids: Tensor | None,
 ) -> Tensor | None:
     """Return the token table of a step of `generate` with a static cache, which passes on tensors only; None: no masks.
 
@@ -83,7 +88,8 @@ def step_table(
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
-    token_mask, query_offset = token_mask_of(config, embedded, attention_mask, cache, None, is_causal)
+    documents = step_documents(config, position_ids, attention_mask, embedded, cache)
+    token_mask, query_offset = token_mask_of(config, embedded, attention_mask, cache, documents, is_causal)
     with lasting():
         return write_table(token_mask, query_offset, embedded.shape[1])
 
@@ -124,6 +130,37 @@ def find_documents(
         warn_of_unseen_documents(config)
         return None
     return derived(lambda starts: starts.cumsum(1), starts)
+
+
+def noted_documents(
+    config: Any,
+    position_ids: Tensor | None,
+    attention_mask: Any,
+    batch_size: int,
+    past_tokens: int | Tensor,
+    cache: Cache | None,
+) -> Tensor | None:
+    """Return `find_documents`; it warns of tokens behind a cache filled with documents, which read all of them."""
+    documents = find_documents(config, position_ids, attention_mask, batch_size, past_tokens)
+    if cache is None or torch.compiler.is_compiling() or (documents is not None and is_tracing(documents)):
+        return documents
+    if documents is not None:
+        cache.holds_documents = True
+    elif getattr(cache, "holds_documents", False):
+        if int(past_tokens):
+            warn_of_unseen_documents(config)
+        elif not isinstance(attention_mask, dict) and getattr(attention_mask, "ndim", 2) == 2:
+            # it was emptied; a mask for a step of `generate` says nothing of documents
+            cache.holds_documents = False
+    return documents
+
+
+def step_documents(
+    config: Any, position_ids: Tensor | None, attention_mask: Tensor | None, embedded: Tensor, cache: Cache | None
+) -> Tensor | None:
+    """Return `noted_documents` of a step of `generate`, whose masks are made before its model is called."""
+    past_tokens = 0 if cache is None else cache.get_seq_length()
+    return noted_documents(config, position_ids, attention_mask, embedded.shape[0], past_tokens, cache)
 
 
 def documents_of_keys(documents: Tensor, num_keys: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
-from hf_efficient_attn.models.inputs.masks import documents_of_keys, step_table
+from hf_efficient_attn.models.inputs.masks import documents_of_keys, step_documents, step_table
 from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
 from .centering import Centering, build_centering
@@ -23,9 +23,11 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict
         attach_running_sums(call.cache, config.num_hidden_layers)
     if isinstance(given, dict):
         # made by `MaskGeneration`
+        first, last = given["firsts"], given["lasts"]
+        bounds = None if first is None else (first, last)
         return {
             "attention_mask": given["attention"],
-            "centering": Centering(True, given["counts"], given["weights"]),
+            "centering": Centering(True, given["counts"], given["weights"], bounds=bounds),
         }
     mask, centering = attention_allowed(config, call.embedded, given, call.cache, call.documents), None
     if config.is_centered:
@@ -65,11 +67,15 @@ class MaskGeneration:
     ) -> Any:
         """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
         if config.span is not None:
-            return step_table(config, inputs_embeds, attention_mask, past_key_values, config.is_causal)
-        mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, None)
+            return step_table(config, inputs_embeds, attention_mask, past_key_values, config.is_causal, position_ids)
+        documents = step_documents(config, position_ids, attention_mask, inputs_embeds, past_key_values)
+        mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, documents)
         if not config.is_centered:
             return mask
         past_tokens = past_key_values.get_seq_length()
         tokens, device = inputs_embeds.shape[1], inputs_embeds.device
-        centering = build_centering(tokens, past_tokens, attention_mask, None, True, device)
-        return {"attention": mask, "counts": centering.counts, "weights": centering.weights}
+        centering = build_centering(tokens, past_tokens, attention_mask, documents, True, device)
+        firsts, lasts = centering.bounds or (None, None)
+        # `generate` passes on tensors only
+        own = {"counts": centering.counts, "weights": centering.weights, "firsts": firsts, "lasts": lasts}
+        return {"attention": mask, **own}
