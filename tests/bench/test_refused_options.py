@@ -13,6 +13,10 @@ from hf_efficient_attn.cli import main
         ("attention", ["--patterns", "bands"], "bands"),
         ("attention", ["--backends", "flash"], "invalid choice: 'flash'"),
         ("attention", ["--peers", "flash"], "invalid choice: 'flash'"),
+        # what is given holds with --quick, too
+        ("attention", ["--quick", "--lengths", 0], "lengths=0 must be at least 1"),
+        ("attention", ["--profile", "--lengths", 64, "--no-memory"], "no use of --lengths, --no-memory"),
+        ("blocks", ["--num-layers", 0, "--quick"], "num_layers=0 must be at least 1"),
         ("models", ["--repeats", 0], "repeats=0 must be at least 1"),
         ("models", ["--lengths", 0], "lengths=0 must be at least 1"),
         ("models", ["--threads", 0], "threads=0 must be at least 1"),

@@ -22,7 +22,15 @@ from hf_efficient_attn.bench.attention.profile import run_profile
 from hf_efficient_attn.bench.attention.report import results_figure, results_markdown
 from hf_efficient_attn.bench.attention.summary import add_ratios
 from hf_efficient_attn.bench.harness.memory import peak_memory
-from hf_efficient_attn.bench.harness.options import DTYPES, add_counts, add_device, check_counts
+from hf_efficient_attn.bench.harness.options import (
+    DTYPES,
+    add_counts,
+    add_device,
+    check_counts,
+    fill_options,
+    leave_open,
+    refuse_given,
+)
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
     publish,
@@ -43,7 +51,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "dense_limit": 8192, "peer_limit": 4096},
     "cuda": {"dtype": "bfloat16", "dense_limit": 131072, "peer_limit": 32768},
 }
-QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0, "no_memory": True}
+# memory is measured at longer ones only
+QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0}
+# options that are for other calls than the fixed ones of `--profile`
+NOT_PROFILED = ("patterns", "lengths", "backends", "peers", "dense_limit", "peer_limit", "memory_from", "no_memory")
 # transformers compiles one function for all masks and lengths; torch would give up after a few
 RECOMPILE_LIMIT = 512
 
@@ -63,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="of the inputs (default float32, on CUDA bfloat16)")
     add_device(parser)
     parser.add_argument(
-        "--max-seconds", type=float, default=25.0, help="timed rounds per length, beyond two (default %(default)s)"
+        "--max-seconds", type=float, default=25.0, help="timed rounds per length, beyond two (default 25)"
     )
     parser.add_argument(
         "--dense-limit", type=int, metavar="N", help="longest dense call; beyond, extrapolated (8192, on CUDA 131072)"
@@ -74,12 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=65536,
         metavar="N",
-        help="shortest length of peak memory (default %(default)s)",
+        help="shortest length of peak memory (default 65536)",
     )
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--quick", action="store_true", help="two patterns up to 4,096 tokens, in about two minutes")
+    parser.add_argument("--quick", action="store_true", help="two patterns up to 4,096 tokens, unless said otherwise")
     parser.add_argument("--profile", action="store_true", help="only show where the time of fixed calls goes (CPU)")
     parser.add_argument("--output", type=Path, default=Path("outputs/bench_attention"), help="folder of the results")
+    leave_open(parser, "max_seconds", *NOT_PROFILED)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -87,10 +99,11 @@ def main(args: argparse.Namespace) -> None:
 
     Raises:
         EfficientAttentionError: a count below 1, no such pattern, a backend that cannot compute it, CUDA without CUDA
-            or with `--profile`.
+            or with `--profile`, or other options that `--profile` makes no use of.
     """
-    if args.quick:
-        vars(args).update(QUICK)
+    if args.profile:
+        refuse_given(args, "--profile", NOT_PROFILED)
+    fill_options(args, QUICK)
     check_counts(args, COUNTS, "lengths")
     if args.profile and args.device == "cuda":
         raise InputError("device='cuda' cannot be profiled: --profile looks into the kernels of CPUs. Use 'cpu'.")

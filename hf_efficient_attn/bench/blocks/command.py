@@ -29,7 +29,7 @@ from hf_efficient_attn.bench.blocks.models import (
 )
 from hf_efficient_attn.bench.blocks.report import results_figure, results_markdown
 from hf_efficient_attn.bench.harness.memory import peak_memory
-from hf_efficient_attn.bench.harness.options import add_counts, add_device, check_counts
+from hf_efficient_attn.bench.harness.options import add_counts, add_device, check_counts, fill_options, leave_open
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
     publish,
@@ -78,9 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="run everything through torch.compile")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--no-gpt2", action="store_true", help="leave transformers' GPT-2 out")
-    parser.add_argument("--quick", action="store_true", help="two blocks and GPT-2, two layers deep, in about a minute")
+    parser.add_argument("--quick", action="store_true", help="two blocks and GPT-2, two layers, unless said otherwise")
     parser.add_argument("--counts", action="store_true", help="only print the paper's parameter counts")
     parser.add_argument("--output", type=Path, default=Path("outputs/bench_blocks"), help="folder of the results")
+    leave_open(parser, *QUICK)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -92,8 +93,7 @@ def main(args: argparse.Namespace) -> None:
     if args.counts:
         print(counts_table(paper_counts()))
         return
-    if args.quick:
-        vars(args).update(QUICK)
+    fill_options(args, QUICK)
     check_counts(args, COUNTS)
     for block in args.blocks:
         shape_of(args).config(block)

@@ -1,7 +1,7 @@
 """The options that benchmarks have in common."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -16,6 +16,25 @@ def add_counts(parser: argparse.ArgumentParser, counts: Mapping[str, tuple[int, 
     for name, (default, text) in counts.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
+
+
+def leave_open(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Let options that are not given be None until `fill_options` gives them their defaults."""
+    parser.set_defaults(usual={name: parser.get_default(name) for name in names}, **dict.fromkeys(names))
+
+
+def fill_options(args: argparse.Namespace, quick: Mapping[str, object]) -> None:
+    """Give the options that were left open and not given their defaults; with `--quick` those in `quick` differ."""
+    for name, usual in args.usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, quick.get(name, usual) if args.quick else usual)
+
+
+def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) -> None:
+    """Raise InputError for options that were left open, but given beside an option under which they do nothing."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if given:
+        raise InputError(f"{option} makes no use of {', '.join(given)}. Leave out one or the other.")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
