@@ -44,6 +44,7 @@ from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerModel,
 )
 from hf_efficient_attn.models.spans.freezing import freeze_spans, set_span_limit
+from hf_efficient_attn.models.spans.module import head_spans
 from hf_efficient_attn.models.sparse_seq2seq import (
     SparseSeq2SeqConfig,
     SparseSeq2SeqForConditionalGeneration,
@@ -120,6 +121,7 @@ __all__ = [
     "convert",
     "explain",
     "freeze_spans",
+    "head_spans",
     "last_complete_checkpoint",
     "noam_optimizer",
     "optimizer_groups",

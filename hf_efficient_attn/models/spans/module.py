@@ -198,6 +198,25 @@ def known_spans(model: nn.Module) -> list[Spans]:
     return found
 
 
+def head_spans(model: nn.Module) -> Tensor:
+    """Return the span of every head of a model in tokens, without the ramp: float32 [layers, heads], on the CPU.
+
+    Dynamic spans, which every token chooses for itself, are the mean over the tokens of the last forward pass, or
+    before the first one their start value; fixed ones are the span limit.
+
+    Raises:
+        InputError: the model has no spans, or offloaded ones.
+
+    >>> import hf_efficient_attn as hea
+    >>> config = hea.AdaptiveSpanConfig(
+    ...     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, span_limit=64, span_init=0.25
+    ... )
+    >>> hea.head_spans(hea.AdaptiveSpanModel(config)).tolist()
+    [[16.0, 16.0], [16.0, 16.0]]
+    """
+    return torch.stack([spans.head_spans().float().cpu() for spans in known_spans(model)])
+
+
 def clamp_spans(model: nn.Module) -> None:
     """Clamp the learned spans of a backbone before a forward pass in training; in evaluation, do nothing.
 
