@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.attention.direction import CROSS, direction, is_named_cross
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS, part_of
+from hf_efficient_attn.attention.notices import warn_of_lonely
 from hf_efficient_attn.attention.table_form import CAUSAL, is_table
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -178,13 +179,14 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
 
 
 def causal_form(pattern: Pattern) -> Pattern:
-    """Return the causal form of a pattern in a config.
+    """Return the causal form of a pattern in a config; it warns if that leaves every token itself alone.
 
     Raises:
         ConfigurationError: it depends on the length of the text, so that what a token reads would change as the text
             grows, and decoding with a cache would differ from the whole text.
     """
     causal = pattern.causal()
+    warn_of_lonely(pattern, causal)
     if causal.depends_on_length:
         blamed = causal
         while inner := next((part for part in blamed.parts if part.depends_on_length), None):

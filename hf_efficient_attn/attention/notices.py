@@ -9,6 +9,8 @@ import torch
 
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # with a period up to this, one query of each residue class is looked at, first near by
@@ -16,6 +18,8 @@ MAX_CLASSES = 64
 NEAR_TOKENS = 1024
 # intervals of keys that are looked at for a warning; this many take a fraction of a second
 MAX_LOOKS = 1 << 17
+# the reach of a query that reads its own token alone
+NOTHING_BEFORE = DecodingReach(0, 0)
 # configs whose models were warned of, by identity, since configs have no hash
 _mixing: dict[int, "weakref.ref[Any]"] = {}
 
@@ -51,6 +55,20 @@ def warn_of_unseen_documents(config: Any) -> None:
     )
     # with its own registry, since Python would show a text once per process
     warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)
+
+
+def warn_of_lonely(pattern: Pattern, causal: Pattern) -> None:
+    """Warn of a head that reads nothing but its own token, and only because its layer is causal.
+
+    causal: the causal form of the pattern.
+    """
+    forms = (each.heads(pattern.num_head_patterns) for each in (pattern, causal))
+    for head, left in zip(*forms, strict=True):
+        if head != left and left.decoding_reach() == NOTHING_BEFORE and left.num_keys_of(0, 1):
+            warn_once(
+                f"attention_pattern has {shown(head)}, which reads no tokens before the query, and causal layers read "
+                "none after it: every token reads itself alone. Give it tokens before the query, such as Band(256, 0)."
+            )
 
 
 @cached()

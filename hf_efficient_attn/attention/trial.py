@@ -122,9 +122,15 @@ def trial_attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Record what a layer would follow, and return an output of the right shape."""
+    """Record what a layer would follow, and return an output of the right shape.
+
+    Raises:
+        ConfigurationError: a pattern that does not fit the layer or its heads.
+    """
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
+    # refuses heads that cannot share the patterns
+    followed.pattern.heads(query.shape[1])
     noted = _followed.get()
     if not followed.is_own and noted is not None:
         noted.add((part_of(module), getattr(module, "layer_idx", None)))

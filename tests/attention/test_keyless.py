@@ -1,9 +1,12 @@
 """Queries without keys, of which users are warned: the first is found, and looked for in short time."""
 
 import pytest
+from attention_models import build
 
+import hf_efficient_attn as hea
 from hf_efficient_attn.attention import notices
-from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, KeyTable, Pattern
+from hf_efficient_attn.attention.layer_patterns import causal_form
+from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, GlobalTokens, KeyTable, Pattern, PerHead
 
 PATTERNS: list[Pattern] = [
     Band(-1, 3),
@@ -45,3 +48,13 @@ def test_looked_for_in_short_time(pattern: Pattern, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Dilated, "key_intervals", counted)
     notices.warn_of_keyless.function(pattern, 1, 20_000, 0)
     assert sum(map(len, looks)) < 2 * notices.MAX_LOOKS
+
+
+def test_heads_that_a_causal_layer_leaves_alone_are_named(recwarn: pytest.WarningsRecorder) -> None:
+    notices.warn_once.cache_clear()
+    # they read themselves alone anyway, tokens before them, or nothing, of which others warn
+    for pattern in (Band(0, 0), Band(1, 3), Band(0, 3) | GlobalTokens([0]), Band(-1, 3)):
+        causal_form(pattern)
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"has Dilated\(left=0, right=9, step=3\), .* every token reads itself alone"):
+        hea.sparsify(build("llama"), PerHead([Band(3, 0), Dilated(0, 9, 3)]))

@@ -9,7 +9,16 @@ from attention_models import BART, DECODER, PATTERN, SEQ2SEQ, TINY, WIDE, build,
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import trial
-from hf_efficient_attn.patterns import Band, CompressedKeys, GlobalTokens, Pattern, RandomBlocks, SpanTree, bigbird
+from hf_efficient_attn.patterns import (
+    Band,
+    CompressedKeys,
+    GlobalTokens,
+    Pattern,
+    PerHead,
+    RandomBlocks,
+    SpanTree,
+    bigbird,
+)
 
 # in their causal form, too
 LENGTH_DEPENDENT = [SpanTree(2), Band(3, 0) | GlobalTokens([-1]), bigbird(4, 1), bigbird(4, 1, plan="authors")]
@@ -24,6 +33,7 @@ LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
         ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
         ("llama", 7, "is 7"),
         ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
+        ("llama", [Band(2, 0), PerHead([Band(2, 0)] * 3)], "3 patterns of per_head cannot share 4 heads"),
         ("llama", {0: Band(2, 0)}, "give a list"),
         ("mistral_sliding", Band(2, 0), "sliding_window to None"),
         ("llama", CompressedKeys(4, 2) | Band(3, 0), "for self-attention"),

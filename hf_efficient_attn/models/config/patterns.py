@@ -3,7 +3,7 @@
 from typing import Any
 
 from hf_efficient_attn.attention.layer_patterns import causal_form, checked_spec, config_patterns
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.rules import NOT_RELATIVE, check_rule
@@ -14,13 +14,21 @@ def write_pattern(config: Any) -> None:
     """Write `attention_pattern` in JSON types, after checking that the config's layers can have it.
 
     Raises:
-        ConfigurationError: a pattern of unknown form or for another number of layers, a pattern without a causal form
-            in causal layers, or global tokens beyond the end of the position table.
+        ConfigurationError: a pattern of unknown form or for another number of layers or heads, a pattern without a
+            causal form in causal layers, or global tokens beyond the end of the position table.
     """
     if config.attention_pattern is not None:
         config.attention_pattern = checked_spec(config.attention_pattern, config)
+        check_shared_heads(config)
         check_causal_forms(config)
         check_pattern_positions(config)
+
+
+def check_shared_heads(config: Any) -> None:
+    """Raise ConfigurationError for patterns that the heads of a layer cannot share evenly."""
+    for part in PARTS:
+        for pattern in set(config_patterns(config.attention_pattern, config, part) or ()) - {None}:
+            pattern.heads(config.num_attention_heads)
 
 
 def check_causal_forms(config: Any) -> None:

@@ -97,6 +97,8 @@ def test_bad_arguments_are_named() -> None:
         Config.longformer_char_lm(phase=6)
     with pytest.raises(Exception, match="attention_pattern lists 1 patterns for 12 layers"):
         Config(attention_pattern=[None])
+    with pytest.raises(Exception, match="5 patterns of per_head cannot share 12 heads"):
+        Config(attention_pattern=PerHead([Band(1, 1)] * 5))
     with pytest.raises(Exception, match="'relative' knows distances"):
         Config(position_embedding_type="relative", global_tokens="first")
     with pytest.raises(Exception, match="does not divide hidden_size=768"):
