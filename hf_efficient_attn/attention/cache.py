@@ -191,7 +191,9 @@ def checked_text_config(config: Any) -> Any:
     """
     if isinstance(config, torch.nn.Module):
         raise ConfigurationError(f"PatternCache got a {type(config).__name__}, a model: pass model.config.")
-    text_config: Any = config.get_text_config(decoder=True) if isinstance(config, PreTrainedConfig) else config
+    if not isinstance(config, PreTrainedConfig):
+        raise ConfigurationError(f"PatternCache got {shown(config)}, which is no config: pass model.config.")
+    text_config: Any = config.get_text_config(decoder=True)
     spec = getattr(text_config, FIELD, None)
     if spec is None and getattr(text_config, "span", None) is not None:
         raise ConfigurationError(
@@ -200,11 +202,10 @@ def checked_text_config(config: Any) -> Any:
             "itself keeps only what the spans reach."
         )
     if spec is None or text_config._attn_implementation != NAME:
-        implementation = getattr(text_config, "_attn_implementation", type(config).__name__)
         raise ConfigurationError(
             "PatternCache needs the config of a model with attention_pattern and "
-            f"attn_implementation={shown(NAME)}; "
-            f"this has {shown(spec)} and {shown(implementation)}. Call sparsify(model, pattern) first, and pass "
+            f"attn_implementation={shown(NAME)}; this {type(text_config).__name__} has {shown(spec)} and "
+            f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and pass "
             "model.config."
         )
     if getattr(text_config, "is_encoder_decoder", False):
@@ -235,7 +236,7 @@ def readable_tokens(pattern: Pattern) -> DecodingReach:
     if reach is None:
         other = next((atom for atom in pattern.atoms() if atom.decoding_reach() is None), pattern)
         raise ConfigurationError(
-            f"PatternCache holds a band and first tokens, but attention_pattern has {other.to_dict()}. Generate with "
+            f"PatternCache holds a band and first tokens, but attention_pattern has {shown(other)}. Generate with "
             "the default cache, which holds everything."
         )
     return reach

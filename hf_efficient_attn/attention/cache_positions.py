@@ -179,7 +179,10 @@ def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, K
     if "mrope_section" in str(getattr(config, "rope_parameters", None)):
         refuse("its positions have several axes (M-RoPE)")
     if model.training:
-        refuse("the model is in training mode, where dropout changes keys: call model.eval() first")
+        raise ConfigurationError(
+            'PatternCache(positions="cache") got a model in training mode, whose dropout changes the keys that it '
+            "compares. Call model.eval() first."
+        )
     rotations, cached = {}, probed_layers(decoder, config)
     numbers = {getattr(module, "layer_idx", None) for module in decoder.modules()} - {None}
     if numbers != set(range(len(cached))):

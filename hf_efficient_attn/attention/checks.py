@@ -30,7 +30,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
     """Raise InputError if the shapes of q, k and v do not fit together."""
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
-        raise wrong_shapes(q, k, v, "all three must have four dimensions, [batch, heads, tokens, head_dim].")
+        raise wrong_shapes(q, k, v, "all three must have four dimensions.")
     (batch_size, num_heads, num_queries, head_dim), (_, num_key_heads, num_keys, _) = q_shape, k_shape
     if not (batch_size == k_shape[0] == v_shape[0]):
         raise wrong_shapes(q, k, v, "the batch sizes (first dimension) must be equal.")
@@ -80,11 +80,6 @@ def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None
         raise InputError(
             "global_mask chooses tokens that read and are read, but with cross=True queries and keys are different "
             "tokens. Use Full(), or GlobalTokens(positions, reads_all=False) for some of the keys."
-        )
-    if cross and (tokens.segment_ids is None) != (tokens.query_segment_ids is None):
-        raise InputError(
-            "With cross=True a query reads the keys of the segment that has its id. Give both query_segment_ids and, "
-            "of the keys, segment_ids; or neither."
         )
 
 
@@ -181,7 +176,8 @@ def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads:
 
 def wrong_shapes(q: Tensor, k: Tensor, v: Tensor, problem: str) -> InputError:
     """Return the error that says what is wrong with the shapes of q, k and v."""
-    return InputError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: {problem}")
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    return InputError(f"{shapes}: {problem} The dimensions are (batch, heads, tokens, head_dim).")
 
 
 def check_terms(terms: Sequence[Term], q: Tensor) -> None:

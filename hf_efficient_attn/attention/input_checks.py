@@ -17,7 +17,8 @@ def refuse_empty(name: str, given: Any, num_axes: int) -> None:
     if not isinstance(given, Tensor) or torch.compiler.is_compiling():
         return
     if 0 in given.shape[:num_axes]:
-        raise InputError(f"There are no tokens: {name} has shape {list(given.shape)}. Leave such batches out.")
+        advice = "" if given.shape[0] == 0 else " If a cache holds the whole text already, pass a new one."
+        raise InputError(f"There are no tokens: {name} has shape {list(given.shape)}. Leave such batches out.{advice}")
 
 
 def check_mask_values(attention_mask: Any) -> None:

@@ -101,7 +101,7 @@ class TokenMask:
         return TokenMask(*cut, *self.of_queries.tensors[:2])
 
     def check(self, batch_size: int, num_keys: int, device: torch.device, num_positions: int | None = None) -> None:
-        """Raise InputError if a mask is not a tensor, or has another device, shape or dtype.
+        """Raise InputError if a mask is not a tensor, has another device, shape or dtype, or lacks its counterpart.
 
         num_positions: length of the axis of the queries; None: it is the axis of the keys.
         """
@@ -116,7 +116,8 @@ class TokenMask:
                 raise InputError(f"{name} is on {mask.device}, and q, k and v on {device}; move it there.")
             if tuple(mask.shape) != (batch_size, size):
                 raise InputError(
-                    f"{name} has shape {tuple(mask.shape)}; it must be [batch, {axis}] = [{batch_size}, {size}]."
+                    f"{name} has shape {tuple(mask.shape)}; it must be [batch, {axis}] = [{batch_size}, {size}], where "
+                    "q, k and v are (batch, heads, tokens, head_dim)."
                 )
             if name.endswith("segment_ids"):
                 if mask.is_floating_point() or mask.dtype == torch.bool:
@@ -126,6 +127,11 @@ class TokenMask:
                     f"{name} has dtype {mask.dtype}; it must be torch.bool, True = "
                     f"a {'global ' if name == 'global_mask' else ''}token. Use {name}.bool() on a mask of 0 and 1."
                 )
+        if num_positions is not None and (self.segment_ids is None) != (self.query_segment_ids is None):
+            raise InputError(
+                "With cross=True a query reads the keys of the segment that has its id. Give both query_segment_ids "
+                "and, of the keys, segment_ids; or neither."
+            )
 
     def documents(
         self, batch_size: int, num_keys: int, num_positions: int | None = None

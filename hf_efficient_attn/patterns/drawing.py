@@ -21,9 +21,22 @@ def drawn(pattern: "Pattern", num_queries: int, num_keys: int | None, layer: int
         raise InputError(
             f"{num_queries} queries × {num_keys} keys are more than {MAX_DRAWN_PAIRS} signs to draw; take fewer."
         )
+    for position, block_tokens in pattern.global_positions():
+        num_blocks = -(-num_keys // block_tokens)
+        if not -num_blocks <= position < num_blocks:
+            unit = "tokens" if block_tokens == 1 else f"blocks of {block_tokens} tokens"
+            raise InputError(
+                f"{pattern.kind} has the global position {position}, which {num_blocks} {unit} do not reach, so that "
+                f"the drawing would lack it. Draw at least {_tokens_to(position, block_tokens)} tokens."
+            )
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
     queries = range(query_offset, query_offset + num_queries)
     return "\n".join(
         "".join("■" if resolved.allowed(query, key) else "⬚" for key in range(num_keys)) for query in queries
     )
+
+
+def _tokens_to(position: int, block_tokens: int) -> int:
+    """Return how many tokens a text needs to have a global position; negative ones count from its end."""
+    return (position if position >= 0 else -position - 1) * block_tokens + 1

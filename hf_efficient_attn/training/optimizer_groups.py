@@ -1,10 +1,13 @@
 """Which parameters weight decay acts on, and which have a learning rate of their own."""
 
+from math import inf
 from typing import Any
 
 from torch import nn
 
+from hf_efficient_attn.attention.checks import is_number
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.module import span_modules
 
 
@@ -22,11 +25,15 @@ def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | Non
             limit: a step of AdamW moves one by about span_lr · span_limit tokens.
 
     Raises:
-        InputError: the model has no trainable parameter, or span_lr is given and it has no trainable span.
+        InputError: a weight decay or learning rate that is negative or not a finite number, a model without trainable
+            parameters, or `span_lr` for a model without trainable spans.
 
     Source: He & Hofmann (arXiv:2311.01906), appendix D and the authors' code; spans: Sukhbaatar et al.
     (arXiv:1905.07799).
     """
+    for option, value in (("weight_decay", weight_decay), ("span_lr", 0.0 if span_lr is None else span_lr)):
+        if not (is_number(value) and 0 <= value < inf):
+            raise InputError(f"{option}={shown(value)} must be a finite number of at least 0.")
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trainable:
         raise InputError(f"{type(model).__name__} has no trainable parameter: every requires_grad is False.")

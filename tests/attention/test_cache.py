@@ -143,8 +143,12 @@ def test_dense_models_are_refused_once_tokens_are_dropped(names: tuple[str, str]
 
 
 def test_a_cache_is_made_for_a_config() -> None:
-    for other in (build("llama"), None, "gpt2"):
-        with pytest.raises(hea.ConfigurationError, match="pass model.config"):
+    for other, message in (
+        (build("llama"), "a model: pass"),
+        (None, "got None, which is no config"),
+        ("gpt2", "got 'gpt2'"),
+    ):
+        with pytest.raises(hea.ConfigurationError, match=message):
             hea.PatternCache(other)  # type: ignore[arg-type]
     with pytest.raises(hea.ConfigurationError, match="got a LlamaForCausalLM, a model"):
         hea.PatternCache(build("llama"))  # type: ignore[arg-type]

@@ -283,7 +283,7 @@ def test_wrong_uses_are_refused() -> None:
         hea.PatternCache(model.config, positions="cache")
     with pytest.raises(hea.ConfigurationError, match="must be 'text' or 'cache'"):
         hea.PatternCache(model, positions="slots")
-    with pytest.raises(hea.ConfigurationError, match="training mode"):
+    with pytest.raises(hea.ConfigurationError, match=r"Call model.eval\(\) first.$"):
         hea.PatternCache(copy.deepcopy(model).train(), positions="cache")
     cache, ids = hea.PatternCache(model, positions="cache"), token_ids(1, 20)
     other = hea.sparsify(tiny("gemma3"), PATTERNS)

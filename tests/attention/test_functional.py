@@ -69,6 +69,7 @@ CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"key_mask": torch.ones(2, 20)}, "key_mask has dtype torch.float32"),
         ({"key_mask": torch.ones(2, 19, dtype=torch.bool)}, r"key_mask has shape \(2, 19\)"),
+        ({"k": X.mT, "v": X.mT}, r"head_dim \(last .* The dimensions are \(batch, heads, tokens, head_dim\)"),
         ({"terms": [Term(torch.zeros(1, 4, 1, 5), Distance(0, 3))]}, r"values of shape \[1, 4, 1, 5\]"),
         ({"terms": [Term(torch.zeros(1, 3, 1, 4), Distance(0, 3))]}, r"values of shape \[1, 3, 1, 4\]"),
     ],

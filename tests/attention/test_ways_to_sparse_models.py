@@ -99,6 +99,11 @@ def test_no_examples_and_no_tokens_are_refused(name: str, way: Callable[[Any], A
                 model(**empty)
             with pytest.raises(hea.InputError, match="There are no tokens"):
                 model(*list(empty.values())[:1])
+    if name == "gpt2":
+        ids = inputs["input_ids"]
+        cache = model(ids, use_cache=True).past_key_values
+        with pytest.raises(hea.InputError, match="If a cache holds the whole text already, pass a new one"):
+            model(ids[:, :0], past_key_values=cache)
     if "decoder_input_ids" in inputs:
         with pytest.raises(hea.InputError, match="no tokens: decoder_input_ids"):
             model(**{**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :0]})

@@ -218,5 +218,9 @@ def test_draw_resolves() -> None:
     assert (Band(1, 0) | GlobalTokens([-1])).draw(3) == "■⬚■\n■■■\n■■■"
     assert Causal().draw(2, query_offset=2) == "■■■⬚\n■■■■"
     assert PerHead([Full(), Causal()]).draw(2, head=1) == "■⬚\n■■"
+    for pattern in (Band(1, 0) | GlobalTokens([4]), GlobalTokens([-5])):
+        assert len(pattern.draw(5)) == 29
+        with pytest.raises(InputError, match="Draw at least 5 tokens"):
+            pattern.draw(4)
     with pytest.raises(InputError, match="num_queries is 0"):
         Full().draw(0)

@@ -158,6 +158,12 @@ def test_rate_of_the_spans_alone(optimizer_class: type[torch.optim.Optimizer]) -
             torch.testing.assert_close(module.ratio, torch.full_like(module.ratio, 0.5 - rate), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("options", [{"weight_decay": -1}, {"weight_decay": 0.1, "span_lr": float("nan")}])
+def test_numbers_that_no_optimizer_takes_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(hea.InputError, match="must be a finite number of at least 0"):
+        hea.optimizer_groups(span_model(), **options)
+
+
 def test_spans_that_are_not_trained_have_no_group() -> None:
     """Fixed and frozen spans leave the two groups of any other model, and take no rate."""
     frozen = {"frozen_spans": [[3.0, 5.0], [0.0, 64.0]], "span_penalty": 0.0}
