@@ -39,16 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--png", metavar="FILE", help="draw a picture into FILE, a panel each, instead of printing text"
     )
+    parser.add_argument(
+        "--titles", nargs="+", default=[], help="titles of the panels, one a pattern (default: the pattern as given)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     """Print the patterns, or draw their picture."""
     ending = ", causal" if args.causal else ""
+    titles = args.titles or [source + ending for source in args.pattern]
+    if len(titles) != len(args.pattern):
+        raise ConfigurationError(f"There are {len(args.pattern)} patterns but {len(titles)} titles; give one for each.")
     drawings = {}
-    for source in args.pattern:
+    for title, source in zip(titles, args.pattern, strict=True):
         pattern = read_pattern(source, args.layer)
         pattern = pattern.causal() if args.causal else pattern
-        drawings[source + ending] = pattern.draw(args.tokens, layer=args.layer, head=args.head)
+        drawings[title] = pattern.draw(args.tokens, layer=args.layer, head=args.head)
     for text in () if args.png else drawings.values():
         print(f"{text}\n{density_line(text)}")
     if args.png:

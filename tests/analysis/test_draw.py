@@ -34,6 +34,15 @@ def test_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1:] == ["band(2, 2): 194 of 1,600 pairs, 12.1%", f"Written: {path}"]
 
 
+def test_titles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "pattern.png"
+    main(["draw", "band(2, 2)", "full()", "--titles", "near", "all", "--tokens", "4", "--png", str(path)])
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["near", "all", "Written"]
+    with pytest.raises(SystemExit):
+        main(["draw", "band(2, 2)", "full()", "--titles", "near"])
+
+
 def test_json_text() -> None:
     assert read_pattern(json.dumps(Band(1, 2).to_dict())) == Band(1, 2)
     assert read_pattern(json.dumps([Full().to_dict(), Band(1, 2).to_dict()]), layer=1) == Band(1, 2)

@@ -5,6 +5,7 @@ from typing import Any
 
 from hf_efficient_attn.bench.attention.overhead import overhead_table
 from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant, crossover, curve, growth
+from hf_efficient_attn.bench.harness.panels import label_decades
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 from hf_efficient_attn.pictures import new_figure
@@ -172,6 +173,7 @@ def results_figure(results: dict[str, Any]) -> Any:
         times.set_xscale("log", base=2)
         times.set_yscale("log")
         times.set_ylabel("milliseconds")
+        label_decades(times)
         shares.set_ylabel("useful-pair efficiency (%)")
         shares.set_ylim(bottom=0)
         shares.set_xlabel("tokens")
@@ -180,7 +182,9 @@ def results_figure(results: dict[str, Any]) -> Any:
         for panel in (times, shares):
             panel.grid(color="#dddddd", linewidth=0.6)
             panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    labels = panels[0, 0].get_legend_handles_labels()
+    # long enough to tell dashes from a line
+    figure.legend(*labels, loc="outside right upper", fontsize=8, handlelength=4.5, numpoints=1)
     figure.suptitle(
         f"Attention, {settings['batch_size']} × {settings['heads']} heads of {settings['head_dim']}, "
         f"{settings['dtype']}; rings: faster than dense from here on\n{machine_line(results['machine'])}",

@@ -1,5 +1,6 @@
-"""Pictures of a row of panels, each with lines against a length in tokens, both axes logarithmic."""
+"""Pictures of a row of panels, each with lines against a length in tokens, both axes logarithmic; or with bars."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from hf_efficient_attn.pictures import new_figure
 PANEL_INCHES = 4.6
 LEGEND_INCHES = 2.2
 HEIGHT_INCHES = 5.6
+# what is labelled in each decade of an axis of at most so many decades
+LABELLED = ((1.0, (1, 1.5, 2, 3, 4, 5, 7)), (3.5, (1, 2, 5)), (math.inf, (1,)))
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: what is drawn, in which unit, and the lines; those without points are left out."""
+    """One panel: what is drawn, in which unit, and the lines; those without points are left out.
+
+    Where all have one point, at the same length, they are drawn as bars.
+    """
 
     title: str
     unit: str
@@ -34,15 +40,51 @@ def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Seque
     figure = new_figure(PANEL_INCHES * len(panels) + LEGEND_INCHES, HEIGHT_INCHES)
     axes = figure.subplots(1, len(panels))
     for place, panel in zip(axes, panels, strict=True):
-        for line in panel.lines:
-            if line.points:
-                place.plot(*zip(*line.points, strict=True), **line.style, markersize=4, label=line.label)
-        place.set(title=panel.title, xlabel=axis, ylabel=panel.unit, yscale="log")
-        place.set_xscale("log", base=2)
-        place.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths], rotation=40)
-        place.minorticks_off()
+        lines = [line for line in panel.lines if line.points]
+        if len({line.points[0][0] for line in lines}) == 1 and all(len(line.points) == 1 for line in lines):
+            _draw_bars(place, panel, lines)
+        else:
+            _draw_lines(place, panel, lines, axis, lengths)
         place.grid(color="#dddddd", linewidth=0.6)
+        place.set_axisbelow(True)
         place.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    # long enough to tell dashes from a line
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, handlelength=4.5, numpoints=2
+    )
     figure.suptitle(heading, fontsize=11)
     return figure
+
+
+def _draw_lines(place: Any, panel: Panel, lines: Sequence[Line], axis: str, lengths: Sequence[int]) -> None:
+    for line in lines:
+        place.plot(*zip(*line.points, strict=True), **line.style, markersize=4, label=line.label)
+    place.set(title=panel.title, xlabel=axis, ylabel=panel.unit, yscale="log")
+    place.set_xscale("log", base=2)
+    place.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths], rotation=40)
+    place.minorticks_off()
+    label_decades(place)
+
+
+def _draw_bars(place: Any, panel: Panel, lines: Sequence[Line]) -> None:
+    for number, line in enumerate(lines):
+        is_dashed = line.style.get("linestyle", "-") != "-"
+        style = {"facecolor": "white" if is_dashed else line.style["color"], "edgecolor": line.style["color"]}
+        place.barh(number, line.points[0][1], hatch="//" if is_dashed else None, **style)
+        place.annotate(f" {line.points[0][1]:,.0f}", (line.points[0][1], number), va="center", fontsize=8)
+    place.set(title=f"{panel.title}, {lines[0].points[0][0]:,}", xlabel=panel.unit)
+    place.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
+    place.invert_yaxis()
+    place.margins(x=0.15)
+
+
+def label_decades(place: Any) -> None:
+    """Label a logarithmic y axis in plain numbers, more of them in a decade the fewer decades there are."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    lowest, highest = place.get_ylim()
+    decades = math.log10(highest / lowest)
+    labelled = next(numbers for most, numbers in LABELLED if decades <= most)
+    place.yaxis.set_major_locator(LogLocator(subs=labelled, numticks=24))
+    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    place.yaxis.set_minor_locator(NullLocator())
