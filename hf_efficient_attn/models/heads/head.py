@@ -86,8 +86,13 @@ class LabelHead(Head):
             attention_mask, position_ids: as for the backbone.
             labels: as the head's docstring says.
         """
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.compute_logits(outputs.last_hidden_state, input_ids, attention_mask)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        outputs, logits = self.read({**inputs, "position_ids": position_ids, **kwargs})
         loss = None if labels is None else self.compute_loss(logits, labels, **kwargs)
         num_items = kwargs.get("num_items_in_batch") if self.accepts_loss_kwargs else None
         return self.output(outputs, loss, labels, num_items, logits=logits)
+
+    def read(self, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+        """Return the backbone's outputs for these inputs, by name, and the logits."""
+        outputs = self.model(**inputs)
+        return outputs, self.compute_logits(outputs.last_hidden_state, inputs["input_ids"], inputs["attention_mask"])

@@ -202,24 +202,15 @@ class MultipleChoiceHead(ClassificationHead):
     def num_outputs(self, config: Any) -> int:
         return 1
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
-        **kwargs: Any,
-    ) -> MultipleChoiceHeadOutput:
+    def read(self, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+        """Return the backbone's outputs, with an example for each candidate, and the logits [B, C]."""
+        input_ids, inputs_embeds = inputs["input_ids"], inputs["inputs_embeds"]
         check_axes(input_ids, inputs_embeds, ("batch", "choices", "tokens"))
         choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
-        input_ids, attention_mask, position_ids, inputs_embeds = (
-            x if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, position_ids, inputs_embeds)
-        )
-        for name in getattr(self, "extra_inputs", ()):
-            kwargs[name] = None if kwargs.get(name) is None else kwargs[name].flatten(0, 1)
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
-        logits = self.compute_logits(outputs.last_hidden_state, input_ids, attention_mask).view(-1, choices)
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.to(logits.device))
-        return self.output(outputs, loss, logits=logits)
+        folded = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", *getattr(self, "extra_inputs", ()))
+        given = {name: inputs[name].flatten(0, 1) for name in folded if inputs.get(name) is not None}
+        outputs, logits = super().read({**inputs, **given})
+        return outputs, logits.view(-1, choices)
+
+    def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits, labels.to(logits.device))
