@@ -44,6 +44,12 @@ class PreparedCall:
         """T, the number of new tokens of a row."""
         return self.embedded.shape[1]
 
+    @property
+    def real_tokens(self) -> Tensor | None:
+        """Which new tokens are not padding, bool [B, T]; None: unknown."""
+        mask = self.attention_mask
+        return mask[:, -self.tokens :].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
     def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
         """Return what the layers need to know about the keys, as keyword arguments, see `key_masks`.
 

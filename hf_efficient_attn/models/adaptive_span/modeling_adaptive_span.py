@@ -29,23 +29,22 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
-from hf_efficient_attn.models.parts.positions import Positions, rotate
+from hf_efficient_attn.models.parts.positions import Positions, rotate_last
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
-from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, bounds_of
+from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, layer_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
-from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
+from hf_efficient_attn.models.spans.checkpoints import SpanCheckpoints
 from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, check_segment
 from hf_efficient_attn.models.spans.module import DYNAMIC, Spans
-from hf_efficient_attn.models.spans.penalty import mean_span, real_tokens, span_penalty
+from hf_efficient_attn.models.spans.penalty import mean_span, span_penalty
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
@@ -90,8 +89,7 @@ class SpanAttention(nn.Module):
             bounds: the bounds of every layer's spans, if known.
         """
         spans, window = self.spans(hidden_states), checked_window(self.config, self.spans)
-        own_bounds = None if bounds is None else bounds[self.layer_idx]
-        own_bounds = own_bounds or bounds_of(spans, self.spans.frozen, self.layer_idx)
+        own_bounds = layer_bounds(self.spans, spans, bounds)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         read = hidden_states
         if memory is not None:
@@ -126,12 +124,6 @@ class SpanAttention(nn.Module):
         return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens)
 
 
-def rotate_last(states: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
-    """Return [B, H, T, D] rotated by the last T of the given angles."""
-    cos, sin = (each[:, each.shape[1] - states.shape[2] :] for each in position_embeddings)
-    return rotate(states, cos, sin)
-
-
 class AdaptiveSpanLayer(GradientCheckpointingLayer):
     """One block, post-norm (the authors') or pre-norm. [B, T, hidden_size] → the same, and the mean span."""
 
@@ -156,7 +148,7 @@ class AdaptiveSpanLayer(GradientCheckpointingLayer):
         return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))), span
 
 
-class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
+class AdaptiveSpanPreTrainedModel(SpanCheckpoints, EfficientPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = AdaptiveSpanConfig
@@ -179,17 +171,6 @@ class AdaptiveSpanPreTrainedModel(EfficientPreTrainedModel):
     def reset_memory(self) -> None:
         """Forget the segments read so far."""
         self.base_model.memory.clear()
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`.
-
-        Raises:
-            CheckpointError: the checkpoint of another family, a span limit other than the saved one, or spans outside
-                of it.
-        """
-        check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
-        return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 
 class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
@@ -243,7 +224,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             segment, use_cache = self.memory.open(segment_index, self.training, len(self.layers)), False
         call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
         hidden_states, where = self._place(call, segment)
-        where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
+        where |= {"real_tokens": call.real_tokens, "bounds": bounds}
         kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
         spans = []
         for layer in self.layers:

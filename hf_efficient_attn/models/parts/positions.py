@@ -151,6 +151,12 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return states * cos[:, None] + rotate_half(states) * sin[:, None]
 
 
+def rotate_last(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return [B, H, T, D] rotated by the last T of the angles, whose cosines and sines are [B or 1, T or more, D]."""
+    cos, sin = (each[:, each.shape[1] - states.shape[2] :] for each in position_embeddings)
+    return rotate(states, cos, sin)
+
+
 def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> torch.Tensor:
     """Return −slope·|q − k| for every head, query and key; the slopes are those of Press et al. (arXiv:2108.12409).
 

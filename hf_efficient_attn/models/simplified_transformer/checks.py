@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -9,6 +10,24 @@ from hf_efficient_attn.models.config.fields import own_fields
 from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
+
+
+class BlockChecks:
+    """Mixin: weights and implementations are refused with which a model would not compute what its config says."""
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As transformers', with "efficient" by default where heads have spans."""
+        if self.config.span is not None:
+            requested_attention = requested_attention or NAME
+        implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
+        check_implementation(self.config, implementation)
+        return implementation
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`; refuses the weights of another block or family."""
+        check_checkpoint(cls, pretrained_model_name_or_path, kwargs)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
 
 def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> None:

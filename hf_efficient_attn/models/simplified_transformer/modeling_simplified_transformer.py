@@ -22,11 +22,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
-from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -38,20 +36,19 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
-from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.positions import Positions, rotate
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
-from hf_efficient_attn.models.spans.checkpoints import check_saved_spans, checked_spans_of
-from hf_efficient_attn.models.spans.penalty import real_tokens, span_penalty
+from hf_efficient_attn.models.spans.checkpoints import SpanCheckpoints
+from hf_efficient_attn.models.spans.penalty import span_penalty
 
 from .centering import Centering
-from .checks import check_checkpoint, check_implementation
+from .checks import BlockChecks, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import MaskGeneration, block_masks
 from .projections import Gain, build_projection
-from .running_sum_cache import merge_heads, sum_before
+from .running_sum_cache import append_and_sum, merge_heads
 from .spanned_attention import SpannedAttention
 
 
@@ -97,12 +94,9 @@ class SimplifiedTransformerAttention(nn.Module):
         if position_embeddings is not None:
             query, key = (rotate(each, *position_embeddings) for each in (query, key))
 
-        past_sum: torch.Tensor | float | None = 0.0
+        past_sum: torch.Tensor | float = 0.0
         if past_key_values is not None:
-            past_sum = sum_before(past_key_values, self.layer_idx, centering, values)
-            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
-            if past_sum is None:
-                past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
+            key, value, past_sum = append_and_sum(past_key_values, key, value, self.layer_idx, centering, values)
 
         centre, span = None, None
         if self.spanned is not None:
@@ -156,7 +150,7 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         return self.mlp_skip_gain(hidden_states, onto=out), span
 
 
-class SimplifiedTransformerPreTrainedModel(FamilyPreTrainedModel):
+class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = SimplifiedTransformerConfig
@@ -172,20 +166,6 @@ class SimplifiedTransformerPreTrainedModel(FamilyPreTrainedModel):
         super().__init__(config, *args, **kwargs)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        if self.config.span is not None:
-            requested_attention = requested_attention or NAME
-        implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        check_implementation(self.config, implementation)
-        return implementation
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`; refuses the weights of another block, span or family."""
-        check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
-        check_checkpoint(cls, pretrained_model_name_or_path, kwargs)
-        return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
@@ -232,7 +212,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         hidden_states, where = self.positions(embedded, call)
         where |= block_masks(self.config, call)
         if self.config.span is not None:
-            where |= {"real_tokens": real_tokens(attention_mask, call.tokens), "bounds": bounds}
+            where |= {"real_tokens": call.real_tokens, "bounds": bounds}
         if call.position_ids is not None:
             # from which flash attention finds packed documents
             where["position_ids"] = call.position_ids

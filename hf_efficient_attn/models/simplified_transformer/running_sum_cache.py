@@ -8,6 +8,8 @@ transformers cache into these; layers of other kinds (quantised) keep working wi
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+
 from .centering import Centering
 
 
@@ -105,13 +107,34 @@ def attach_running_sums(cache: Cache, num_layers: int) -> None:
             cache.layers[index] = adopted
 
 
+def append_and_sum(
+    cache: Cache,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer_idx: int,
+    centering: Centering | None,
+    values: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
+    """Return keys and values of cached and new tokens, [B, H, K, D], and the sum of the cached values, [B, 1, H·D].
+
+    Args:
+        key, value: of the new tokens, [B, H, T, D]; `values` the same values as [B, T, H·D].
+        centering: None: no sum is needed, and it is 0.0.
+    """
+    past_sum = sum_before(cache, layer_idx, centering, values)
+    key, value = append_to_cache(cache, key, value, layer_idx)
+    if past_sum is None:
+        past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
+    return key, value, past_sum
+
+
 def sum_before(
     cache: Cache, layer_idx: int, centering: Centering | None, values: torch.Tensor
 ) -> torch.Tensor | float | None:
     """Return the sum of a layer's cached values and have the layer add the new ones; call it before `cache.update`.
 
-    It is 0.0 if no sum is needed, and None if the layer keeps none, so that the caller must add up what `update`
-    returns. Shape: [B, 1, hidden_size].
+    It is 0.0 if no sum is needed, and None if the layer keeps none, so that what `update` returns must be added up.
+    Shape: [B, 1, hidden_size].
     """
     if centering is None:
         return 0.0

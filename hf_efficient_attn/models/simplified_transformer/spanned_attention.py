@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.spans.attention import attend_spans
-from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
+from hf_efficient_attn.models.spans.bounds import SpanBounds, layer_bounds
 from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.module import Spans
 from hf_efficient_attn.models.spans.penalty import mean_span
@@ -53,12 +53,11 @@ class SpannedAttention(nn.Module):
             bounds: the bounds of every layer's spans, if known.
         """
         spans = self.spans(hidden_states)
-        own_bounds = None if bounds is None else bounds[self.layer_idx]
         common: dict[str, Any] = {
             "matrix": attention_mask,
             "query_offset": query_offset,
             "scale": query.shape[3] ** -0.5,
-            "bounds": own_bounds or bounds_of(spans, self.spans.frozen, self.layer_idx),
+            "bounds": layer_bounds(self.spans, spans, bounds),
             "layer_idx": self.layer_idx,
             "backend": backend_of(self.config),
         }

@@ -3,7 +3,7 @@
 Dynamic spans depend on the output of earlier layers, and are read in every layer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -66,6 +66,17 @@ def is_whole(module: Any) -> bool:
         return False
     # a DTensor has the method; shards of flat parameters are no parameters, or have other sizes
     return isinstance(module.ratio, nn.Parameter) and not hasattr(module.ratio, "full_tensor")
+
+
+def layer_bounds(module: Any, spans: Tensor | None, known: Sequence[SpanBounds | None] | None) -> SpanBounds | None:
+    """Return the bounds of a layer's spans: the known ones, or else those that `bounds_of` reads.
+
+    Args:
+        module: the layer's `Spans`, which returned `spans`.
+        known: as `all_bounds` returned them.
+    """
+    own = None if known is None else known[module.layer_idx]
+    return own or bounds_of(spans, module.frozen, module.layer_idx)
 
 
 def bounds_of(spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx: int) -> SpanBounds | None:

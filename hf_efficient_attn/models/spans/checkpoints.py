@@ -4,10 +4,26 @@ from typing import Any
 
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, span_modules
 
 # the fields that give trained spans their meaning
 MEANING = ("span", "span_ramp", "frozen_spans")
+
+
+class SpanCheckpoints:
+    """Mixin of models with spans: what they load was saved with the same spans, and these are within their limit."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            CheckpointError: the checkpoint of another family, other fields of spans than the saved ones, or spans
+                outside of the limit.
+        """
+        check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
+        return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 
 def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:

@@ -20,12 +20,6 @@ def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None
     return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
 
 
-def real_tokens(attention_mask: Any, num_tokens: int) -> Tensor | None:
-    """Return which new tokens are not padding, bool [B, T], by a mask over cached and new ones; None: unknown."""
-    is_padding_mask = isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
-    return attention_mask[:, -num_tokens:].bool() if is_padding_mask else None
-
-
 def span_penalty(model: nn.Module, spans: list[Tensor | None]) -> Tensor | None:
     """Return λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that do not train.
 
