@@ -39,7 +39,7 @@ from shared.task_run import (
     with_overrides,
     write_results,
 )
-from shared.task_tokenizer import train_task_tokenizer
+from shared.task_tokenizer import special_token_ids, train_task_tokenizer
 from transformers import PreTrainedTokenizerBase, set_seed
 
 import hf_efficient_attn as hea
@@ -165,10 +165,7 @@ def build_config(run: Run) -> hea.SparseSeq2SeqConfig:
         vocab_size=len(tokenizer),
         max_position_embeddings=run.data.max_source_length,
         max_target_position_embeddings=run.data.max_target_length + 1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        sep_token_id=tokenizer.eos_token_id,
+        **special_token_ids(tokenizer),
         decoder_start_token_id=tokenizer.eos_token_id,
     )
     return with_overrides(config, run.model.config_overrides)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from corpora import spam_assassin, state_of_the_union
-from shared.arguments import UsageError
+from shared.arguments import UsageError, check_window
 from shared.own_data import Column
 from shared.task_data import TaskDataArguments
+from shared.task_tokenizer import special_token_ids
 from shared.timed_training import TimedTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
@@ -39,8 +40,7 @@ class ModelArguments:
     seeds: str = field(default="0,1,2", metadata={"help": "Train both models once with each of these seeds."})
 
     def __post_init__(self) -> None:
-        if self.attention_window < 2 or self.attention_window % 2:
-            raise UsageError(f"--attention_window {self.attention_window} must be even and at least 2.")
+        check_window(self.attention_window)
         if not 4 <= self.dense_length <= self.max_length:
             raise UsageError(
                 f"--dense_length {self.dense_length} must be from 4 to --max_length, which is {self.max_length}."
@@ -83,10 +83,7 @@ class ModelArguments:
             classifier_dropout=0.1,
             id2label=dict(enumerate(labels)),
             label2id={label: number for number, label in enumerate(labels)},
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            sep_token_id=tokenizer.sep_token_id,
+            **special_token_ids(tokenizer),
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 from conversion.pretrained_bert import PACKAGE
-from shared.arguments import UsageError
+from shared.arguments import UsageError, check_window
 from shared.task_data import TaskDataArguments
 from transformers import TrainingArguments
 
@@ -30,8 +30,7 @@ class ModelArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.attention_window < 2 or self.attention_window % 2:
-            raise UsageError(f"--attention_window {self.attention_window} must be even and at least 2.")
+        check_window(self.attention_window)
         if self.source_steps < 0 or self.source_batch_size < 1:
             raise UsageError(
                 f"--source_steps {self.source_steps} and --source_batch_size {self.source_batch_size} must be at least "

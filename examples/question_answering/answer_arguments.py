@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from shared.arguments import UsageError
+from shared.arguments import UsageError, check_window
 from shared.task_data import TaskDataArguments
+from shared.task_tokenizer import special_token_ids
 from shared.timed_training import TimedTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
@@ -29,8 +30,7 @@ class ModelArguments:
     vocab_size: int = field(default=4096, metadata={"help": "Tokens of the tokenizer that is trained on the corpus."})
 
     def __post_init__(self) -> None:
-        if self.attention_window < 2 or self.attention_window % 2:
-            raise UsageError(f"--attention_window {self.attention_window} must be even and at least 2.")
+        check_window(self.attention_window)
         if not 32 <= self.truncated_length <= self.max_length:
             raise UsageError(
                 f"--truncated_length {self.truncated_length} must be from 32 to --max_length {self.max_length}."
@@ -57,10 +57,7 @@ class ModelArguments:
             embedding_dropout=0.0,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            sep_token_id=tokenizer.sep_token_id,
+            **special_token_ids(tokenizer),
         )
 
 

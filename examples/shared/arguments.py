@@ -55,6 +55,12 @@ def parse_json_file(classes: Sequence[type], file: str) -> tuple[Any, ...]:
         raise UsageError(f"{file}: {error}") from error
 
 
+def check_window(attention_window: int) -> None:
+    """Raise UsageError for a window that has no two sides of equal length."""
+    if attention_window < 2 or attention_window % 2:
+        raise UsageError(f"--attention_window {attention_window} must be even and at least 2.")
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return a sentence on the allowed name that is nearest, if one is near.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from shared.tokenizer_text import first_bytes
 
@@ -45,3 +45,9 @@ def train_task_tokenizer(
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
+
+
+def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """Return the fields of a config that name special tokens."""
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id")
+    return {name: getattr(tokenizer, name) for name in names}
