@@ -17,14 +17,11 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
     """
-    bart.check_sides(config)
     return {
         "position_offset": OFFSET,
         "scale_embedding": config.scale_embedding,
-        "max_position_embeddings": config.max_position_embeddings,
-        "max_target_position_embeddings": config.max_position_embeddings,
+        **bart.common_fields(config, config.max_position_embeddings, config.max_position_embeddings),
         "sep_token_id": separator_of(config),
-        "lm_head_bias": True,
     }
 
 
@@ -33,12 +30,7 @@ BART = Counterpart(
     family="sparse_seq2seq",
     prefix="model.",
     names={**bart.AROUND, **bart.LEARNED_POSITIONS, **bart.EMBEDDING_NORMS, **bart.ENCODER_ATTENTION},
-    heads={
-        "Model": {},
-        "ConditionalGeneration": bart.GENERATION,
-        "SequenceClassification": bart.CLASSIFIER,
-        "QuestionAnswering": bart.ANSWER,
-    },
+    heads=bart.HEADS,
     fields=bart.FIELDS,
     to_ours=to_ours,
     copies=bart.COPIES,

@@ -11,6 +11,11 @@ def attention(theirs: str, ours: str, output: str = "out_proj") -> dict[str, str
     return {**maps, f"{theirs}.{output}": f"{ours}.o_proj"}
 
 
+def projections(theirs: str, ours: str, suffix: str = "") -> dict[str, str]:
+    """Return the names of an attention's projections where theirs are spelled out, with a suffix if they have one."""
+    return {f"{theirs}.{name}{suffix}": f"{ours}.{name[0]}_proj" for name in ("query", "key", "value")}
+
+
 ENCODER_ATTENTION = attention("encoder.layers.*.self_attn", "encoder.layers.*.self_attn")
 # what surrounds the attention of the encoder
 AROUND = {
@@ -40,6 +45,12 @@ COPIES = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.
 GENERATION = {"final_logits_bias": "lm_head.bias", "lm_head.weight": "lm_head.weight"}
 CLASSIFIER = {"classification_head.dense": "dense.dense", "classification_head.out_proj": "classifier"}
 ANSWER = {"qa_outputs": "qa_outputs"}
+HEADS = {
+    "Model": {},
+    "ConditionalGeneration": GENERATION,
+    "SequenceClassification": CLASSIFIER,
+    "QuestionAnswering": ANSWER,
+}
 
 FIELDS: dict[str, str | tuple[str, ...]] = {
     "d_model": "hidden_size",
@@ -62,6 +73,20 @@ DEVIATIONS = {
     "max_global_tokens": "only compiled models need it",
     "sep_token_id": "the target has no rule for global tokens",
 }
+
+
+def common_fields(config: Any, source_tokens: int, target_tokens: int) -> dict[str, Any]:
+    """Return our fields that all of them have, with the lengths of their position tables.
+
+    Raises:
+        ConfigurationError: encoder and decoder of different shapes.
+    """
+    check_sides(config)
+    return {
+        "max_position_embeddings": source_tokens,
+        "max_target_position_embeddings": target_tokens,
+        "lm_head_bias": True,
+    }
 
 
 def check_sides(config: Any) -> None:

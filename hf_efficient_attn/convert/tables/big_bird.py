@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert_layout as bert
-from hf_efficient_attn.convert.tables.bigbird_blocks import bigbird_fields, bigbird_numbers
+from hf_efficient_attn.convert.tables.bigbird_blocks import bigbird_deviations, bigbird_fields, bigbird_numbers
 from hf_efficient_attn.errors import ConfigurationError
 
 
@@ -82,9 +82,7 @@ BIG_BIRD = Counterpart(
     deviations={
         **bert.DEVIATIONS,
         "attention_dropout": "big_bird drops no attention weights in block-sparse attention",
-        "attention_pattern": "big_bird draws other random blocks at 2,048 tokens",
-        "random_blocks_in_eval": "big_bird evaluates with copies of block 0 in the place of random blocks",
-        "full_attention_up_to": "big_bird reads short inputs by full attention",
+        **bigbird_deviations("big_bird"),
         "question_answering_excludes_question": "big_bird keeps answers out of the question",
         "classifier_activation": "big_bird has the activation of the MLP in sequence classification, tanh elsewhere",
         "max_global_tokens": "big_bird has global blocks alone",

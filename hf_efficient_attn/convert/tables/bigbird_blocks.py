@@ -41,3 +41,12 @@ def bigbird_numbers(config: Any, model_type: str) -> dict[str, Any]:
         f"{model_type} knows one pattern, the same in all layers: patterns.bigbird(block_tokens, num_random_blocks, "
         f"seed=0, plan='authors' or 'transformers'). The config has {config.attention_pattern}."
     )
+
+
+def bigbird_deviations(model_type: str) -> dict[str, str]:
+    """Return the fields of our pattern in which a model type of theirs differs, and how."""
+    return {
+        "attention_pattern": f"{model_type} draws other random blocks at 2,048 tokens",
+        "random_blocks_in_eval": f"{model_type} evaluates with copies of block 0 in the place of random blocks",
+        "full_attention_up_to": f"{model_type} reads short inputs by full attention",
+    }

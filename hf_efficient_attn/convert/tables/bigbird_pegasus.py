@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bart_layout as bart
-from hf_efficient_attn.convert.tables.bigbird_blocks import bigbird_fields, bigbird_numbers
+from hf_efficient_attn.convert.tables.bigbird_blocks import bigbird_deviations, bigbird_fields, bigbird_numbers
 
 SELF_ATTENTION = "encoder.layers.*.self_attn"
 
@@ -18,7 +18,6 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
     """
-    bart.check_sides(config)
     return {
         **bigbird_fields(config, parity),
         # what is dropped in the decoder, too
@@ -28,9 +27,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "norm_position": "pre",
         "embedding_norm": False,
         "scale_embedding": config.scale_embedding,
-        "max_position_embeddings": config.max_position_embeddings,
-        "max_target_position_embeddings": config.max_position_embeddings,
-        "lm_head_bias": True,
+        **bart.common_fields(config, config.max_position_embeddings, config.max_position_embeddings),
     }
 
 
@@ -54,27 +51,15 @@ BIGBIRD_PEGASUS = Counterpart(
         **bart.LEARNED_POSITIONS,
         "encoder.layernorm_embedding": "encoder.norm",
         "decoder.layernorm_embedding": "decoder.norm",
-        f"{SELF_ATTENTION}.self.query": f"{SELF_ATTENTION}.q_proj",
-        f"{SELF_ATTENTION}.self.key": f"{SELF_ATTENTION}.k_proj",
-        f"{SELF_ATTENTION}.self.value": f"{SELF_ATTENTION}.v_proj",
+        **bart.projections(f"{SELF_ATTENTION}.self", SELF_ATTENTION),
         f"{SELF_ATTENTION}.output": f"{SELF_ATTENTION}.o_proj",
     },
-    heads={
-        "Model": {},
-        "ConditionalGeneration": bart.GENERATION,
-        "SequenceClassification": bart.CLASSIFIER,
-        "QuestionAnswering": bart.ANSWER,
-    },
+    heads=bart.HEADS,
     fields=bart.FIELDS,
     to_ours=to_ours,
     to_theirs=to_theirs,
     copies=bart.COPIES,
-    deviations={
-        **bart.DEVIATIONS,
-        "attention_pattern": "bigbird_pegasus draws other random blocks at 2,048 tokens",
-        "random_blocks_in_eval": "bigbird_pegasus evaluates with copies of block 0 in the place of random blocks",
-        "full_attention_up_to": "bigbird_pegasus reads short inputs by full attention",
-    },
+    deviations={**bart.DEVIATIONS, **bigbird_deviations("bigbird_pegasus")},
     two_labels=("QuestionAnswering",),
     ignored_fields=(
         *bart.IGNORED_FIELDS,

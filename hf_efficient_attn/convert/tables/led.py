@@ -11,14 +11,7 @@ from hf_efficient_attn.convert.tables import bart_layout as bart
 from hf_efficient_attn.convert.windows import bands_of_windows, windows_of_pattern
 
 SELF_ATTENTION = "encoder.layers.*.self_attn"
-LOCAL = {
-    f"{SELF_ATTENTION}.longformer_self_attn.{theirs}": f"{SELF_ATTENTION}.{ours}"
-    for theirs, ours in {"query": "q_proj", "key": "k_proj", "value": "v_proj"}.items()
-}
-GLOBAL = {
-    f"{SELF_ATTENTION}.longformer_self_attn.{theirs}_global": f"{SELF_ATTENTION}.global_attention.{ours}"
-    for theirs, ours in {"query": "q_proj", "key": "k_proj", "value": "v_proj"}.items()
-}
+LONGFORMER_ATTENTION = f"{SELF_ATTENTION}.longformer_self_attn"
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
@@ -27,15 +20,12 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
     """
-    bart.check_sides(config)
     return {
         "attention_pattern": bands_of_windows(config.attention_window, config.encoder_layers),
         "global_tokens": None if parity else "first",
         "global_projections": True,
-        "max_position_embeddings": config.max_encoder_position_embeddings,
-        "max_target_position_embeddings": config.max_decoder_position_embeddings,
+        **bart.common_fields(config, config.max_encoder_position_embeddings, config.max_decoder_position_embeddings),
         "sep_token_id": separator_of(config),
-        "lm_head_bias": True,
     }
 
 
@@ -57,9 +47,9 @@ LED = Counterpart(
         **bart.AROUND,
         **bart.LEARNED_POSITIONS,
         **bart.EMBEDDING_NORMS,
-        **LOCAL,
+        **bart.projections(LONGFORMER_ATTENTION, SELF_ATTENTION),
         f"{SELF_ATTENTION}.output": f"{SELF_ATTENTION}.o_proj",
-        **GLOBAL,
+        **bart.projections(LONGFORMER_ATTENTION, f"{SELF_ATTENTION}.global_attention", "_global"),
     },
     heads={"Model": {}, "ConditionalGeneration": bart.GENERATION, "QuestionAnswering": bart.ANSWER},
     fields=bart.FIELDS,

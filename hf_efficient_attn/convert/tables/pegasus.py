@@ -20,7 +20,6 @@ def sinusoidal_fields(config: Any) -> dict[str, Any]:
     Raises:
         ConfigurationError: sides of different shapes; or embeddings that are not scaled, under sinusoids of full size.
     """
-    bart.check_sides(config)
     if not config.scale_embedding:
         raise ConfigurationError(
             f"scale_embedding=False: sparse_seq2seq adds sinusoids of amplitude {config.init_std} to embeddings that "
@@ -31,9 +30,7 @@ def sinusoidal_fields(config: Any) -> dict[str, Any]:
         "sinusoid_layout": "halves",
         "embedding_norm": False,
         "scale_embedding": True,
-        "max_position_embeddings": config.max_position_embeddings,
-        "max_target_position_embeddings": config.max_position_embeddings,
-        "lm_head_bias": True,
+        **bart.common_fields(config, config.max_position_embeddings, config.max_position_embeddings),
     }
 
 
