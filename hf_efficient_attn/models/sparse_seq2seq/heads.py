@@ -40,6 +40,22 @@ class Seq2SeqHead(Head):
         super().__init__(config, *args, **kwargs)
         self.model.encoder.task = self.task
 
+    def call_model(
+        self,
+        given: tuple[Any, ...],
+        global_attention_mask: Tensor | None,
+        use_cache: bool | None,
+        has_labels: bool,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the outputs of the backbone; with labels nothing is cached.
+
+        given: the first arguments of its `forward`.
+        """
+        use_cache = False if has_labels else use_cache
+        options = {"use_cache": use_cache, "global_attention_mask": global_attention_mask, "return_dict": True}
+        return self.model(*given, **options, **kwargs)
+
 
 class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
     """Prediction of the target. Shapes: input_ids [B, S], decoder_input_ids [B, T] → logits [B, T, vocab_size]."""
@@ -67,30 +83,17 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
 
         num_items_in_batch: divide the sum of the loss by this; None: by the number of labels that count.
         """
-        if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = shift_right(self.config, labels)
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = shift_right(self.config, labels)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise InputError(
                 "Pass labels, from which the decoder's input is made, or decoder_input_ids. (A Trainer that smooths "
                 "labels removes them: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
                 "decoder_input_ids, or config.label_smoothing.)"
             )
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            past_key_values,
-            inputs_embeds,
-            decoder_inputs_embeds,
-            use_cache,
-            global_attention_mask,
-            return_dict=True,
-            **kwargs,
-        )
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, past_key_values)
+        kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
+        outputs = self.call_model(given, global_attention_mask, use_cache, labels is not None, **kwargs)
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
@@ -126,19 +129,9 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead)
         global_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqSequenceClassifierOutput:
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache if labels is None else False,
-            global_attention_mask=global_attention_mask,
-            return_dict=True,
-            **kwargs,
-        )
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
+        outputs = self.call_model(given, global_attention_mask, use_cache, labels is not None, **kwargs)
         hidden = outputs.last_hidden_state
         last = last_end(self.config.eos_token_id, input_ids, attention_mask, hidden)
         pooled = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
@@ -172,19 +165,9 @@ class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
         **kwargs: Any,
     ) -> Seq2SeqQuestionAnsweringModelOutput:
         has_labels = start_positions is not None and end_positions is not None
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=False if has_labels else use_cache,
-            global_attention_mask=global_attention_mask,
-            return_dict=True,
-            **kwargs,
-        )
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
+        outputs = self.call_model(given, global_attention_mask, use_cache, has_labels, **kwargs)
         logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state))
         start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions) if has_labels else None
