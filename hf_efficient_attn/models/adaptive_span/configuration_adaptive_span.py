@@ -6,7 +6,7 @@ from transformers.modeling_rope_utils import RopeParameters
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, NormFields
 from hf_efficient_attn.models.config.library import LibraryConfig, check_given_pattern
 from hf_efficient_attn.models.spans.config import SpanFields, check_spans
 
@@ -20,7 +20,9 @@ CHOICES = {
 
 
 @strict_config
-class AdaptiveSpanConfig(SpanFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+class AdaptiveSpanConfig(
+    SpanFields, NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+):
     r"""Describe a Transformer whose heads learn how far they read.
 
     The presets `text8_small`, `text8_large`, `enwik8_small`, `enwik8_large` and `enwik8_demo` are the authors'
@@ -78,10 +80,6 @@ class AdaptiveSpanConfig(SpanFields, GatedMLPFields, DropoutFields, HeadSizes, L
     mlp_bias: bool = True
     attention_bias: bool = False
     attention_output_bias: bool = False
-    norm_position: str = "post"
-    norm_type: str = "layernorm"
-    norm_eps: float | int = 1e-5
-    norm_bias: bool = True
 
     position_embedding_type: str = "relative_keys"
     rope_parameters: RopeParameters | dict | None = None

@@ -52,6 +52,16 @@ class DropoutFields:
 
 
 @dataclass(init=False, repr=False, eq=False)
+class NormFields:
+    """Where the norms of a block stand, "post" or "pre", and of which kind they are."""
+
+    norm_position: str = "post"
+    norm_type: str = "layernorm"
+    norm_eps: float | int = 1e-5
+    norm_bias: bool = True
+
+
+@dataclass(init=False, repr=False, eq=False)
 class GatedMLPFields:
     """Whether the MLP has a gate, and how tensor parallelism shards it."""
 

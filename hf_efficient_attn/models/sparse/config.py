@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from hf_efficient_attn.models.config.fields import NormFields
+
 
 @dataclass(init=False, repr=False, eq=False)
-class SparseFields:
+class SparseFields(NormFields):
     """Mixin: what the layers read, how they compute it, and the embeddings before the first layer."""
 
     attention_pattern: Any = None
@@ -19,10 +21,6 @@ class SparseFields:
     mlp_bias: bool = True
     attention_bias: bool = True
     attention_output_bias: bool = True
-    norm_position: str = "post"
-    norm_type: str = "layernorm"
-    norm_eps: float | int = 1e-5
-    norm_bias: bool = True
     norm_before_first_layer: bool = True
     embedding_norm: bool = True
 
