@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Label
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import written_fields
@@ -71,6 +72,13 @@ def read_call_text(call_text: str) -> tuple[Pattern, int, tuple[Label, ...], int
     data = json.loads(call_text)
     labels = tuple(Label.from_dict(label) for label in data["labels"])
     return Pattern.from_dict(data["pattern"]), data["layer"], labels, *data["heads"], data["cross"]
+
+
+def read_layout(call_text: str, num_heads: int, num_queries: int, num_keys: int, query_offset: int) -> Layout:
+    """Return the layout of a call with this text and these lengths."""
+    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
+    place = (query_offset, layer, first_head, num_model_heads, is_cross)
+    return Layout(pattern, num_heads, num_queries, num_keys, *place)
 
 
 @cached()

@@ -11,9 +11,8 @@ from hf_efficient_attn.backends.blocked.kernels import wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.call_text import read_call_text
+from hf_efficient_attn.layout.call_text import read_call_text, read_layout
 from hf_efficient_attn.layout.host_copies import as_they_are
-from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -96,10 +95,9 @@ def _call(
     dropout: float,
 ) -> AttentionCall:
     """Return the call made of an operator's arguments, which can only be tensors, numbers and text."""
-    pattern, layer, labels, first_head, num_model_heads, is_cross = read_call_text(call_text)
     query_offset = query_offset if query_start is None else int(query_start)
-    lengths = (q.shape[2], k.shape[2], query_offset)
-    layout = Layout(pattern, q.shape[1], *lengths, layer, first_head, num_model_heads, is_cross)
+    layout = read_layout(call_text, q.shape[1], q.shape[2], k.shape[2], query_offset)
+    labels = read_call_text(call_text)[2]
     terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
     return AttentionCall(layout, inputs_of(q, k, v), TokenMask(*masks), terms, sinks, softcap, scale, dropout)
 

@@ -11,7 +11,7 @@ from hf_efficient_attn.backends.flex.mods import MaskMod
 from hf_efficient_attn.layout.blocks.table import CACHE_BYTES, Documents, block_table
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.call_text import read_call_text
+from hf_efficient_attn.layout.call_text import read_call_text, read_layout
 from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -90,13 +90,12 @@ def blocks_operator(
 
     shape: (batch or 1, heads, queries, keys).
     """
-    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
     batch_size, num_heads, num_queries, num_keys = shape
-    place = (query_offset, layer, first_head, num_model_heads, is_cross)
-    layout, tokens = Layout(pattern, num_heads, num_queries, num_keys, *place), TokenMask(*masks)
+    layout = read_layout(call_text, num_heads, num_queries, num_keys, query_offset)
+    tokens = TokenMask(*masks)
     documents = None if tokens.is_empty else tokens.documents(batch_size, num_keys, layout.num_positions)
     tables = _tables(layout, documents, device, needs_grad)
-    lead = batch_size, _num_table_heads(pattern, num_heads)
+    lead = batch_size, _num_table_heads(layout.pattern, num_heads)
     # copies, since a compiled program may write into what an operator returned
     return [table.expand(*lead, *table.shape[2:]).clone(memory_format=torch.contiguous_format) for table in tables]
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
+from hf_efficient_attn.layout.call_text import read_call_text, read_layout, write_call_text
 from hf_efficient_attn.layout.layout import Heads, Layout
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -91,11 +91,10 @@ def _is_constant_causal(text: str) -> bool:
 
 
 def _groups_of_text(text: str, num_heads: int, drawn_tokens: int | None, device: torch.device) -> Groups:
-    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(text)
-    if drawn_tokens is None:
-        return _undrawn_groups(pattern, (first_head, num_heads, num_model_heads or num_heads), device)
-    place = (drawn_tokens, drawn_tokens, 0, layer, first_head, num_model_heads, is_cross)
-    return _groups(Layout(pattern, num_heads, *place), device)
+    if drawn_tokens is not None:
+        return _groups(read_layout(text, num_heads, drawn_tokens, drawn_tokens, 0), device)
+    pattern, _, _, first_head, num_model_heads, _ = read_call_text(text)
+    return _undrawn_groups(pattern, (first_head, num_heads, num_model_heads or num_heads), device)
 
 
 @cached()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
-from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
+from hf_efficient_attn.layout.call_text import read_layout, write_call_text
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import refuse_onnx
@@ -92,10 +92,8 @@ def pairs_operator(
     device: torch.device,
 ) -> Tensor:
     """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace patterns."""
-    pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
     batch_size, num_heads, num_queries, num_keys = shape
-    place = (query_offset, layer, first_head, num_model_heads, is_cross)
-    layout = Layout(pattern, num_heads, num_queries, num_keys, *place)
+    layout = read_layout(call_text, num_heads, num_queries, num_keys, query_offset)
     allowed = allowed_pairs(layout, TokenMask(*masks), batch_size, device)
     if allowed is None:
         return torch.ones(*shape, dtype=torch.bool, device=device)
