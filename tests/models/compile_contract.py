@@ -1,10 +1,9 @@
 """What every family satisfies when it is compiled or exported; a part of `FamilyContract`."""
 
-from typing import Any
-
 import pytest
 import torch
-from models_cases import TOLERANCE, Case, head_inputs, random_ids
+from models.shared_checks import check_compiled_training, check_exported, count_graphs
+from models_cases import Case, head_inputs, random_ids
 
 
 class CompileContract:
@@ -12,28 +11,12 @@ class CompileContract:
 
     def test_compiles_without_graph_breaks(self, traced_case: Case) -> None:
         model = traced_case.model(**traced_case.fewest_layers).train()
-        inputs = {**head_inputs(traced_case.main_head), "use_cache": False}
-        torch._dynamo.reset()
-        actual = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).loss
-        actual.backward()
-        # behind it: a model that has been called before knows its patterns
-        expected = model(**inputs).loss
-        torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        check_compiled_training(model, {**head_inputs(traced_case.main_head), "use_cache": False})
 
     def test_lengths_do_not_recompile(self, traced_case: Case) -> None:
         """One graph for all lengths."""
-        model, graphs = traced_case.model(**traced_case.fewest_layers), []
-        torch._dynamo.reset()
-
-        def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled = torch.compile(model, backend=count, dynamic=True)
-        with torch.no_grad():
-            for tokens in (9, 16, 58):
-                compiled(input_ids=random_ids(2, tokens), use_cache=False)
-        assert len(graphs) == 1
+        calls = [{"input_ids": random_ids(2, tokens)} for tokens in (9, 16, 58)]
+        assert count_graphs(traced_case.model(**traced_case.fewest_layers), calls) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool) -> None:
@@ -44,11 +27,6 @@ class CompileContract:
             found = head_inputs(traced_case.main_head, rows, tokens)
             return found if is_masked else {"input_ids": found["input_ids"]}
 
-        example = inputs(3, 12)
         dims = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=5, max=64)}
-        shapes = {name: {dim: dims[dim] for dim in range(given.ndim)} for name, given in example.items()}
-        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
-        for sizes in ((2, 31), (1, 9)):
-            actual, expected = program(**inputs(*sizes)), model(**inputs(*sizes))
-            torch.testing.assert_close(actual.logits, expected.logits, atol=TOLERANCE, rtol=TOLERANCE)
-            torch.testing.assert_close(actual.loss, expected.loss, atol=TOLERANCE, rtol=TOLERANCE)
+        shapes = {name: {dim: dims[dim] for dim in range(given.ndim)} for name, given in inputs(3, 12).items()}
+        check_exported(model, inputs, shapes, [(3, 12), (2, 31), (1, 9)])

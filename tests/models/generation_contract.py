@@ -1,10 +1,12 @@
 """What every causal family satisfies in `generate` and with caches. `test_contract.py` runs it for every case."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from models.shared_checks import GENERATION_OPTIONS, check_cached_generation
 from models_cases import TOLERANCE, Case, random_ids
 
 import hf_efficient_attn as hea
@@ -41,16 +43,9 @@ class GenerationContract:
                 real = mask.bool()
                 torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize(
-        "options",
-        [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"num_beams": 2, "num_return_sequences": 2}],
-    )
+    @pytest.mark.parametrize("options", GENERATION_OPTIONS)
     def test_cached_generation_equals_uncached(self, case: Case, options: dict[str, Any]) -> None:
-        model = case.model()
-        ids, mask = self.left_padded()
-        cached = self.generate(model, ids, mask, use_cache=True, **options)
-        options = {name: value for name, value in options.items() if name != "cache_implementation"}
-        assert torch.equal(cached, self.generate(model, ids, mask, use_cache=False, **options))
+        check_cached_generation(partial(self.generate, case.model(), *self.left_padded()), options)
 
     # with a prompt that ends in padding transformers warns, too
     @pytest.mark.parametrize("tail", [0, 2])

@@ -1,10 +1,8 @@
 """What every encoder-decoder family satisfies when compiled or exported; a part of `Seq2SeqContract`."""
 
-from typing import Any
-
 import pytest
 import torch
-from models_cases import TOLERANCE
+from models.shared_checks import check_compiled_training, check_exported, count_graphs
 from seq2seq_cases import Seq2SeqCase, head_inputs, random_ids
 from torch import Tensor
 
@@ -14,28 +12,15 @@ class Seq2SeqCompileContract:
 
     def test_compiles_without_graph_breaks(self, traced_case: Seq2SeqCase) -> None:
         model = traced_case.model(embedding_dropout=0.0, hidden_dropout=0.0, **traced_case.fewest_layers).train()
-        inputs = head_inputs("AutoModelForSeq2SeqLM")
-        torch._dynamo.reset()
-        actual = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).loss
-        actual.backward()
-        # behind it: a model that has been called before knows its patterns
-        expected = model(**inputs).loss
-        torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        check_compiled_training(model, head_inputs("AutoModelForSeq2SeqLM"))
 
     def test_lengths_do_not_recompile(self, traced_case: Seq2SeqCase) -> None:
         """One graph for all lengths."""
-        model, graphs = traced_case.model(**traced_case.fewest_layers), []
-        torch._dynamo.reset()
-
-        def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled = torch.compile(model, backend=count, dynamic=True)
-        with torch.no_grad():
-            for tokens in (9, 16, 58):
-                compiled(random_ids(2, tokens), decoder_input_ids=random_ids(2, tokens // 2 + 1), use_cache=False)
-        assert len(graphs) == 1
+        calls = [
+            {"input_ids": random_ids(2, tokens), "decoder_input_ids": random_ids(2, tokens // 2 + 1)}
+            for tokens in (9, 16, 58)
+        ]
+        assert count_graphs(traced_case.model(**traced_case.fewest_layers), calls) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, traced_case: Seq2SeqCase, is_masked: bool) -> None:
@@ -48,10 +33,5 @@ class Seq2SeqCompileContract:
         batch = torch.export.Dim("batch", min=1, max=64)
         source, target = (torch.export.Dim(name, min=3, max=60) for name in ("source", "target"))
         sides = {"input_ids": source, "attention_mask": source, "labels": target, "decoder_input_ids": target}
-        example = inputs(3, 12, 6)
-        shapes = {name: {0: batch, 1: sides[name]} for name in example}
-        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False).module()
-        for sizes in ((2, 31, 11), (1, 9, 12)):
-            actual, expected = program(**inputs(*sizes)), model(**inputs(*sizes))
-            torch.testing.assert_close(actual.logits, expected.logits, atol=TOLERANCE, rtol=TOLERANCE)
-            torch.testing.assert_close(actual.loss, expected.loss, atol=TOLERANCE, rtol=TOLERANCE)
+        shapes = {name: {0: batch, 1: sides[name]} for name in inputs(3, 12, 6)}
+        check_exported(model, inputs, shapes, [(3, 12, 6), (2, 31, 11), (1, 9, 12)])

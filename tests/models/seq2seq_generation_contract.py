@@ -1,10 +1,12 @@
 """What every encoder-decoder family satisfies in `generate` and with caches."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from models.shared_checks import GENERATION_OPTIONS, check_cached_generation
 from models_cases import TOLERANCE
 from seq2seq_cases import TINY, Seq2SeqCase, random_ids
 from torch import Tensor
@@ -51,16 +53,9 @@ class Seq2SeqGenerationContract:
         real = target_mask.bool()
         torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize(
-        "options",
-        [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"num_beams": 2, "num_return_sequences": 2}],
-    )
+    @pytest.mark.parametrize("options", GENERATION_OPTIONS)
     def test_cached_generation_equals_uncached(self, case: Seq2SeqCase, options: dict[str, Any]) -> None:
-        model = case.model()
-        ids, mask = self.sources()
-        cached = self.generate(model, ids, mask, use_cache=True, **options)
-        options = {name: value for name, value in options.items() if name != "cache_implementation"}
-        assert torch.equal(cached, self.generate(model, ids, mask, use_cache=False, **options))
+        check_cached_generation(partial(self.generate, case.model(), *self.sources()), options)
 
     @pytest.mark.parametrize("cache", [None, "static"])
     def test_prompts_padded_on_the_left_generate_the_same(self, case: Seq2SeqCase, cache: str | None) -> None:

@@ -22,19 +22,16 @@ def why_not(call: AttentionCall) -> str | None:
     return None
 
 
-def missing(call: AttentionCall) -> str | None:
-    """Return None: nothing needs to be installed."""
-    return None
+def none(call: AttentionCall) -> None:
+    """Return None: nothing needs to be installed, and nothing takes it unasked, compiled programs included."""
+
+
+missing = rank_while_compiling = none
 
 
 def cost(call: AttentionCall) -> float:
     """Return infinity: it is computed by name only."""
     return inf
-
-
-def rank_while_compiling(call: AttentionCall) -> int | None:
-    """Return None: it is computed by name only, also within compiled programs."""
-    return None
 
 
 def remark(call: AttentionCall) -> str:
@@ -43,13 +40,13 @@ def remark(call: AttentionCall) -> str:
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the number of all pairs."""
+    """Return the number of all pairs, whose scores are kept."""
     return call.layout.num_pairs
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return the memory of all scores."""
-    return BYTES_PER_SCORE * call.layout.num_pairs
+    """Return the memory of scores, weights and mask."""
+    return BYTES_PER_SCORE * computed_pairs(call)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
