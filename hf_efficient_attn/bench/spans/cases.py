@@ -54,6 +54,18 @@ class Shape:
     dtype: str
     device: str
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields in which the configs of ours and of the dense peer agree."""
+        return {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+            "attention_dropout": self.attention_dropout,
+        }
+
     def config(self, span: str) -> AdaptiveSpanConfig:
         """Return the authors' network for enwik8 in this shape."""
         return AdaptiveSpanConfig.enwik8_small(
@@ -61,13 +73,8 @@ class Shape:
             span_limit=self.limit,
             span_ramp=RAMP_TOKENS,
             position_embedding_type=self.positions,
-            vocab_size=VOCAB_SIZE,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            intermediate_size=self.intermediate_size,
-            attention_dropout=self.attention_dropout,
             activation_dropout=0.0,
+            **self.fields,
         )
 
 
@@ -100,12 +107,7 @@ def build_dense(shape: Shape) -> PreTrainedModel:
     """Return transformers' GPT-NeoX with SDPA: the same matrices, pre-norm, every token reads all before it."""
     config = AutoConfig.for_model(
         "gpt_neox",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        intermediate_size=shape.intermediate_size,
-        attention_dropout=shape.attention_dropout,
+        **shape.fields,
         hidden_act="relu",
         rotary_pct=1.0,
         use_parallel_residual=False,
