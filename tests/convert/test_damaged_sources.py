@@ -180,3 +180,14 @@ def test_mutations(tmp_path: Path) -> None:
     found = try_all(tmp_path, 60, seed=0)
     assert found["refused"] > 20
     assert found["converted"] > 3
+
+
+def test_weights_that_differ_are_not_tied(tmp_path: Path) -> None:
+    """Where both are saved, transformers loads them untied whatever the config says; ours would lose one of them."""
+    in_tree("bert", "AutoModelForMaskedLM", tie_word_embeddings=False).save_pretrained(tmp_path / "bert")
+    fields(tie_word_embeddings=True)(tmp_path / "bert")
+    with pytest.raises(hea.CheckpointError, match=r"lm_head\.weight and model\.embed_tokens\.weight\. Set tie_word_em"):
+        hea.convert(tmp_path / "bert", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    fields(tie_word_embeddings=False)(tmp_path / "bert")
+    assert not hea.convert(tmp_path / "bert").config.tie_word_embeddings
