@@ -14,58 +14,85 @@ from contextlib import contextmanager
 from types import FrameType
 
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
-from hf_efficient_attn.convert.configs import our_config
+from hf_efficient_attn.convert.configs import DEFAULT_POSITIONS, DEFAULT_WINDOW, our_config
 from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.convert.parity import list_exceptions
-from hf_efficient_attn.convert.registry import COUNTERPARTS, head_of_class
+from hf_efficient_attn.convert.registry import COUNTERPARTS, FAMILIES, head_of_class
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument("src", help=f"folder, or name on the Hub, of a model of type {', '.join(sorted(COUNTERPARTS))}")
+    ours, both_ways = ", ".join(FAMILIES), sorted(name for name, each in COUNTERPARTS.items() if each.to_theirs)
+    parser.add_argument(
+        "src",
+        help=f"folder, or name on the Hub, of a model of transformers ({', '.join(sorted(COUNTERPARTS))}) or of our "
+        f"families ({ours})",
+    )
     parser.add_argument("dst", help="folder to write, new or empty unless --overwrite is given")
-    parser.add_argument("--to", metavar="TYPE", help="family or model type to make (default: the family that fits)")
+    parser.add_argument(
+        "--to",
+        metavar="TYPE",
+        help=f"what to make: {ours} (default: the one that fits), or of transformers {', '.join(both_ways)}",
+    )
     parser.add_argument(
         "--head",
         metavar="AutoModelForX",
-        help="head to load (default: that of the config, or else of the weights)",
+        help="Auto class to load the source with (default: that of its config, or else of its weights)",
     )
-    parser.add_argument("--max-position-embeddings", type=int, metavar="N", help="longest input in tokens")
+    _add_sizes(parser)
     parser.add_argument(
-        "--max-target-position-embeddings", type=int, metavar="N", help="longest target of an encoder-decoder"
+        "--pattern",
+        metavar="EXPRESSION",
+        help='what layers read instead of a window, such as "band(256, 256) | global(0)"',
+    )
+    parser.add_argument(
+        "--global-projections",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="global tokens read by projections of their own (default: where the source or the target has them)",
+    )
+    parser.add_argument(
+        "--parity",
+        action="store_true",
+        help="compute what transformers does where it differs from the paper; outputs are compared on random tokens, "
+        f"and where they differ nothing is written. Not covered: {list_exceptions()}",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace weights, configs and tokenizer of the checkpoint in dst; its other files and folders stay",
+    )
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options that are numbers of tokens."""
+    parser.add_argument(
+        "--max-position-embeddings",
+        type=int,
+        metavar="N",
+        help=f"longest input in tokens (default: that of the source; of a dense one at least {DEFAULT_POSITIONS:,})",
+    )
+    parser.add_argument(
+        "--max-target-position-embeddings",
+        type=int,
+        metavar="N",
+        help="longest target in tokens, of an encoder-decoder (default: that of the source)",
     )
     parser.add_argument(
         "--attention-window",
         type=int,
         metavar="W",
-        help="tokens read around a token, both sides together, even "
-        "(dense sources: 512); inputs of at most W / 2 + 1 tokens give what the source gives",
-    )
-    parser.add_argument("--pattern", metavar="EXPRESSION", help='such as "band(256, 256) | global(0)"')
-    parser.add_argument(
-        "--global-projections",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="global tokens read by projections of their own",
-    )
-    parser.add_argument(
-        "--parity",
-        action="store_true",
-        help="what transformers computes, where it differs from the paper; outputs are compared on random tokens, and "
-        f"where they differ nothing is written. Not covered: {list_exceptions()}",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace weights, configs and tokenizer of the checkpoint in DST; its other files and folders stay",
+        help="tokens read around a token, both sides together, even (default: the source's own; of a dense one "
+        f"{DEFAULT_WINDOW}: its inputs of at most W / 2 + 1 tokens give what they gave)",
     )
 
 
 def main(args: argparse.Namespace) -> None:
-    """Convert, and say what became of it; notes go to stderr."""
+    """Convert, and say what became of it; notes go to stderr, and say what warnings of transformers would."""
     options = {name: value for name, value in vars(args).items() if name not in ("src", "dst", "command", "main")}
-    with _notes_on_stderr(), _cleaning_up_when_terminated():
+    with _notes_on_stderr(), _quiet_transformers(), _cleaning_up_when_stopped():
         model = convert(args.src, args.dst, **options)
     print(
         f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, {_positions(model):,} positions."
@@ -85,20 +112,33 @@ def _notes_on_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def _cleaning_up_when_terminated() -> Iterator[None]:
-    """Let SIGTERM end the command by SystemExit, which leaves no temporary folder behind."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        # a second one would interrupt the cleaning
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # as shells report a process that a signal has ended
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
+def _quiet_transformers() -> Iterator[None]:
+    """Let transformers say nothing but errors: which weights are missing or left over is told in our words."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        logging.set_verbosity(before)
+
+
+@contextmanager
+def _cleaning_up_when_stopped() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the command by SystemExit: no temporary folder is left behind, no traceback shown."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # a second one would interrupt the cleaning
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        # as shells report a process that a signal has ended
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _positions(model: PreTrainedModel) -> int:

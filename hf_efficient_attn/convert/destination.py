@@ -63,7 +63,7 @@ def check_path(dst: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigurationError: no path; a name that is too long, or that no folder can have; a loop of links; no access.
     """
-    if not isinstance(dst, str | os.PathLike):
+    if not isinstance(dst, str | os.PathLike) or not os.fspath(dst):
         raise ConfigurationError(f"dst is {shown(dst)}; it must be the path of a folder.")
     try:
         whole = Path(dst).resolve()

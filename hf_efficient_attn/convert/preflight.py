@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_efficient_attn.convert.configs import ConversionRequest, TheirConfig, apply_request, our_config, their_config
 from hf_efficient_attn.convert.positions import check_lengths
-from hf_efficient_attn.convert.registry import COUNTERPARTS
+from hf_efficient_attn.convert.registry import AUTO_CLASSES, COUNTERPARTS
 from hf_efficient_attn.errors import ConfigurationError
 
 
@@ -42,5 +42,6 @@ def translate_configs(config: Any, head: str, target: str, request: ConversionRe
     if their is None:
         return TranslatedConfigs(source, ours, None)
     if head not in their.heads:
-        raise ConfigurationError(f"{target} has no {head}; it has: {', '.join(their.heads)}.")
+        heads = ", ".join(AUTO_CLASSES[name] for name in their.heads)
+        raise ConfigurationError(f"{target} has no {AUTO_CLASSES[head]}; it has: {heads}.")
     return TranslatedConfigs(source, ours, their_config(their, ours, head))

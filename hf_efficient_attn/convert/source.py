@@ -64,12 +64,15 @@ def check_source_name(src: Any) -> None:
 
     Raises:
         ConfigurationError: something else.
-        CheckpointError: a name that no file system can have.
+        CheckpointError: an empty name, or one that no file system can have.
     """
     if isinstance(src, PreTrainedModel):
         return
     if not isinstance(src, str | os.PathLike):
         raise ConfigurationError(f"src is {shown(src)}; it must be a folder, a name on the Hub, or a model in memory.")
+    if not os.fspath(src):
+        # as a path it would be the folder of the process
+        raise CheckpointError("There is no folder here: src is ''. Give a folder, or a name on the Hub.")
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(src).parts):
         raise CheckpointError(f"There is no folder here: {shown(os.fspath(src))} has a name too long.")
 
@@ -129,7 +132,7 @@ def _known_head(head: str | None, model_type: str, architectures: list[str]) -> 
     counterpart = COUNTERPARTS.get(model_type)
     heads = list(AUTO_CLASSES) if counterpart is None else list(counterpart.heads)
     if head not in heads:
-        what = f"has architectures={architectures}" if head is None else f"shall be loaded with the head {head}"
+        what = f"has architectures={architectures}" if head is None else f"shall be loaded as {AUTO_CLASSES[head]}"
         raise ConfigurationError(
             f"The {shown(model_type)} checkpoint {what}, which cannot be converted. Choose a head it can be loaded "
             f"with: {', '.join(AUTO_CLASSES[name] for name in heads)}."
@@ -154,8 +157,10 @@ def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> No
     declared = _may_lack(counterpart)
     head_names = () if counterpart is None else tuple(counterpart.heads[source.head])
     prefix = f"{source.model.base_model_prefix}."
-    missing = [name for name in info["missing_keys"] if covers(head_names, name) or not covers(declared, name)]
-    unexpected = [name for name in info["unexpected_keys"] if not (covers(declared, name) or is_old_buffer(name))]
+    missing = [name for name in sorted(info["missing_keys"]) if covers(head_names, name) or not covers(declared, name)]
+    unexpected = [
+        name for name in sorted(info["unexpected_keys"]) if not (covers(declared, name) or is_old_buffer(name))
+    ]
     if not is_own_head:
         new = [name for name in missing if not name.startswith(prefix) or covers(head_names, name)]
         own_names = {name for name, _ in source.model.named_parameters()}
@@ -165,7 +170,7 @@ def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> No
         source.new_names = tuple(new)
         if old:
             source.notes.append(f"Left behind, as the head is changed: {summarize(old)}.")
-    left = [name for name in info["unexpected_keys"] if covers(declared, name)]
+    left = [name for name in sorted(info["unexpected_keys"]) if covers(declared, name)]
     if left:
         source.notes.append(f"Left behind, as nothing corresponds to them: {summarize(left)}.")
     mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ())]

@@ -144,9 +144,9 @@ def test_impossible_destinations(bert: Path, tmp_path: Path, name: str, message:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "", "no such name"])
-def test_impossible_sources(name: str) -> None:
+def test_impossible_sources(tmp_path: Path, name: str) -> None:
     with pytest.raises(hea.CheckpointError, match=r"no folder here|cannot be looked for"):
-        hea.convert(name)
+        hea.convert(name, tmp_path / "new")
 
 
 def test_a_full_disk(bert: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from forked import server
 from in_tree_models import in_tree
+from transformers.utils import logging
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
@@ -173,15 +174,16 @@ def test_what_does_not_come_back_is_kept(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_signals(bert: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     dst = fill(tmp_path / "dst", {"config.json": "old", "model.safetensors": "old"})
     (tmp_path / "signalled.py").write_text(SIGNALLED)
     ended = server().run([sys.executable, tmp_path / "signalled.py", name, bert, dst])
     assert contents(dst) == {"config.json": b"old", "model.safetensors": b"old"}, ended.stderr
     left = [path.name for path in tmp_path.glob(".dst.*")]
-    if name == "SIGTERM":
-        assert (ended.returncode, left) == (128 + signal.SIGTERM, [])
+    if name != "SIGKILL":
+        assert (ended.returncode, left) == (128 + signal.Signals[name], [])
+        assert "Traceback" not in ended.stderr
         return
     assert ended.returncode == -signal.SIGKILL
     with pytest.raises(SystemExit):
@@ -192,10 +194,13 @@ def test_signals(bert: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFi
     assert (tmp_path / left[0]).exists()
 
 
-def test_the_handler_of_sigterm_comes_back(bert: Path, tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+def test_handlers_of_signals_and_the_verbosity_come_back(bert: Path, tmp_path: Path) -> None:
+    def state() -> list[Any]:
+        return [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), logging.get_verbosity()]
+
+    before = state()
     cli.main(["convert", str(bert), str(tmp_path / "new")])
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert state() == before
 
 
 def killed_at(folder: Path, moves: int) -> bool:
