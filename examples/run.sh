@@ -4,9 +4,5 @@
 # examples/train_clm.py: bash examples/run.sh --blocks pre_ln,sas,sas_p
 set -euo pipefail
 cd "$(dirname "$0")/.."
-VENV=${VENV:-.venv}
-[ -d "$VENV" ] || python3 -m venv "$VENV"
-python=$VENV/bin/python
-"$python" -c "import torch" 2>/dev/null || "$python" -m pip install -q torch==2.13.0
-"$python" -m pip install -q -e ".[train]"
+source environment.sh train
 exec "$python" examples/train_clm.py "$@"

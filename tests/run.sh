@@ -3,11 +3,7 @@
 # Further arguments go to pytest: bash tests/run.sh -k centering
 set -euo pipefail
 cd "$(dirname "$0")/.."
-VENV=${VENV:-.venv}
-[ -d "$VENV" ] || python3 -m venv "$VENV"
-python=$VENV/bin/python
-"$python" -c "import torch" 2>/dev/null || "$python" -m pip install -q torch==2.13.0
-"$python" -m pip install -q -e ".[test,lint]"
+source environment.sh test,lint
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy

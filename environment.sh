@@ -1,0 +1,7 @@
+# Sourced by examples/run.sh and tests/run.sh: makes a virtual environment (VENV, default .venv), installs torch and the
+# package with the extras named, and sets `python`.
+VENV=${VENV:-.venv}
+[ -d "$VENV" ] || python3 -m venv "$VENV"
+python=$VENV/bin/python
+"$python" -c "import torch" 2>/dev/null || "$python" -m pip install -q torch==2.13.0
+"$python" -m pip install -q -e ".[$1]"
