@@ -62,6 +62,18 @@ DROPOUT = "the source has one dropout for embeddings, hidden states and classifi
 DEVIATIONS = {"embedding_dropout": DROPOUT, "classifier_dropout": DROPOUT}
 
 
+def roberta_heads(prefix: str) -> dict[str, dict[str, str]]:
+    """Return the heads that RoBERTa and Longformer have; `prefix`: of their backbone."""
+    return {
+        "Model": {},
+        "MaskedLM": ROBERTA_LM_HEAD,
+        "SequenceClassification": ROBERTA_CLASSIFIER,
+        "TokenClassification": CLASSIFIER,
+        "QuestionAnswering": ANSWER,
+        "MultipleChoice": {f"{prefix}pooler.dense": "dense.dense", **CLASSIFIER},
+    }
+
+
 def rows_before_positions(config: Any) -> int:
     """Return how many rows RoBERTa's position tables have, that no token has, before that of position 0.
 
