@@ -103,22 +103,11 @@ class SpanAttention(nn.Module):
             query, key = (rotate_last(each, position_embeddings) for each in (query, key))
         if past_key_values is not None:
             key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
+        options: dict[str, Any] = {"matrix": attention_mask, "query_offset": query_offset, "need_weights": need_weights}
+        options |= {"bounds": own_bounds, "layer_idx": self.layer_idx, "backend": backend_of(self.config)}
+        dropout = drop_rate(self.dropout)
         out, weights = attend_spans(
-            query,
-            key,
-            value,
-            spans,
-            window,
-            token_mask,
-            self.scaling,
-            drop_rate(self.dropout),
-            position_table,
-            bounds=own_bounds,
-            layer_idx=self.layer_idx,
-            matrix=attention_mask,
-            query_offset=query_offset,
-            need_weights=need_weights,
-            backend=backend_of(self.config),
+            query, key, value, spans, window, token_mask, self.scaling, dropout, position_table, **options
         )
         self.spans.note(spans, real_tokens)
         return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens)
