@@ -1,7 +1,7 @@
 """Apply a table of names to weights, in both directions."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,18 +22,14 @@ def to_ours(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[str
     [4.0, 5.0]
     """
     rules = {_compile(theirs): _several(ours) for theirs, ours in names.items()}
+    matches = _matches(rules, weights)
     renamed: dict[str, Tensor] = {}
-    unknown = []
-    for name, tensor in weights.items():
-        match = _find(rules, name)
-        if match is None:
-            unknown.append(name)
-            continue
-        ours = rules[match.re]
+    for name, match in matches.items():
+        tensor, ours = weights[name], rules[match.re]
         # a copy, so that no part keeps the fused tensor alive, and saving finds no shared storage
         parts = [tensor] if len(ours) == 1 else [part.clone() for part in tensor.chunk(len(ours))]
         renamed |= {_fill(target, match): part for target, part in zip(ours, parts, strict=True)}
-    return renamed, unknown
+    return renamed, [name for name in weights if name not in matches]
 
 
 def to_theirs(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[str]]:
@@ -43,20 +39,16 @@ def to_theirs(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[s
         for theirs, several in names.items()
         for place, ours in enumerate(_several(several))
     }
+    matches = _matches(rules, weights)
     parts: dict[str, dict[int, Tensor]] = {}
-    unknown = []
-    for name, tensor in weights.items():
-        match = _find(rules, name)
-        if match is None:
-            unknown.append(name)
-            continue
+    for name, match in matches.items():
         theirs, place = rules[match.re]
-        parts.setdefault(_fill(theirs, match), {})[place] = tensor
+        parts.setdefault(_fill(theirs, match), {})[place] = weights[name]
     joined = {
         name: found[0] if len(found) == 1 else torch.cat([found[place] for place in sorted(found)])
         for name, found in parts.items()
     }
-    return joined, unknown
+    return joined, [name for name in weights if name not in matches]
 
 
 def covers(patterns: tuple[str, ...], name: str) -> bool:
@@ -68,8 +60,10 @@ def covers(patterns: tuple[str, ...], name: str) -> bool:
     return any(_compile(pattern).fullmatch(name) for pattern in patterns)
 
 
-def _find(rules: Iterable[re.Pattern[str]], name: str) -> re.Match[str] | None:
-    return next((match for pattern in rules if (match := pattern.fullmatch(name))), None)
+def _matches(rules: Collection[re.Pattern[str]], names: Iterable[str]) -> dict[str, re.Match[str]]:
+    """Return, for each name that a rule covers, its match by the first such rule."""
+    found = ((name, next((match for rule in rules if (match := rule.fullmatch(name))), None)) for name in names)
+    return {name: match for name, match in found if match}
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
