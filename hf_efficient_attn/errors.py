@@ -4,7 +4,8 @@ EfficientAttentionError (ValueError)
 ├── ConfigurationError       a config field, or a combination of fields, that no model can be built from
 ├── CheckpointError          a checkpoint that belongs to another model
 ├── InputError               lengths, masks or positions a model cannot take
-│   └── MaskLimitError       masks of a backend that would grow as the square of the length
+│   └── WorkLimitError       a question about a pattern that would take too long to answer
+│       └── MaskLimitError   masks of a backend that would grow as the square of the length
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
 
 The ConfigurationError of a field that transformers would refuse, `models.config_errors.FieldError`, is also all that
@@ -41,7 +42,11 @@ class InputError(EfficientAttentionError):
     """Lengths, masks or positions a model cannot take."""
 
 
-class MaskLimitError(InputError):
+class WorkLimitError(InputError):
+    """A question about a pattern at these lengths that would take too many steps to answer; see `patterns/work.py`."""
+
+
+class MaskLimitError(WorkLimitError):
     """Masks of a backend that would grow as the square of the length; another backend may need less."""
 
 

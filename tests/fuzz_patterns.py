@@ -131,10 +131,16 @@ def problem(error: Exception) -> str | None:
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 
-class Limit:
-    """How many seconds of the processor an answer may take in this run."""
+class Run:
+    """How many seconds of the processor an answer may take in this run, and the most that answers have taken so far.
+
+    slowest, largest: (seconds, number of the case) and (bytes, number of the case).
+    """
 
     seconds = MAX_SECONDS
+    number = 0
+    slowest = (0.0, 0)
+    largest = (0, 0)
 
 
 class TooLongError(BaseException):
@@ -153,28 +159,36 @@ def time_limit() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        end_second(0)
 
 
 def next_second() -> None:
     """Count the time of the next answer."""
-    signal.setitimer(signal.ITIMER_PROF, Limit.seconds)
+    end_second(Run.seconds)
+
+
+def end_second(seconds: float) -> None:
+    """Remember how long the answer took, and count `seconds` from now on; 0: count nothing."""
+    left, _ = signal.setitimer(signal.ITIMER_PROF, seconds)
+    if left > 0:
+        Run.slowest = max(Run.slowest, (Run.seconds - left, Run.number))
 
 
 def run_case(seed: int, number: int, folder: Path) -> tuple[str, str | None]:
     """Return the kind of a case and how it ended, and what is wrong with it; None: nothing."""
     draw = random.Random(f"{seed} {number}")
     (kind,) = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
-    before, ended, found = memory(), "taken", None
+    before, ended, found, Run.number = memory(), "taken", None, number
     try:
         with time_limit():
             kind(draw, folder)
     except TooLongError as error:
         places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames_of(error)]
-        found, ended = f"longer than {Limit.seconds} seconds: {' > '.join(places)}", "stopped"
+        found, ended = f"longer than {Run.seconds} seconds: {' > '.join(places)}", "stopped"
     except Exception as error:
         found, ended = problem(error), "refused"
     grown = memory("VmHWM") - before
+    Run.largest = max(Run.largest, (grown, number))
     if found is None and grown > MAX_BYTES:
         found = f"{grown >> 20} MB, {ended}"
     return f"{kind.__name__} {ended}", None if found is None else f"{kind.__name__}: {found}"
@@ -216,7 +230,7 @@ def main() -> None:
         "--most-seconds", type=float, default=MAX_SECONDS, help="of the processor, for an answer (default: %(default)s)"
     )
     args = parser.parse_args()
-    Limit.seconds = args.most_seconds
+    Run.seconds = args.most_seconds
     quiet()
     print(f"seed {args.seed}", flush=True)
     stop, failures, counts = time.monotonic() + args.seconds, 0, Counter[str]()
@@ -239,6 +253,8 @@ def main() -> None:
                 failures += 1
                 print(f"python tests/fuzz_patterns.py --seed {args.seed} --only {number}\n{found}\n", flush=True)
     print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    print(f"slowest: {Run.slowest[0]:.2f} s, case {Run.slowest[1]}", end="; ")
+    print(f"largest: {Run.largest[0] >> 20} MB, case {Run.largest[1]}")
     print(f"{counts.total()} cases in {time.process_time():.0f} s, {failures} failures", flush=True)
     sys.exit(1 if failures else 0)
 

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from math import isfinite
-from textwrap import shorten
 
 import torch
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.errors import InputError, MaskLimitError
+from hf_efficient_attn.errors import InputError, WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.messages import shown
@@ -69,7 +69,7 @@ class Explanation:
     def __str__(self) -> str:
         layout, inputs = self.call.layout, self.call.inputs
         rows = {
-            "pattern": shorten(str(layout.pattern), PATTERN_LETTERS, placeholder=" …"),
+            "pattern": shown(layout.pattern, PATTERN_LETTERS),
             "call": f"{layout.num_heads} heads, {layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
             f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
@@ -164,10 +164,18 @@ def allowed_pairs(layout: Layout) -> int:
     >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
     12
     """
+    return _num_allowed(layout)
+
+
+@cached()
+def _num_allowed(layout: Layout) -> int:
     try:
         return compile_layout(layout, COUNT_BLOCK_TOKENS, CPU).num_allowed
-    except MaskLimitError:
-        return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
+    except WorkLimitError as refusal:
+        try:
+            return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
+        except WorkLimitError:
+            raise refusal from None
 
 
 def _reason(call: AttentionCall, name: str, wanted: str) -> str:

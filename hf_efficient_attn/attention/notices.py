@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
+from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.work import bounded
 
 # with a period up to this, one query of each residue class is looked at, first near by
 MAX_CLASSES = 64
 NEAR_TOKENS = 1024
-# intervals of keys that are looked at for a warning; this many take a fraction of a second
-MAX_LOOKS = 1 << 17
 # the reach of a query that reads its own token alone
 NOTHING_BEFORE = DecodingReach(0, 0)
 # configs whose models were warned of, by identity, since configs have no hash
@@ -95,7 +95,12 @@ def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
     period = pattern.period
     if period is not None and period <= MAX_CLASSES:
         return first_keyless_of_period(pattern, period, start, num_tokens)
-    return first_keyless(pattern, start, num_tokens - 1, num_tokens)
+    try:
+        with bounded("Looking for tokens without keys"):
+            return first_keyless(pattern, start, num_tokens - 1, num_tokens)
+    except WorkLimitError:
+        # it is only for a warning
+        return None
 
 
 def first_keyless_of_period(pattern: Pattern, period: int, start: int, num_tokens: int) -> int | None:
@@ -134,21 +139,14 @@ def _nearest_keys(pattern: Pattern, period: int, query: int, num_tokens: int) ->
 def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:
     """Return the first query of first..last (inclusive) that may read no key; None: none was found.
 
-    It gives up after MAX_LOOKS, if every query has to be looked at separately.
-
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> first_keyless(Band(4, -1), 0, 9, 10), first_keyless(Band(4, 0), 0, 9, 10)
     (0, None)
     """
-    ranges, looks = [(first, last)], 0
-    atoms = pattern.atoms()
-    middle = (first + last) // 2
-    intervals_of_query = sum(len(atom.key_intervals(middle, middle, num_keys)) for atom in atoms)
-    while ranges and looks < MAX_LOOKS:
+    ranges = [(first, last)]
+    while ranges:
         first, last = ranges.pop()
-        intervals = pattern.full_key_intervals(first, last, num_keys)
-        looks += len(atoms) + (intervals_of_query if first == last else len(intervals))
-        if intervals:
+        if pattern.full_key_intervals(first, last, num_keys):
             continue
         if first == last:
             return first

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
+from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.additive import additive_mask, term_bias
@@ -14,6 +15,7 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.patterns.counting import CrossingError, Moving
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.work import bounded
 
 NAME = "sdpa"
 RANK_WITHOUT_MASK = 10
@@ -30,8 +32,6 @@ SCORES_PER_UNFUSED_SCORE = 4.0
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
 NUMBERS_PER_SCORE = 3
-# atoms of a pattern that are asked for the keys of some queries, to find that it is causal; they take some 0.1 s
-MAX_LOOKS = 1 << 14
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -210,13 +210,18 @@ def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
     """Return whether each query q of 0..last reads exactly the keys 0..q; False also where that takes long to say."""
     if pattern.band_limits == (None, 0):
         return True
+    try:
+        with bounded("Looking for a causal triangle"):
+            return _rows_form_triangle(pattern, last, num_keys)
+    except WorkLimitError:
+        return False
+
+
+def _rows_form_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
     # the last row alone tells of most patterns that they differ
-    extents, looks = [(0, last), (last, last)], 0
+    extents = [(0, last), (last, last)]
     while extents:
         first, last = extents.pop()
-        looks += len(pattern.atoms())
-        if looks > MAX_LOOKS:
-            return False
         try:
             intervals = pattern.moving_intervals(first, last, num_keys)
         except CrossingError:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -12,6 +12,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.errors import WorkLimitError
+from hf_efficient_attn.layout.size_in_bytes import size_in_bytes
+from hf_efficient_attn.patterns.work import bounded
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -20,10 +24,8 @@ MEBIBYTE = 2**20
 SMALL_BYTES = 128 * MEBIBYTE
 # of all caches of the process together
 MAX_TOTAL_BYTES = 512 * MEBIBYTE
-# about what Python needs for an entry, and for an object
+# about what Python needs for an entry
 ENTRY_BYTES = 512
-OBJECT_BYTES = 48
-NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 @dataclass(eq=False)
@@ -216,20 +218,38 @@ def _keep_total() -> None:
         max(caches, key=lambda cache: cache.num_bytes).shrink()
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """That a function refuses its arguments for the work that they would take, remembered as a result."""
+
+    error: type[WorkLimitError]
+    message: str
+
+
 class Cached(Generic[P, T]):
-    """A function of hashable values that remembers its results in a `BoundedCache`; `cache_clear` forgets them."""
+    """A function of hashable values that remembers its results in a `BoundedCache`; `cache_clear` forgets them.
+
+    Each result is one question of `patterns/work.py`, and a refusal to answer it is remembered, too.
+    """
 
     def __init__(self, function: Callable[P, T], max_bytes: int) -> None:
         update_wrapper(self, function)
-        self.function = function
-        self.cache: BoundedCache[T] = BoundedCache(max_bytes)
+        self.function = bounded("Laying this pattern out")(function)
+        self.cache: BoundedCache[T | Refusal] = BoundedCache(max_bytes)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
         found = self.cache.find(key)
-        if found is not None:
-            return found.value
-        return self.cache.get(key, lambda: self.function(*args, **kwargs))
+        value = self.cache.get(key, lambda: self._answer(*args, **kwargs)) if found is None else found.value
+        if isinstance(value, Refusal):
+            raise value.error(value.message)
+        return value
+
+    def _answer(self, *args: P.args, **kwargs: P.kwargs) -> T | Refusal:
+        try:
+            return self.function(*args, **kwargs)
+        except WorkLimitError as error:
+            return Refusal(type(error), *error.args)
 
     def cache_clear(self) -> None:
         """Forget everything."""
@@ -245,45 +265,3 @@ def _outside_inference_mode(build: Callable[[], T]) -> T:
     # a tensor made under inference mode cannot be used in training later
     with torch.inference_mode(False):
         return build()
-
-
-def size_in_bytes(value: object) -> int:
-    """Return about how much memory a value takes: each storage of tensors once, and what Python objects hold.
-
-    >>> size_in_bytes(torch.zeros(1000)[:10]) - OBJECT_BYTES
-    4000
-    """
-    total, left = 0, [value]
-    seen: set[object] = set()
-    while left:
-        each = left.pop()
-        is_new = id(each) not in seen
-        seen.add(id(each))
-        total += OBJECT_BYTES * is_new
-        # most are numbers, which hold nothing else
-        if not is_new or type(each) in NUMBERS:
-            continue
-        if isinstance(each, Tensor):
-            storage = each.untyped_storage()
-            place = ("storage", storage.data_ptr(), storage.device)
-            total += 0 if place in seen else storage.nbytes()
-            seen.add(place)
-        elif isinstance(each, str | bytes):
-            total += len(each)
-        elif isinstance(each, tuple | list | set | frozenset):
-            total += 8 * len(each)
-            if set(map(type, each)) == {int}:
-                # rows of long tables: all at once
-                new = set(map(id, each)) - seen
-                total += OBJECT_BYTES * len(new)
-                seen |= new
-            else:
-                left += each
-        elif isinstance(each, Mapping):
-            left += [*each.keys(), *each.values()]
-        elif (known := getattr(each, "num_held_bytes", None)) is not None:
-            total += known
-        elif not callable(each):
-            # classes and functions take memory anyway
-            left += getattr(each, "__dict__", {}).values()
-    return total

@@ -17,6 +17,7 @@ from hf_efficient_attn.patterns.counting import MOVING_INTERVAL, CrossingError, 
 from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.patterns.work import spend
 
 
 class Distances(Pattern):
@@ -39,17 +40,19 @@ class Distances(Pattern):
         check_integer(self.kind, "step", self.step, at_least=1)
 
     def allowed(self, query: Any, key: Any) -> Any:
-        distance = key - query
-        conditions = [distance % self.step == 0] if self.step > 1 or (self.left is None and self.right is None) else []
+        # of tensors, only differences of every query and every key take memory for all pairs; and no sum may overflow
+        is_any = self.left is None and self.right is None
+        conditions = [(key - query) % self.step == 0] if self.step > 1 or is_any else []
         if self.left is not None:
-            conditions.append(distance >= -self.left)
+            conditions.append(key >= query - self.left)
         if self.right is not None:
-            conditions.append(distance <= self.right)
+            conditions.append(query >= key - self.right)
         return reduce(and_, conditions)
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if last_query - first_query + 1 < self.step:
             distances = self._distances(first_query, last_query, num_keys)
+            spend(len(distances))
             return normalize(
                 clip(((first_query + distance, last_query + distance + 1) for distance in distances), num_keys)
             )

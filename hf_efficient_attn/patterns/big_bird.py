@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
-from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.blocks import Blocks
@@ -15,13 +15,13 @@ from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 from hf_efficient_attn.patterns.tables import KeyTable
+from hf_efficient_attn.patterns.work import bounded, spend
 
 # lengths in tokens at which the published code draws only from the first 1,024 tokens, on the grid of 4,096
 PREFIX_LENGTHS = {"authors": (1024, 2048, 3072, 4096), "transformers": (1024, 3072, 4096)}
 PREFIX_TOKENS, GRID_TOKENS = 1024, 4096
-# in all rows and heads; a row takes as long as ROW_BLOCKS of them, and all of them take about a second
-MAX_SHUFFLED_BLOCKS = 1 << 20
-ROW_BLOCKS = 8
+# of drawing a row, besides one for each block that is shuffled
+STEPS_PER_ROW = 8
 
 # the random blocks of one head, row by row
 Rows = tuple[tuple[int, ...], ...]
@@ -96,26 +96,24 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_rows = -(-num_keys // self.block_tokens)
-        num_shuffled = num_heads * _num_shuffled(self, num_rows)
-        if num_shuffled > MAX_SHUFFLED_BLOCKS:
-            raise InputError(
-                f"{self.kind}: {num_keys} tokens are {num_rows} blocks of block_tokens={self.block_tokens}, and for "
-                f"num_blocks={self.num_blocks} the published code shuffles about {num_shuffled} of them, one by one, "
-                f"in all rows of {num_heads} heads: more than {MAX_SHUFFLED_BLOCKS}. Take longer blocks, or "
-                "plan='seeded' (random_blocks)."
-            )
-        # the layer is part of the seed, so that layers share the cache
-        heads = _draw(replace(self, seed=self.seed + layer), -(-num_keys // self.block_tokens), num_heads)
+        what = (
+            f"{self.kind}: shuffling blocks one by one as the published code does for num_blocks={self.num_blocks}, in "
+            f"{num_rows} rows of blocks of block_tokens={self.block_tokens} and {num_heads} heads,"
+        )
+        with bounded(what, "Take longer blocks, or plan='seeded' (random_blocks)."):
+            spend(num_heads * _num_steps(self, num_rows))
+            # the layer is part of the seed, so that layers share the cache
+            heads = _draw(replace(self, seed=self.seed + layer), num_rows, num_heads)
         return Blocks(KeyTable(heads[head]), self.block_tokens)
 
 
-def _num_shuffled(pattern: BigBirdBlocks, num_rows: int) -> int:
-    """Return how many blocks the code shuffles for one head, in all rows together, plus ROW_BLOCKS per row."""
+def _num_steps(pattern: BigBirdBlocks, num_rows: int) -> int:
+    """Return how many blocks the code shuffles for one head, in all rows together, plus STEPS_PER_ROW per row."""
     if num_rows * pattern.block_tokens in PREFIX_LENGTHS[pattern.plan]:
-        return GRID_TOKENS // pattern.block_tokens * (PREFIX_TOKENS // pattern.block_tokens + ROW_BLOCKS)
+        return GRID_TOKENS // pattern.block_tokens * (PREFIX_TOKENS // pattern.block_tokens + STEPS_PER_ROW)
     border, count = _first_segment(num_rows, pattern.num_blocks)
     in_a_row = border * (count > 0) + (num_rows - border) * (pattern.num_blocks > count)
-    return num_rows * (in_a_row + ROW_BLOCKS)
+    return num_rows * (in_a_row + STEPS_PER_ROW)
 
 
 @lru_cache(maxsize=64)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.bounds import GlobalPosition
 from hf_efficient_attn.patterns.checks import check_integer
+from hf_efficient_attn.patterns.counting import counting
 from hf_efficient_attn.patterns.intervals import Intervals, clip
 from hf_efficient_attn.patterns.part_checks import check_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -47,8 +48,9 @@ class OfBlocks(Pattern):
         # all queries of a block read the same keys
         stop = query_offset + num_queries
         second_block = (query_offset // self.block_tokens + 1) * self.block_tokens
-        edges = [query_offset, *range(second_block, stop, self.block_tokens), stop]
-        return sum((after - first) * self.num_keys_of(first, num_keys) for first, after in pairwise(edges))
+        edges = chain([query_offset], range(second_block, stop, self.block_tokens), [stop])
+        with counting(self):
+            return sum((after - first) * self.num_keys_of(first, num_keys) for first, after in pairwise(edges))
 
     @property
     def period(self) -> int | None:

@@ -5,18 +5,21 @@ the rows form an arithmetic series. The algebra of intervals works on such movin
 cross within a range, the range is halved.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.intervals import Intervals
+from hf_efficient_attn.patterns.work import bounded, spend
 
-# in all rows together: more would take longer than about a second
-MAX_COUNTED_INTERVALS = 1 << 20
 # of a pattern with a period up to this, one query per residue class is looked at
 MAX_CLASSES = 64
 # the time of an interval with moving ends, in intervals of a single row
 MOVING_INTERVAL = 8
+ADVICE = (
+    "Its rows differ nearly everywhere, or are many intervals each: use explain(pattern, query_tokens).allowed_pairs, "
+    "which counts by blocks, or fewer tokens."
+)
 
 # as `Intervals`, but each end may be an integer or a `Moving`
 MovingIntervals = tuple[tuple[Any, Any], ...]
@@ -76,22 +79,27 @@ class HasIntervals(Protocol):
         """Return the keys of each query of a range."""
 
 
+def counting(pattern: HasIntervals) -> AbstractContextManager[None]:
+    """Return a block that counts the pairs of a pattern, and is refused where it takes too many steps."""
+    return bounded(f"Counting the pairs of this {pattern.kind} pattern", ADVICE)
+
+
 def pairs_of(pattern: HasIntervals, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern allows; see `Pattern.num_pairs`."""
-    if pattern.period is not None and pattern.period <= min(MAX_CLASSES, num_queries):
-        return periodic_pairs(pattern, pattern.period, num_queries, num_keys, query_offset)
-    return counted_pairs(pattern, num_queries, num_keys, query_offset)
+    with counting(pattern):
+        if pattern.period is not None and pattern.period <= min(MAX_CLASSES, num_queries):
+            return periodic_pairs(pattern, pattern.period, num_queries, num_keys, query_offset)
+        return counted_pairs(pattern, num_queries, num_keys, query_offset)
 
 
 def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern allows.
 
     Raises:
-        InputError: too many of its rows differ.
+        WorkLimitError: too many of its rows differ.
     """
     ranges = [(query_offset, query_offset + num_queries - 1)] if num_queries > 0 else []
-    total, num_intervals = 0, 0
-    check_counted(pattern, num_keys)
+    total = 0
     while ranges:
         first, last = ranges.pop()
         try:
@@ -99,12 +107,11 @@ def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_
         except CrossingError:
             middle = (first + last) // 2
             ranges += [(first, middle), (middle + 1, last)]
-            num_intervals += MOVING_INTERVAL
+            spend(1)
         else:
             sizes = (stop - start for interval in intervals for start, stop in zip(*map(both, interval), strict=True))
             total += (last - first + 1) * sum(sizes) // 2
-            num_intervals += (1 + len(intervals)) * (1 if first == last else MOVING_INTERVAL)
-        check_counted(pattern, num_intervals)
+            spend(1 + len(intervals))
     return total
 
 
@@ -113,12 +120,10 @@ def periodic_pairs(pattern: HasIntervals, period: int, num_queries: int, num_key
     stop = query_offset + num_queries
     # far enough from both ends that neither cuts off a key
     room = period * -(-(stop + num_keys) // period)
-    total = num_intervals = 0
-    check_counted(pattern, num_keys)
+    total = 0
     for query in range(query_offset, query_offset + period):
         intervals = pattern.key_intervals(room + query, room + query, 4 * room)
-        num_intervals += len(intervals)
-        check_counted(pattern, num_intervals)
+        spend(len(intervals))
         alike = range(query, stop, period)
         total += sum(
             band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in intervals
@@ -129,16 +134,6 @@ def periodic_pairs(pattern: HasIntervals, period: int, num_queries: int, num_key
 def both(end: "int | Moving") -> tuple[int, int]:
     """Return the value of an end for the first and for the last query."""
     return (end.first, end.last) if isinstance(end, Moving) else (end, end)
-
-
-def check_counted(pattern: HasIntervals, num_intervals: int) -> None:
-    """Raise InputError for a count that would take too long."""
-    if num_intervals > MAX_COUNTED_INTERVALS:
-        raise InputError(
-            f"Counting the pairs of this {pattern.kind} pattern would look at more than {MAX_COUNTED_INTERVALS:,} "
-            "intervals of keys, since its rows differ nearly everywhere. Use explain(pattern, query_tokens)."
-            "allowed_pairs, which counts by blocks, or fewer tokens."
-        )
 
 
 def band_pairs(queries: range, start: int, stop: int, num_keys: int) -> int:

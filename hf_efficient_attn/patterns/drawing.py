@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_head, check_length
+from hf_efficient_attn.patterns.intervals import Intervals, complement
+from hf_efficient_attn.patterns.work import bounded
 
 if TYPE_CHECKING:
     from hf_efficient_attn.patterns.pattern import Pattern
@@ -32,9 +34,14 @@ def drawn(pattern: "Pattern", num_queries: int, num_keys: int | None, layer: int
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
     queries = range(query_offset, query_offset + num_queries)
-    return "\n".join(
-        "".join("■" if resolved.allowed(query, key) else "⬚" for key in range(num_keys)) for query in queries
-    )
+    with bounded("Drawing this pattern"):
+        return "\n".join(_line(resolved.key_intervals(query, query, num_keys), num_keys) for query in queries)
+
+
+def _line(intervals: Intervals, num_keys: int) -> str:
+    unread = complement(intervals, num_keys)
+    signs = sorted([(start, stop, "■") for start, stop in intervals] + [(start, stop, "⬚") for start, stop in unread])
+    return "".join(sign * (stop - start) for start, stop, sign in signs)
 
 
 def _tokens_to(position: int, block_tokens: int) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
+from hf_efficient_attn.patterns.work import STEPS_PER_LOOK, spend
+
 # sorted, disjoint, not touching; (start, stop) contains start, start + 1, ..., stop - 1
 Intervals = tuple[tuple[int, int], ...]
 
@@ -13,8 +15,10 @@ def normalize(intervals: Iterable[tuple[int, int]]) -> Intervals:
     >>> normalize([(5, 7), (0, 2), (2, 3), (9, 9)])
     ((0, 3), (5, 7))
     """
+    listed = sorted(intervals)
+    spend(STEPS_PER_LOOK + len(listed))
     joined: list[tuple[int, int]] = []
-    for start, stop in sorted(intervals):
+    for start, stop in listed:
         if start >= stop:
             continue
         if joined and start <= joined[-1][1]:
@@ -35,6 +39,7 @@ def intersect(first: Intervals, second: Intervals) -> Intervals:
     >>> intersect(((0, 4), (6, 9)), ((3, 7),))
     ((3, 4), (6, 7))
     """
+    spend(STEPS_PER_LOOK + len(first) + len(second))
     common: list[tuple[int, int]] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -60,8 +65,9 @@ def complement(intervals: Intervals, num_keys: int) -> Intervals:
 
 def clip(intervals: Iterable[tuple[int, int]], num_keys: int) -> Intervals:
     """Return the sorted `intervals` clipped to the keys 0 to num_keys - 1."""
-    cut = ((max(start, 0), min(stop, num_keys)) for start, stop in intervals)
-    return tuple((start, stop) for start, stop in cut if start < stop)
+    cut = [(max(start, 0), min(stop, num_keys)) for start, stop in intervals]
+    spend(STEPS_PER_LOOK + len(cut))
+    return tuple(interval for interval in cut if interval[0] < interval[1])
 
 
 def size(intervals: Intervals) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
-from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.bounds import DrawnBlocks
@@ -13,12 +13,10 @@ from hf_efficient_attn.patterns.intervals import Intervals, complement, size
 from hf_efficient_attn.patterns.part_checks import check_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.tables import KeyTable
+from hf_efficient_attn.patterns.work import bounded, spend
 
-# each block is drawn separately, and a row takes as long as ROW_BLOCKS of them
-MAX_DRAWN_BLOCKS = 1 << 19
-ROW_BLOCKS = 16
-# intervals of keys of an excluded pattern, in all rows together
-MAX_EXCLUDED_INTERVALS = 1 << 16
+# of drawing a row, and each of its blocks
+STEPS_PER_ROW, STEPS_PER_BLOCK = 32, 2
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class RandomBlocks(Pattern, kind="random_blocks"):
     Raises:
         ConfigurationError: numbers below 1, a seed that is not an integer, or a causal pattern that excludes one that
             depends on the length.
-        InputError: a length at which it has more than MAX_DRAWN_BLOCKS blocks in all, or the keys that it excludes are
-            more than MAX_EXCLUDED_INTERVALS intervals.
+        WorkLimitError: a length at which it has too many blocks, or `exclude` reads single keys nearly everywhere.
     """
 
     num_blocks: int
@@ -99,13 +96,13 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_blocks = -(-num_keys // self.block_tokens)
-        if num_blocks * (ROW_BLOCKS + min(num_blocks, self.num_blocks)) > MAX_DRAWN_BLOCKS:
-            raise InputError(
-                f"{self.kind}: {num_keys} tokens are {num_blocks} rows of blocks of block_tokens={self.block_tokens}, "
-                f"and num_blocks={self.num_blocks} for each of them are too many: a row counts as {ROW_BLOCKS} blocks "
-                f"and its random ones, and {MAX_DRAWN_BLOCKS} are the most. Take longer blocks, or fewer for each row."
-            )
-        return Blocks(_draw(self, num_blocks, layer, head, num_heads), self.block_tokens)
+        what = (
+            f"{self.kind}: drawing num_blocks={self.num_blocks} blocks of block_tokens={self.block_tokens} for each of "
+            f"{num_blocks} rows of blocks"
+        )
+        with bounded(what, "Take longer blocks or fewer for each row, and exclude a pattern of whole blocks (Blocks)."):
+            spend(num_blocks * (STEPS_PER_ROW + STEPS_PER_BLOCK * min(num_blocks, self.num_blocks)))
+            return Blocks(_draw(self, num_blocks, layer, head, num_heads), self.block_tokens)
 
 
 # a model asks in every forward pass; entries are small: num_blocks integers per row of blocks
@@ -113,17 +110,10 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
     block, num_tokens = pattern.block_tokens, num_rows * pattern.block_tokens
     exclude = pattern.exclude and pattern.exclude.resolve(num_tokens, layer, head, num_heads)
-    rows, num_intervals = [], 0
+    rows = []
     for row in range(num_rows):
         num_candidates = row if pattern.is_causal else num_rows
         touched = exclude.key_intervals(row * block, (row + 1) * block - 1, num_tokens) if exclude else ()
-        num_intervals += len(touched)
-        if num_intervals > MAX_EXCLUDED_INTERVALS:
-            raise InputError(
-                f"{pattern.kind}: exclude reads single keys in more than {MAX_EXCLUDED_INTERVALS} places at "
-                f"{num_tokens} tokens, counted up to block {row} of {num_rows}: {shown(exclude)}. Exclude a pattern of "
-                "whole blocks (Blocks), or take longer blocks."
-            )
         touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
         length = "any" if pattern.is_causal else num_rows
         generator = Random(f"seed {pattern.seed} layer {layer} head {head} row {row} of {length}")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_bool, check_choice, check_integer, check_length
-from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, union
+from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
 from hf_efficient_attn.patterns.pattern import Pattern
 
 BUILDERS = ("fixed", "release")
@@ -161,12 +161,12 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return label
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        intervals = [self._neighbours(first_query, min(last_query, self.num_tokens - 1))]
+        intervals = self._neighbours(first_query, min(last_query, self.num_tokens - 1))
         for level, (offset, size) in enumerate(self._levels):
             first, last = max(first_query - offset, 0), min(last_query - offset, size - 1)
             if first <= last:
-                intervals.append(clip([(first << level, last + 1 << level)], self.num_tokens))
-        return clip(union(*intervals), num_keys)
+                intervals.append((first << level, min(last + 1 << level, self.num_tokens)))
+        return clip(normalize(intervals), num_keys)
 
     def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if first_query == last_query or last_query >= self.num_tokens:
@@ -209,16 +209,16 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         last_pointer = first.end - self.num_nodes
         return (first.pointer <= last_pointer) & (last.pointer >= last_pointer) & (is_possible and first.end > 1)
 
-    def _neighbours(self, first_query: int, last_query: int) -> Intervals:
+    def _neighbours(self, first_query: int, last_query: int) -> list[tuple[int, int]]:
+        intervals: list[tuple[int, int]] = []
         if first_query > last_query:
-            return ()
-        intervals = []
+            return intervals
         for first, last in zip(_contexts_of(self, first_query), _contexts_of(self, last_query), strict=True):
             # borders move with the query, and never leave a gap between neighbouring queries
             intervals.append((max(first.start, first.offset), min(last.stop, last.end)))
             if self._misreads(first, last):
                 intervals.append((last.end, last.end + 1))
-        return normalize(intervals)
+        return intervals
 
 
 # a block of queries asks several times for those of its first and its last

@@ -74,11 +74,17 @@ class KeyTable(Pattern, kind="key_table"):
             )
         object.__setattr__(self, "rows", rows)
 
+    def __hash__(self) -> int:
+        return self._hash
+
     def allowed(self, query: Any, key: Any) -> Any:
         starts, keys, num_keys = self._lookup
         has_row = query < len(self.rows)
         # queries without a row look up row 0 and read nothing
         row = query * has_row
+        if isinstance(keys, LookupTable) and not isinstance(row, int):
+            # once, not in every look
+            starts, keys = row.new_tensor(starts), row.new_tensor(keys)
         first, stop = starts[row], starts[row + 1]
         if num_keys <= MAX_SCANNED_KEYS:
             reads = ((keys[first + place] == key) & (first + place < stop) for place in range(num_keys))
@@ -142,6 +148,11 @@ class KeyTable(Pattern, kind="key_table"):
         return self._lookup.num_keys <= MAX_SCANNED_KEYS
 
     @cached_property
+    def _hash(self) -> int:
+        """The hash of the rows, which caches ask for often."""
+        return hash(self.rows)
+
+    @cached_property
     def num_held_bytes(self) -> int:
         """About how much memory the rows take with all that is derived from them; caches ask for it often."""
         return BYTES_PER_ROW * len(self.rows) + BYTES_PER_KEY * sum(map(len, self.rows))
@@ -158,8 +169,8 @@ class KeyTable(Pattern, kind="key_table"):
     def _interval_lookup(self) -> tuple[Any, Any, Any]:
         """Where the intervals of each row begin, and the starts and the stops of all; one more, for empty tables."""
         firsts = LookupTable(accumulate(map(len, self._intervals), initial=0))
-        starts, stops = zip(*chain(*self._intervals, [(0, 0)]), strict=True)
-        return firsts, LookupTable(starts), LookupTable(stops)
+        listed = [*chain(*self._intervals, [(0, 0)])]
+        return firsts, LookupTable([start for start, _ in listed]), LookupTable([stop for _, stop in listed])
 
     @cached_property
     def _intervals(self) -> tuple[Intervals, ...]:

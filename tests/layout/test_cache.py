@@ -8,14 +8,32 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout import cache as cache_module
-from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached, size_in_bytes
+from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached
+from hf_efficient_attn.layout.size_in_bytes import size_in_bytes
+from hf_efficient_attn.patterns.work import MAX_STEPS, spend
 
 KILOBYTES = 10_000
 
 
 def tensor() -> Tensor:
     return torch.zeros(KILOBYTES, dtype=torch.uint8)
+
+
+def test_a_refusal_for_its_work_is_remembered() -> None:
+    asked = []
+
+    @cached()
+    def refused(number: int) -> int:
+        asked.append(number)
+        spend(MAX_STEPS + 1)
+        return number
+
+    for _ in range(2):
+        with pytest.raises(WorkLimitError, match="would take more than"):
+            refused(1)
+    assert asked == [1]
 
 
 def test_bounded_in_bytes() -> None:

@@ -29,7 +29,7 @@ from hf_efficient_attn.patterns import (
 )
 from hf_efficient_attn.patterns.algebra import MAX_MEMBERS
 from hf_efficient_attn.patterns.checks import MAX_DEPTH, MAX_INTEGER, MAX_PARTS
-from hf_efficient_attn.patterns.random_blocks import MAX_DRAWN_BLOCKS
+from hf_efficient_attn.patterns.work import MAX_STEPS
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def chained() -> Pattern:
         chained,
         lambda: Union([Band(width, 0) for width in range(MAX_PARTS + 1)]),
         lambda: PerHead([PerHead([PerHead([Full()] * 97), Full()])] * 89),
-        lambda: RandomBlocks(10**9, 1).resolve(4 * MAX_DRAWN_BLOCKS),
+        lambda: RandomBlocks(10**9, 1).resolve(MAX_STEPS),
         lambda: RandomBlocks(1, 1).resolve(65_536),
         lambda: RandomBlocks(2, 4, exclude=Strided(5)).resolve(65_536),
         lambda: BigBirdBlocks(1, 1).resolve(100_000),

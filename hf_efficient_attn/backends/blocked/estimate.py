@@ -6,7 +6,7 @@ from math import inf
 import torch
 
 from hf_efficient_attn.backends.blocked.execute import is_fused
-from hf_efficient_attn.errors import MaskLimitError
+from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.cache import cached
@@ -67,6 +67,6 @@ def estimate(layout: Layout) -> Estimate:
     """Return how much the backend computes for a layout, taken as one whole document."""
     try:
         blocks = compile_layout(layout, BLOCK_TOKENS, torch.device("cpu"))
-    except MaskLimitError as error:
+    except WorkLimitError as error:
         return Estimate(refusal=str(error))
     return Estimate(blocks.num_pairs, blocks.num_key_reads, blocks.num_runs, blocks.num_mask_bytes)

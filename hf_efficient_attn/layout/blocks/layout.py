@@ -6,7 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from hf_efficient_attn.layout.cache import size_in_bytes
+from hf_efficient_attn.layout.size_in_bytes import size_in_bytes
 
 # the fixed time of a run, in scores of dense attention without a mask
 SCORES_PER_RUN = 80_000

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.errors import MaskLimitError
+from hf_efficient_attn.errors import MaskLimitError, WorkLimitError
 from hf_efficient_attn.layout.blocks.rows import Row
 from hf_efficient_attn.layout.blocks.shares import PatternShare
 from hf_efficient_attn.layout.dense.pairs import MAX_LOOKED_AT
@@ -21,16 +21,12 @@ from hf_efficient_attn.layout.dense.pairs import MAX_MASK_BYTES as MAX_DENSE_MAS
 from hf_efficient_attn.layout.relation import RowTables, relation
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.work import MAX_STEPS, spend
 
 # of all masks of a layout together
 MAX_MASK_BYTES = 4 * 2**30
-# pairs that are looked at in rows that may read most keys: their masks are quadratic in the length, and larger ones
-# would not stay in the cache
-MAX_DENSE_PAIRS = 1 << 26
-# ... for a pattern of up to this many atoms; each pair takes time for every atom
-FEW_ATOMS = 4
-# rows that may read more than this share of all pairs are dense
-DENSE_SHARE = 0.25
+# pairs that are looked at in the time of one step, for a pattern of one atom
+PAIRS_PER_STEP = 256
 # only masks with more entries are checked for rows that are all equal
 LARGE_MASK = 1 << 16
 # entries of the masks of rows that could be windows of a sheet, all together
@@ -57,30 +53,31 @@ class Budget:
 
     def __init__(self, what: str, num_dense_bytes: int) -> None:
         self.what, self.num_dense_bytes = what, num_dense_bytes
-        self.num_bytes = self.num_dense_pairs = 0
+        self.num_bytes = self.num_pairs = 0
 
-    def expect(self, num_pairs: int, total: int, num_atoms: int) -> None:
-        """Refuse to look at `num_pairs` of the `total` pairs of a share, before any mask is made.
-
-        num_atoms: atoms of the pattern that is evaluated for every pair.
+    def expect(self, num_pairs: int, pattern: Pattern) -> None:
+        """Refuse to look at so many pairs of a pattern, before any mask is made.
 
         Raises:
-            MaskLimitError: together with earlier shares they would take quadratic time and memory.
+            MaskLimitError: together with earlier shares they would take too many steps.
         """
-        self.num_dense_pairs += num_pairs if num_pairs >= DENSE_SHARE * total else 0
-        most = MAX_DENSE_PAIRS * FEW_ATOMS // max(FEW_ATOMS, num_atoms)
-        if self.num_dense_pairs > most:
+        self.num_pairs += num_pairs
+        try:
+            spend(num_pairs * looks_at_pair(pattern) // PAIRS_PER_STEP)
+        except WorkLimitError as error:
+            most = MAX_STEPS * PAIRS_PER_STEP // looks_at_pair(pattern)
             self.refuse(
-                f"would look at about {self.num_dense_pairs:,} pairs one by one, and keep masks of "
-                f"{4 * self.num_dense_pairs / 2**30:.1f} GiB; at most {most:,} pairs are looked at"
+                f"would look at about {self.num_pairs:,} pairs one by one, and keep masks of "
+                f"{4 * self.num_pairs / 2**30:.1f} GiB; of such a pattern at most {most:,} pairs are looked at",
+                error,
             )
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise a MaskLimitError that says why, and what to do."""
         raise MaskLimitError(
             f"{self.what} {why}, since single keys are left out nearly everywhere. Use a pattern of whole blocks "
             f"(Blocks), fewer single positions, or shorter inputs{self.way_out()}."
-        )
+        ) from cause
 
     def way_out(self) -> str:
         """Return the part of a message about the backend with a mask over all pairs, if that could compute the call."""
@@ -136,8 +133,7 @@ class RunMasks:
             MaskLimitError: names how many.
         """
         looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
-        num_pairs = len(self.share.order.queries) * len(self.share.order.keys)
-        self.budget.expect(looked_at, num_pairs, len(self.share.target.atoms()))
+        self.budget.expect(looked_at, self.share.target)
 
     def of(self, rows: list[Row]) -> Mask:
         """Return the mask of a run of rows, which are of equal shape."""
@@ -205,6 +201,11 @@ class RunMasks:
     def keys(self) -> range | Tensor:
         """Positions of the keys, by place."""
         return as_order(self.share.order.keys)
+
+
+def looks_at_pair(pattern: Pattern) -> int:
+    """Return how many looks at atoms tell whether a pattern allows a pair; in lookup tables it has to be searched."""
+    return sum(1 + max(atom.table_sizes, default=0).bit_length() for atom in pattern.atoms())
 
 
 class Sheet:

@@ -1,0 +1,67 @@
+"""How much work a question about a pattern may take, counted in steps, so that it is the same on every machine.
+
+A step is what looking at one interval of keys takes, a microsecond or less. Patterns take steps where they make
+intervals; a question that needs too many of them is refused. What is remembered, such as a compiled layout, is a
+question of its own, so that no answer depends on what was asked before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from hf_efficient_attn.errors import WorkLimitError
+
+# of one question: about a second
+MAX_STEPS = 1 << 20
+# what every look at a pattern takes, however few intervals it finds
+STEPS_PER_LOOK = 2
+ADVICE = (
+    "Its rows differ nearly everywhere, or are many intervals each: use a pattern of whole blocks (Blocks), fewer "
+    "patterns or single positions in it, or shorter inputs."
+)
+
+
+class Question:
+    """Counts the steps of one question.
+
+    what: what is asked, as the beginning of a sentence. advice: what to do where it takes too many steps.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        self.what, self.advice = what, advice
+        self.num_steps = 0
+
+    def spend(self, num_steps: int) -> None:
+        """Count more steps.
+
+        Raises:
+            WorkLimitError: there are more than MAX_STEPS in all.
+        """
+        self.num_steps += num_steps
+        if self.num_steps > MAX_STEPS:
+            raise WorkLimitError(f"{self.what} would take more than {MAX_STEPS:,} steps, about a second. {self.advice}")
+
+
+# of this thread
+_asked: ContextVar[Question | None] = ContextVar("asked", default=None)
+
+
+@contextmanager
+def bounded(what: str, advice: str = ADVICE) -> Iterator[None]:
+    """Refuse what is asked within, or by the decorated function, where it takes too many steps; see `Question`."""
+    token = _asked.set(Question(what, advice))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def spend(num_steps: int) -> None:
+    """Count steps of the question that is being answered; outside of one, nothing is counted.
+
+    Raises:
+        WorkLimitError: they are too many.
+    """
+    question = _asked.get()
+    if question is not None:
+        question.spend(num_steps)
