@@ -22,6 +22,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",
+    ("explore",): "hf_efficient_attn.analysis.explore",
 }
 
 

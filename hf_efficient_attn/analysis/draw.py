@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import cut, shown
@@ -71,16 +70,35 @@ def read_pattern(source: str, layer: int = 0) -> Pattern:
     Raises:
         ConfigurationError: it is none of these, or the layer has no pattern.
     """
+    patterns = read_layer_patterns(source, layer + 1)
+    pattern = patterns[layer] if layer < len(patterns) else None
+    if pattern is None:
+        raise ConfigurationError(f"Layer {layer} has no pattern; layers are counted from 0 to {len(patterns) - 1}.")
+    return pattern
+
+
+def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, ...]:
+    """Return the patterns of all layers, as `read_pattern` reads them; None: the layer keeps its own attention.
+
+    Args:
+        num_layers: how many there are, where the source does not say it.
+
+    Raises:
+        ConfigurationError: as `read_pattern`.
+    """
     text = _text_of_file(source) if source.endswith(".json") else source
     if not text.lstrip().startswith(("{", "[")):
-        return parse_pattern(text)
+        return (parse_pattern(text),) * num_layers
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{shown(source)} is no valid JSON, or nests too deep: {cut(str(error), 160, 40)}."
         ) from error
-    return _pattern_of_layer(data, layer)
+    if isinstance(data, dict) and "attention_pattern" in data:
+        num_layers = data.get("num_hidden_layers", num_layers)
+        data = data["attention_pattern"]
+    return patterns_per_layer(data, len(data) if isinstance(data, list) else num_layers)
 
 
 def _text_of_file(path: str) -> str:
@@ -127,16 +145,3 @@ def density_line(text: str) -> str:
     """
     num_pairs, num_allowed = text.count("■") + text.count("⬚"), text.count("■")
     return f"{num_allowed:,} of {num_pairs:,} pairs, {num_allowed / num_pairs:.1%}"
-
-
-def _pattern_of_layer(data: Any, layer: int) -> Pattern:
-    """Return the pattern of a layer; data without a number of layers are taken to have enough."""
-    num_layers = layer + 1
-    if isinstance(data, dict) and "attention_pattern" in data:
-        num_layers = data.get("num_hidden_layers", num_layers)
-        data = data["attention_pattern"]
-    patterns = patterns_per_layer(data, len(data) if isinstance(data, list) else num_layers)
-    pattern = patterns[layer] if layer < len(patterns) else None
-    if pattern is None:
-        raise ConfigurationError(f"Layer {layer} has no pattern; layers are counted from 0 to {len(patterns) - 1}.")
-    return pattern

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of the weights (default %(default)s)")
     parser.add_argument("--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help="(default %(default)s)")
     parser.add_argument("--layer", type=int, default=0, help="layer, where the pattern differs by it (default: 0)")
+    parser.add_argument("--causal", action="store_true", help="the causal form of the pattern")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -38,8 +39,9 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         EfficientAttentionError: no such pattern, lengths or heads it cannot have, a backend that cannot compute it.
     """
+    pattern = read_pattern(args.pattern, args.layer)
     explanation = explain(
-        read_pattern(args.pattern, args.layer),
+        pattern.causal() if args.causal else pattern,
         query_tokens=args.tokens,
         key_tokens=args.key_tokens,
         device=args.device,

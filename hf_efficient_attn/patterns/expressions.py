@@ -1,6 +1,7 @@
 """Patterns as short expressions, for command lines: band(4, 4) | global(0)."""
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections import Counter
@@ -13,9 +14,10 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.serialization import allowed_names
+from hf_efficient_attn.patterns.serialization import allowed_names, check_kind, written_fields
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.BitOr: or_, ast.BitAnd: and_}
+SIGNS = {"union": "|", "intersection": "&", "complement": "~"}
 # lists in calls, and operators that join patterns one by one
 MAX_EXPRESSION_DEPTH = 100
 
@@ -48,6 +50,44 @@ def parse_pattern(text: str) -> Pattern:
     if not isinstance(pattern, Pattern):
         raise ConfigurationError(f"{shown(text)} is no pattern; write e.g. band(4, 4) | global(0).")
     return pattern
+
+
+def write_expression(pattern: Pattern) -> str:
+    """Return the expression of a pattern, which `parse_pattern` reads.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> write_expression((Band(4, 4) | GlobalTokens([0])) & ~Band(0, None))
+    '(band(4, 4) | global([0])) & ~band(0, None)'
+
+    Raises:
+        ConfigurationError: its class has no kind.
+    """
+    check_kind(pattern)
+    sign = SIGNS.get(pattern.kind)
+    if sign is None:
+        return f"{'global' if pattern.kind == 'global_tokens' else pattern.kind}({', '.join(_written_fields(pattern))})"
+    parts = (f"({text})" if _joins(part) else text for part in pattern.parts if (text := write_expression(part)))
+    return f"~{next(parts)}" if pattern.kind == "complement" else f" {sign} ".join(parts)
+
+
+def _joins(pattern: Pattern) -> bool:
+    return SIGNS.get(pattern.kind, "~") != "~" and len(pattern.parts) > 1
+
+
+def _written_fields(pattern: Pattern) -> Iterator[str]:
+    """Yield the fields of a pattern as arguments; those that can be left out by name, if they have another value."""
+    for field in written_fields(pattern):
+        value = getattr(pattern, field.name)
+        if field.default is dataclasses.MISSING:
+            yield _text_of(value)
+        elif value != field.default:
+            yield f"{field.name}={_text_of(value)}"
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text_of, value))}]"
+    return write_expression(value) if isinstance(value, Pattern) else repr(value)
 
 
 def _check_depth(tree: ast.AST) -> None:

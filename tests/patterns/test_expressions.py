@@ -1,6 +1,8 @@
 """Expressions: what they mean, and that nothing else is run."""
 
 import pytest
+from hypothesis import given
+from patterns.strategies import compositions, with_heads
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns import (
@@ -16,6 +18,7 @@ from hf_efficient_attn.patterns import (
     bigbird,
     parse_pattern,
 )
+from hf_efficient_attn.patterns.expressions import write_expression
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,8 @@ def test_meaning(text: str, pattern: Pattern) -> None:
 def test_refusals(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_pattern(text)
+
+
+@given(with_heads | compositions)
+def test_written_expressions(pattern: Pattern) -> None:
+    assert parse_pattern(write_expression(pattern)) == pattern

@@ -1,0 +1,40 @@
+// Which backend computes the pattern and why, as Python has said when the page was written; nothing is estimated here.
+
+function showBackend(shown) {
+  const text = shown.lines[shown.layer % shown.lines.length];
+  const known = data.explanations.filter(
+    (each) => each.expression === text && each.tokens === shown.tokens && each.causal === shown.causal
+  );
+  if (known.length && shown.heads === data.heads) {
+    element("backend").replaceChildren(
+      ...known.map(explanationBox),
+      make("p", { className: "hint" }, `${known[0].call}. Estimates of hf_efficient_attn ${data.version}; measure with hf-efficient-attn bench attention.`)
+    );
+    return;
+  }
+  element("backend").replaceChildren(
+    make("p", { className: "hint" }, "Python says it for this pattern and length:"),
+    make("pre", {}, explainCommand(shown, text))
+  );
+}
+
+function explanationBox({ setting, backend, cost, memory, reasons }) {
+  const times = cost < 1 ? `about ${percent(cost)} of the time of dense attention` : `about ${cost.toFixed(1)} × the time of dense attention`;
+  const why = make("ul", {}, ...Object.entries(reasons).map(([name, reason]) => make("li", {}, `not ${name}: ${reason}`)));
+  return make(
+    "div",
+    { className: "backend" },
+    make("b", {}, backend),
+    setting,
+    make("p", { className: "hint" }, `${times}, ${memory}`),
+    make("details", { className: "hint" }, make("summary", {}, "why not another"), why)
+  );
+}
+
+// In a shell, ' within '...' is written '\''.
+function explainCommand(shown, text) {
+  const options = [`--tokens ${shown.tokens}`, `--heads ${shown.heads}`];
+  if (shown.causal) options.push("--causal");
+  if (shown.layer) options.push(`--layer ${shown.layer}`);
+  return `hf-efficient-attn explain '${text.replaceAll("'", "'\\''")}' ${options.join(" ")}`;
+}

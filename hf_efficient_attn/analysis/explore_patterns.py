@@ -1,0 +1,102 @@
+"""The patterns that the page of `explore` offers, and what Python knows about them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from hf_efficient_attn.analysis.draw import read_layer_patterns
+from hf_efficient_attn.attention.explain import MEBIBYTE, Explanation, explain
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.patterns.bands import Full
+from hf_efficient_attn.patterns.expressions import parse_pattern, write_expression
+
+# title, the expressions of the layers, and whether it is shown in its causal form
+PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("Longformer: a band and a global token", ("band(256, 256) | global(0)",), False),
+    ("BigBird: neighbours, ends and random blocks", ("bigbird(64, 3)",), False),
+    (
+        "Longformer, dilated in half of the heads",
+        ("per_head([band(256, 256), dilated(1024, 1024, 4)]) | global(0)",),
+        False,
+    ),
+    ("Sinks and a band, for decoders", ("band(511, 0) | global(0, 1, 2, 3)",), True),
+    ("Sparse Transformer: strided, causal", ("band(127, 0) | strided(128)",), True),
+    ("Blocks, shifted every second layer", ("block_local(512)", "band(256, 256)"), False),
+    ("Local and dense layers in turns", ("band(1023, 0)", "band(1023, 0)", "band(1023, 0)", "causal()"), True),
+    ("Dense, causal", ("causal()",), True),
+    ("Dense", ("full()",), False),
+)
+LENGTHS = (1024, 4096, 16384)
+
+
+def presets(sources: Sequence[str], num_layers: int, num_heads: int, causal: bool) -> list[dict[str, Any]]:
+    """Return the patterns to choose from: those of the sources, then ours.
+
+    Args:
+        sources: expressions, JSON, or files with JSON, as for `draw`.
+        num_layers: where a source does not say how many there are.
+        causal: show those of the sources in their causal form.
+    """
+    own = []
+    for source in sources:
+        patterns = read_layer_patterns(source, num_layers)
+        own.append((source, tuple("full()" if each is None else write_expression(each) for each in patterns), causal))
+    return [
+        {
+            "title": title,
+            "expressions": _tile(lines),
+            "layers": max(num_layers, len(lines)) if title not in sources else len(lines),
+            "heads": num_heads,
+            "causal": is_causal,
+        }
+        for title, lines, is_causal in (*own, *PRESETS)
+    ]
+
+
+def _tile(lines: Sequence[str]) -> list[str]:
+    """Return the shortest beginning of which all lines are repetitions.
+
+    >>> _tile("abab"), _tile("aba")
+    (['a', 'b'], ['a', 'b'])
+    """
+    repeats = (size for size in range(1, len(lines) + 1) if all(lines[i] == lines[i % size] for i in range(len(lines))))
+    return list(lines[: next(repeats)])
+
+
+def explanations(offered: Iterable[dict[str, Any]], tokens: int, heads: int, device: str) -> list[dict[str, Any]]:
+    """Return which backend computes the offered patterns and why, without and with gradients, at several lengths.
+
+    Lengths and numbers of heads that a pattern cannot have are left out: the page says so when they are chosen.
+    """
+    # refuses a device that torch does not know
+    explain(Full(), 1, device=device)
+    wanted = dict.fromkeys((line, each["causal"]) for each in offered for line in each["expressions"])
+    found = []
+    for line, causal in logging.tqdm(wanted, desc="backends", unit="pattern", leave=False):
+        pattern = parse_pattern(line)
+        pattern = pattern.causal() if causal else pattern
+        for length in sorted({*LENGTHS, tokens}):
+            for training in (False, True):
+                dtype = torch.float32 if device == "cpu" else torch.bfloat16
+                options: dict[str, Any] = {"device": device, "dtype": dtype, "num_heads": heads, "training": training}
+                try:
+                    said = explain(pattern, length, **options)
+                except InputError:
+                    continue
+                found.append({"expression": line, "causal": causal, "tokens": length, **_facts(said, training)})
+    return found
+
+
+def _facts(said: Explanation, training: bool) -> dict[str, Any]:
+    inputs, layout = said.call.inputs, said.call.layout
+    dtype = str(inputs.dtype).removeprefix("torch.")
+    return {
+        "setting": "training" if training else "inference",
+        "call": f"{layout.num_heads} heads of width {inputs.head_dim}, {dtype} on {inputs.device}, one layer",
+        "backend": said.backend,
+        "cost": said.relative_cost,
+        "memory": f"{said.memory_bytes / MEBIBYTE:,.0f} MiB beyond q, k and v",
+        "reasons": said.reasons,
+    }
