@@ -6,7 +6,7 @@ leaves open, the authors' published configuration. Letters: α identity, β soft
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # config field -> the paper's letter
 GAIN_SYMBOLS = {
@@ -49,6 +49,14 @@ _SKIPLESS_PARALLEL = {"combined_skip_gain": 0.0, "attention_gain": 1.0, "mlp_gai
 _IDENTITY_MATRICES = {"value_skip_gain": 1.0, "value_gain": 0.0, "projection_skip_gain": 1.0, "projection_gain": 0.0}
 _TRAINED = (*HEAD_GAINS, "attention_gain", "mlp_gain")
 
+_SAS_P = BlockStyle(
+    True,
+    True,
+    {**_SHAPED_ATTENTION, **_SKIPLESS_PARALLEL, **_IDENTITY_MATRICES},
+    (*_TRAINED, *REPARAMETERIZATION_GAINS),
+    True,
+    "identity",
+)
 BLOCK_STYLES: dict[str, BlockStyle] = {
     "pre_ln": BlockStyle(False, True, {**_PLAIN_ATTENTION, **_WITH_SKIPS}, (), False, "normal"),
     "parallel": BlockStyle(
@@ -70,22 +78,8 @@ BLOCK_STYLES: dict[str, BlockStyle] = {
         True,
         "identity",
     ),
-    "sas_p": BlockStyle(
-        True,
-        True,
-        {**_SHAPED_ATTENTION, **_SKIPLESS_PARALLEL, **_IDENTITY_MATRICES},
-        (*_TRAINED, *REPARAMETERIZATION_GAINS),
-        True,
-        "identity",
-    ),
-    "sas_p_no_norm": BlockStyle(
-        True,
-        False,
-        {**_SHAPED_ATTENTION, **_SKIPLESS_PARALLEL, **_IDENTITY_MATRICES},
-        (*_TRAINED, *REPARAMETERIZATION_GAINS),
-        True,
-        "identity",
-    ),
+    "sas_p": _SAS_P,
+    "sas_p_no_norm": replace(_SAS_P, normalized=False),
 }
 
 
