@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from training.tiny_models import two_blocks
 
 import hf_efficient_attn as hea
 
@@ -30,15 +31,7 @@ def examples() -> list[dict[str, list[int]]]:
 
 def build_trainer(block: str, folder: Path, seed: int) -> transformers.Trainer:
     torch.manual_seed(seed)
-    config = hea.SimplifiedTransformerConfig(
-        block=block,
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    model = hea.SimplifiedTransformerForCausalLM(config)
+    model = two_blocks(block)
     # SGD, because Adam divides by the gradient's own size and so lets rounding decide where a gradient is near zero
     optimizer = torch.optim.SGD(hea.optimizer_groups(model, weight_decay=0.1), lr=0.3, momentum=0.9)
     args = transformers.TrainingArguments(

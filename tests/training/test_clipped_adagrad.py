@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from training.tiny_models import one_block
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.training.clipped_adagrad import constant_after_warmup
@@ -184,15 +185,7 @@ def test_trainer_resumes_it(tmp_path: Path) -> None:
 
 def build_trainer(folder: Path) -> transformers.Trainer:
     torch.manual_seed(0)
-    config = hea.SimplifiedTransformerConfig(
-        block="pre_ln",
-        vocab_size=31,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    model = hea.SimplifiedTransformerForCausalLM(config)
+    model = one_block(vocab_size=31)
     optimizer = hea.ClippedAdagrad(hea.optimizer_groups(model, weight_decay=0.0))
     args = transformers.TrainingArguments(
         str(folder),

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from training.tiny_models import two_blocks
 
 import hf_efficient_attn as hea
 
@@ -38,15 +39,7 @@ def poison_forward(model: torch.nn.Module, bad_forward: int, value: float = floa
 
 def build_model() -> hea.SimplifiedTransformerForCausalLM:
     torch.manual_seed(0)
-    config = hea.SimplifiedTransformerConfig(
-        block="sas_p_no_norm",
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    return hea.SimplifiedTransformerForCausalLM(config)
+    return two_blocks("sas_p_no_norm")
 
 
 def build_trainer(folder: Path, lr: float = 0.01, **arguments: Any) -> transformers.Trainer:

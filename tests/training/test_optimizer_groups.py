@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from training.tiny_models import two_blocks
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.spans.module import span_modules
@@ -17,20 +18,14 @@ WEIGHT_DECAY, LR = 0.1, 0.01
 def build_model(block: str = "sas") -> hea.SimplifiedTransformerForCausalLM:
     """Return a model with every kind of parameter there is, none of them 0."""
     torch.manual_seed(0)
-    config = hea.SimplifiedTransformerConfig(
-        block=block,
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+    model = two_blocks(
+        block,
         attention_bias="all",
         mlp_bias=True,
         gated_mlp=True,
         final_norm_type="layernorm",
         position_embedding_type="scaled_sinusoidal",
     )
-    model = hea.SimplifiedTransformerForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

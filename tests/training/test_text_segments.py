@@ -8,6 +8,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from training.span_runs import build_trainer
+from training.tiny_models import one_block
 
 import hf_efficient_attn as hea
 
@@ -75,15 +76,7 @@ def test_bytes_are_kept_as_bytes() -> None:
 
 def tiny_model() -> hea.SimplifiedTransformerForCausalLM:
     torch.manual_seed(0)
-    config = hea.SimplifiedTransformerConfig(
-        block="pre_ln",
-        vocab_size=TOKENS,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    return hea.SimplifiedTransformerForCausalLM(config)
+    return one_block(vocab_size=TOKENS)
 
 
 def watch(model: torch.nn.Module) -> list[dict[str, Any]]:
