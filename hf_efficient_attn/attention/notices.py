@@ -13,7 +13,7 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.work import bounded
+from hf_efficient_attn.patterns.work import SMALL_SHARE, bounded
 
 # with a period up to this, one query of each residue class is looked at, first near by
 MAX_CLASSES = 64
@@ -96,7 +96,7 @@ def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
     if period is not None and period <= MAX_CLASSES:
         return first_keyless_of_period(pattern, period, start, num_tokens)
     try:
-        with bounded("Looking for tokens without keys"):
+        with bounded("Looking for tokens without keys", share=SMALL_SHARE):
             return first_keyless(pattern, start, num_tokens - 1, num_tokens)
     except WorkLimitError:
         # it is only for a warning

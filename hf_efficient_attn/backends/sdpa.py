@@ -15,7 +15,7 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.patterns.counting import CrossingError, Moving
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.work import bounded
+from hf_efficient_attn.patterns.work import SMALL_SHARE, bounded
 
 NAME = "sdpa"
 RANK_WITHOUT_MASK = 10
@@ -211,7 +211,7 @@ def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
     if pattern.band_limits == (None, 0):
         return True
     try:
-        with bounded("Looking for a causal triangle"):
+        with bounded("Looking for a causal triangle", share=SMALL_SHARE):
             return _rows_form_triangle(pattern, last, num_keys)
     except WorkLimitError:
         return False

@@ -15,6 +15,8 @@ from hf_efficient_attn.errors import WorkLimitError
 MAX_STEPS = 1 << 20
 # what every look at a pattern takes, however few intervals it finds
 STEPS_PER_LOOK = 2
+# the part of them that is spent on what is answered without them, too, only worse
+SMALL_SHARE = 8
 ADVICE = (
     "Its rows differ nearly everywhere, or are many intervals each: use a pattern of whole blocks (Blocks), fewer "
     "patterns or single positions in it, or shorter inputs."
@@ -25,21 +27,24 @@ class Question:
     """Counts the steps of one question.
 
     what: what is asked, as the beginning of a sentence. advice: what to do where it takes too many steps.
+    max_steps: how many are too many.
     """
 
-    def __init__(self, what: str, advice: str) -> None:
-        self.what, self.advice = what, advice
+    def __init__(self, what: str, advice: str, max_steps: int) -> None:
+        self.what, self.advice, self.max_steps = what, advice, max_steps
         self.num_steps = 0
 
     def spend(self, num_steps: int) -> None:
         """Count more steps.
 
         Raises:
-            WorkLimitError: there are more than MAX_STEPS in all.
+            WorkLimitError: there are too many in all.
         """
         self.num_steps += num_steps
-        if self.num_steps > MAX_STEPS:
-            raise WorkLimitError(f"{self.what} would take more than {MAX_STEPS:,} steps, about a second. {self.advice}")
+        if self.num_steps > self.max_steps:
+            raise WorkLimitError(
+                f"{self.what} would take more than {self.max_steps:,} steps, at most about a second. {self.advice}"
+            )
 
 
 # of this thread
@@ -47,9 +52,12 @@ _asked: ContextVar[Question | None] = ContextVar("asked", default=None)
 
 
 @contextmanager
-def bounded(what: str, advice: str = ADVICE) -> Iterator[None]:
-    """Refuse what is asked within, or by the decorated function, where it takes too many steps; see `Question`."""
-    token = _asked.set(Question(what, advice))
+def bounded(what: str, advice: str = ADVICE, share: int = 1) -> Iterator[None]:
+    """Refuse what is asked within, or by the decorated function, where it takes more than MAX_STEPS // share steps.
+
+    what, advice: as in `Question`.
+    """
+    token = _asked.set(Question(what, advice, MAX_STEPS // share))
     try:
         yield
     finally:
