@@ -1,6 +1,7 @@
 """Command line `hf-efficient-attn`: parse, call one function, print.
 
-Every command lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`.
+Every command lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`; `--help`
+shows its docstring.
 """
 
 import argparse
@@ -26,6 +27,10 @@ COMMANDS: dict[tuple[str, ...], str] = {
 }
 
 
+# what commands of two words do, by the first
+VERBS = {"analyze": "measure what a model does inside", "bench": "measure time and memory"}
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="hf-efficient-attn", description="Efficient Transformers for Hugging Face.")
@@ -38,10 +43,16 @@ def build_parser() -> argparse.ArgumentParser:
         group = tuple(verbs)
         if group not in groups:
             subjects = ", ".join(subject for *others, subject in COMMANDS if others == verbs)
-            group_parser = commands.add_parser(*verbs, help=f"one of {subjects}")
+            text = f"{VERBS[verbs[0]]}: {subjects}"
+            group_parser = commands.add_parser(*verbs, help=text, description=text)
             groups[group] = group_parser.add_subparsers(required=True, metavar="SUBJECT")
-        summary = (module.__doc__ or "").partition("\n")[0]
-        subparser = groups[group].add_parser(name, help=summary, description=summary)
+        text = (module.__doc__ or "").strip()
+        subparser = groups[group].add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         module.add_arguments(subparser)
         subparser.set_defaults(main=module.main)
     return parser

@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     text = "an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON"
     parser.add_argument("pattern", nargs="+", help=text)
-    parser.add_argument("--tokens", type=int, default=32, help="length of the sequence (default: %(default)s)")
-    parser.add_argument("--layer", type=int, default=0, help="layer, where the pattern differs by it (default: 0)")
-    parser.add_argument("--head", type=int, default=0, help="head, where the pattern differs by it (default: 0)")
-    parser.add_argument("--causal", action="store_true", help="the causal form of the pattern")
+    parser.add_argument("--tokens", type=int, default=32, help="length of the sequence in tokens (default %(default)s)")
+    parser.add_argument("--layer", type=int, default=0, help="index of the layer, if layers differ (default 0)")
+    parser.add_argument("--head", type=int, default=0, help="index of the head, if heads differ (default 0)")
+    parser.add_argument("--causal", action="store_true", help="draw the causal form of the patterns")
     parser.add_argument(
-        "--png", metavar="FILE", help="draw a picture into FILE, a panel each, instead of printing text"
+        "--png", metavar="FILE", help="draw all patterns into one picture, FILE, instead of printing them"
     )
     parser.add_argument(
         "--titles", nargs="+", default=[], help="titles of the panels, one a pattern (default: the pattern as given)"

@@ -18,19 +18,27 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument("pattern", help="an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON")
-    parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="queries (default %(default)s)")
-    parser.add_argument("--key-tokens", type=int, metavar="N", help="keys (default: as many as queries)")
-    parser.add_argument("--heads", type=int, default=8, metavar="N", help="query heads (default %(default)s)")
-    parser.add_argument("--key-heads", type=int, metavar="N", help="key heads (default: as many as query heads)")
+    parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="number of queries (default %(default)s)")
+    parser.add_argument("--key-tokens", type=int, metavar="N", help="number of keys (default: as many as queries)")
+    parser.add_argument("--heads", type=int, default=8, metavar="N", help="number of query heads (default %(default)s)")
+    parser.add_argument(
+        "--key-heads", type=int, metavar="N", help="number of key heads (default: as many as query heads)"
+    )
     parser.add_argument("--head-dim", type=int, default=64, metavar="N", help="width of a head (default %(default)s)")
-    parser.add_argument("--device", default="cpu", help="need not be there (default %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the inputs (default %(default)s)")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, cuda, ..., which this machine need not have (default %(default)s)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the inputs (default %(default)s)")
     parser.add_argument("--cross", action="store_true", help="queries and keys are of different sequences")
-    parser.add_argument("--training", action="store_true", help="gradients are asked for")
-    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="of the weights (default %(default)s)")
-    parser.add_argument("--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help="(default %(default)s)")
-    parser.add_argument("--layer", type=int, default=0, help="layer, where the pattern differs by it (default: 0)")
-    parser.add_argument("--causal", action="store_true", help="the causal form of the pattern")
+    parser.add_argument("--training", action="store_true", help="ask for gradients")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, metavar="P", help="dropout of attention weights (default %(default)s)"
+    )
+    parser.add_argument(
+        "--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help="backend to ask for (default %(default)s)"
+    )
+    parser.add_argument("--layer", type=int, default=0, help="index of the layer, if layers differ (default 0)")
+    parser.add_argument("--causal", action="store_true", help="explain the causal form of the pattern")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Attention weights in the shapes of transformers' Longformer, out of the dense weights of our models.
+"""The dense attention weights of our models, brought into the shapes of transformers' Longformer.
 
 Shapes: B batch, H heads, T tokens, X the most global tokens of an example, W the window.
 """
@@ -16,22 +16,23 @@ def longformer_attentions(
     """Return one layer's `attentions` and `global_attentions` as `LongformerModel` documents them.
 
     The first X columns of `attentions` are weights on global tokens, in order of position, then come the tokens of the
-    window, W/2 before the query, itself, W/2 after. Where a global token lies in the window its place there is 0; rows
-    of global tokens are 0, as their weights stand in `global_attentions`. Places without a token are 0 in both
-    (transformers leaves 1/T in `global_attentions` of examples with fewer global tokens than others, and pads its T).
+    window: W/2 before the query, the query itself, W/2 after it. The weight of a global token is 0 in the window, since
+    it is in its own column; rows of global tokens are 0, since their weights are in `global_attentions`. Columns
+    without a token are 0 in both (transformers leaves 1/T in `global_attentions` of examples with fewer global tokens
+    than others, and pads its T).
 
     Args:
         weights: [B, H, T, T], an entry of `attentions` of a model of ours called with output_attentions=True.
         attention_window: W, both sides together, of this layer.
-        global_attention_mask: [B, T], nonzero = global; None: none is.
+        global_attention_mask: [B, T], nonzero = a global token; None: there are none.
 
     Returns:
         [B, H, T, X + W + 1], and [B, H, T, X] or, without global tokens, None: the last axis is the reading global
         token, the one before it the token read.
 
     Raises:
-        ConfigurationError: a window that is no integer, odd, or below 2.
-        InputError: weights that are no square of tokens, or a mask of another shape.
+        ConfigurationError: a window that is not an even integer of at least 2.
+        InputError: weights of another shape than [B, H, T, T], or a mask of another shape than [B, T].
 
     Source: the docstring of transformers' LongformerBaseModelOutput.
 

@@ -23,10 +23,10 @@ PIXELS_PER_INCH = 130
 
 
 def plot_signal(reports: "Sequence[SignalReport]", path: str | PathLike[str]) -> None:
-    """Draw `reports` into `path`; its suffix says the format.
+    """Draw `reports` into a picture at `path`, whose suffix says the format.
 
-    Several reports share two panels, token cosine and RMS norm, one line each; a single one gets panels for its
-    attention entropy and its gains besides, where it has them.
+    It has a panel for the token cosine and one for the RMS norm, with a line for each report. If there is a single
+    report, its attention entropy and gains have panels, too, if the model has them.
 
     Raises:
         ImportError: matplotlib is not installed.

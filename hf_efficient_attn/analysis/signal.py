@@ -1,8 +1,8 @@
 """Show rank collapse, norms, attention entropy and gains of a model, layer by layer.
 
-Theory asks of a model at its start that two tokens do not become the same vector as they pass through the layers
-(rank collapse) and that their norms neither vanish nor explode. Skips ensure it; without them plain softmax attention
-averages the tokens away, and shaped attention α·I + β·A − γ·C keeps them apart.
+Before training, tokens should not become the same vector as they pass through the layers (rank collapse), and their
+norms should neither vanish nor explode. Skip connections ensure this. Without them, plain softmax attention averages
+the differences between tokens away, while shaped attention α·I + β·A − γ·C keeps them.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), sections 2 and 4.1, after Noci et al.
 (arXiv:2306.17759). The papers print no curve; the measure here is the mean cosine between tokens of a sequence.
@@ -38,9 +38,9 @@ MATRIX_GAINS = {
 def analyze_signal(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> SignalReport:
     """Return cosine, norm, attention entropy and gains after the embedding and after every block.
 
-    Cosines, norms and entropies work for any transformers encoder or causal model; gains appear where it has them. The
-    forward runs in evaluation mode with eager attention; both are restored. The last layer is read before the model's
-    final norm, where its blocks can be found, else after it.
+    The model may be any encoder or causal model of transformers; gains are found in models that have them. It computes
+    in evaluation mode with eager attention; afterwards its mode and attention are what they were. The last layer is
+    read before the final norm if the blocks of the model can be found, otherwise after it.
 
     Args:
         model: a transformers model, with or without a head.
@@ -76,8 +76,8 @@ def analyze_signal(model: Any, input_ids: torch.Tensor, attention_mask: torch.Te
 def token_cosine(hidden: torch.Tensor, real: torch.Tensor) -> float:
     """Return the mean cosine between two different real tokens of a sequence, averaged over sequences.
 
-    Uses Σ_{i≠j} u_i·u_j = |Σ u_i|² − Σ |u_i|² over unit vectors, so no [T, T] matrix; float64. Sequences of fewer than
-    two real tokens are left out. Shapes: hidden [B, T, hidden_size], real [B, T] (bool).
+    It is computed in float64 from Σ_{i≠j} u_i·u_j = |Σ u_i|² − Σ |u_i|² over unit vectors, without a [T, T] matrix.
+    Sequences of fewer than two real tokens are left out. Shapes: hidden [B, T, hidden_size], real [B, T] (bool).
 
     >>> token_cosine(torch.tensor([[[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]]), torch.tensor([[True, True, False]]))
     0.0
@@ -196,15 +196,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         nargs="+",
         required=True,
-        help="one or several of: a checkpoint folder or Hub id (trained weights, on --text); a config.json (random "
-        f"start, random tokens); a named block at its random start, 12 layers of 192, causal, random tokens ({names})",
+        help="a checkpoint folder or Hub id, which reads --text; a config.json, whose weights and tokens are random; "
+        f"or the name of a block, for a random causal model of 12 layers of width 192 and random tokens ({names})",
     )
-    parser.add_argument("--text", type=Path, help="text for checkpoints; default: source of Python's argparse module")
-    parser.add_argument("--random-tokens", action="store_true", help="random tokens for checkpoints too")
+    parser.add_argument(
+        "--text", type=Path, help="what checkpoints read; default: the source code of Python's argparse module"
+    )
+    parser.add_argument("--random-tokens", action="store_true", help="let checkpoints, too, read random tokens")
     parser.add_argument("--tokens", type=int, default=128, help="tokens per sequence, at least 2 (default 128)")
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences (default 8)")
+    parser.add_argument("--batch-size", type=int, default=8, help="number of sequences (default 8)")
     parser.add_argument("--seed", type=int, default=0, help="seed of random weights and tokens (default 0)")
-    parser.add_argument("--output", type=Path, default=Path("signal"), help="folder of signal.json and signal.png")
+    parser.add_argument(
+        "--output", type=Path, default=Path("signal"), help="folder of signal.json and signal.png (default %(default)s)"
+    )
     parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
 
 

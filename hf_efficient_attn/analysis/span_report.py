@@ -1,4 +1,4 @@
-"""What `analyze spans` found: values, notes on what they leave out, JSON, and a printable table."""
+"""What `analyze spans` found: the values, notes on what they leave out, and their forms as JSON and as a table."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,8 +16,8 @@ class SpanCost:
     Attributes:
         kind: "fixed", "adaptive", "dynamic", or "frozen", which were adaptive once.
         span_limit: the longest span there can be, in tokens.
-        average_span, max_span: as the authors report them, ramp included, in tokens.
-        flops_per_token: multiply-adds of the layers; embeddings, norms, softmax and output layer not counted.
+        average_span, max_span: as the authors report them, in tokens, with the ramp.
+        flops_per_token: multiply-adds of the layers, without embeddings, norms, softmax and the output layer.
     """
 
     model: str
@@ -30,7 +30,7 @@ class SpanCost:
 
 @dataclass(frozen=True)
 class LayerSpans:
-    """One layer: span of each head in tokens, ramp not counted, and the keys on one side that get any weight."""
+    """The spans of a layer's heads in tokens, without the ramp, and how many keys on one side get any weight."""
 
     layer: int
     spans: tuple[float, ...]
@@ -42,7 +42,7 @@ class HeadWeights:
     """Where a head looks.
 
     Attributes:
-        span, keys: as of `LayerSpans`.
+        span, keys: as in `LayerSpans`.
         first_distance: the distance of the first weight, in tokens: 0 if tokens read themselves, else 1.
         weights: the weight a query gives to each distance, on average; both sides together where both are read.
     """
@@ -75,7 +75,7 @@ class HeadWeights:
 
 @dataclass(frozen=True)
 class TextSpans:
-    """Dynamic spans along a text, mean over layers and heads, in tokens, ramp not counted: one for each symbol."""
+    """The dynamic span of each token of a text, in tokens without the ramp, as the mean over layers and heads."""
 
     symbols: tuple[str, ...]
     spans: tuple[float, ...]
@@ -143,7 +143,7 @@ class SpanReport:
 
 
 def log_bins(first: int, last: int) -> list[range]:
-    """Return ranges of distances that together are first..last, each at most `BIN_GROWTH` times its start, or single.
+    """Return first..last cut into ranges, each of a single distance or ending before `BIN_GROWTH` times its start.
 
     >>> [(each.start, len(each)) for each in log_bins(15, 24)]
     [(15, 1), (16, 1), (17, 2), (19, 2), (21, 2), (23, 2)]

@@ -29,14 +29,14 @@ from hf_efficient_attn.pictures import new_figure
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument(
-        "model", help="a checkpoint folder or Hub id of a model with spans, or a config.json (random start)"
+        "model", help="a checkpoint folder or Hub id of a model with spans, or a config.json, whose weights are random"
     )
     parser.add_argument(
         "--compare",
         nargs="+",
         default=[],
         metavar="MODEL",
-        help="further models, with other span limits or kinds of spans, for average span and FLOPs",
+        help="further models with spans, whose average spans and FLOPs are shown beside those of the first",
     )
     parser.add_argument("--text", type=Path, help=f"what the models read; default: {TEXT_NAME}")
     parser.add_argument(
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read at most the first N tokens of the text; memory grows with its square (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of random weights (default %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("spans"), help="folder of spans.json and spans.png")
+    parser.add_argument(
+        "--output", type=Path, default=Path("spans"), help="folder of spans.json and spans.png (default %(default)s)"
+    )
     parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
 
 

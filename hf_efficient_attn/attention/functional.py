@@ -54,12 +54,18 @@ def attention(
     its own positions, mask and documents. The pattern relates the position of a query within its document to that of a
     key, and a query reads the keys of documents with the same id.
 
+    >>> import torch
+    >>> from hf_efficient_attn.patterns import Band, GlobalTokens
+    >>> q, k, v = torch.randn(3, 1, 8, 500, 64)
+    >>> attention(q, k, v, Band(left=32, right=32) | GlobalTokens([0])).shape
+    torch.Size([1, 8, 500, 64])
+
     Without examples or queries the output is empty, as in torch's SDPA; every model here refuses such batches.
 
     Under autocast q, k and v are cast to its dtype, as in torch's SDPA, and the output has that dtype.
 
     Args:
-        q: queries, [B, H, Nq, D].
+        q: queries, [B, H, Nq, D]: examples, heads, tokens, and the size of a head.
         k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv]; Hkv divides H, and query head h reads key head
             h // (H / Hkv).
         pattern: who may read whom; see `hf_efficient_attn.patterns`.
@@ -92,7 +98,7 @@ def attention(
             `segment_ids`, too.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit together.
+        InputError: shapes, dtypes or devices that do not fit together, or a number that is out of range.
         ConfigurationError: a pattern that does not fit these heads or this length.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """

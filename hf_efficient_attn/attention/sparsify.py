@@ -27,21 +27,30 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
     The pattern is recorded in `config.attention_pattern` and saved with the model, and `attn_implementation` becomes
     "efficient". No weight changes. Positions count from the first token that is not padding.
 
+    The pattern is all that a layer reads: no attention sinks are added. A pretrained decoder gives much of its
+    attention to the first tokens of a text, and computes badly with a band that does not reach them (StreamingLLM,
+    arXiv:2309.17453); let it read them, too:
+
+    >>> import transformers
+    >>> from hf_efficient_attn.patterns import Band, GlobalTokens
+    >>> pattern = Band(left=256, right=0) | GlobalTokens([0, 1, 2, 3])
+    >>> config = sparsify(transformers.LlamaConfig(hidden_size=16, num_attention_heads=2), pattern)
+    >>> config.attention_pattern["kind"]
+    'union'
+
     Args:
         model_or_config: a model or config of transformers; in a composite one (vision and language), the text part
             changes.
         pattern: one of these, or None, which restores the model's own attention:
             - a pattern for all layers, of which causal models use the causal form; layers that are sliding or chunked
-            by
-              themselves keep their own attention;
+              by themselves keep their own attention;
             - a list with one pattern per layer, or None for the layer's own attention;
             - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers;
             - {"encoder": ..., "decoder": ...} for an encoder-decoder, each one of the above or None. The other forms
-            are
-              for its encoder, and its decoder keeps its own attention. Cross-attention is always full.
+              are for its encoder, and its decoder keeps its own attention. Cross-attention is always full.
 
     Raises:
-        ConfigurationError: a pattern of unknown form, or one that does not fit the model.
+        ConfigurationError: a pattern of unknown form, or one that does not fit the model's layers or heads.
         UnsupportedBackendError: the model does not use the attention interface of transformers in every layer that has
             a pattern, or needs something that the engine cannot compute. A trial on the meta device finds this out
             before anything is changed. A model whose forward pass depends on values, or has inputs that `trial_inputs`

@@ -5,6 +5,7 @@ from typing import Any
 from hf_efficient_attn.attention.layer_patterns import config_patterns
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.windows import band_of_window
 
@@ -34,8 +35,8 @@ def windows_of_pattern(config: Any, model_type: str) -> list[int]:
         size = {} if pattern is None else pattern.to_dict()
         if size.get("kind") != "band" or not size["left"] or size["left"] != size["right"]:
             raise ConfigurationError(
-                f"{model_type} has windows, as far to the left as to the right, and layer {layer} has {pattern}. Only "
-                "models whose attention_pattern is band(n, n) in each layer can become one."
+                f"{model_type} has windows, as far to the left as to the right, and layer {layer} has {shown(pattern)}"
+                ". Only models whose attention_pattern is band(n, n) in each layer can become one."
             )
         windows.append(2 * size["left"])
     return windows

@@ -30,7 +30,7 @@ class ClippedAdagrad(torch.optim.Optimizer):
         lr: learning rate.
         clip: length of a tensor's gradient beyond which its step is shortened; None: never, as `torch.optim.Adagrad`.
         eps: added to √sum.
-        weight_decay: times the weight it is added to the gradient, before anything else; 0 in the paper.
+        weight_decay: factor of the weight that is added to the gradient before anything else; 0 in the paper.
 
     Raises:
         InputError: a number below 0, a clip of 0, or, in `step`, a sparse gradient.

@@ -53,7 +53,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     part, by a later run.
 
     Args:
-        output_dir: of `TrainingArguments`; it need not exist.
+        output_dir: the folder that `TrainingArguments` names; it need not exist.
     """
     return next((str(folder) for folder in _newest_first(Path(output_dir)) if why_incomplete(folder) is None), None)
 
@@ -206,7 +206,7 @@ def _processes_here(folder: Path) -> set[int]:
 
 
 def _argument(folder: Path, name: str) -> int | None:
-    """Return a number or truth value of the arguments in a checkpoint, whose pickle is looked through, not loaded.
+    """Return a number or truth value of the arguments in a checkpoint, whose pickle is searched, but not loaded.
 
     None: they do not say.
     """

@@ -27,9 +27,9 @@ def noam_optimizer(
     """Return the paper's Adam and its schedule, as `Trainer(..., optimizers=noam_optimizer(model))` takes them.
 
     Args:
-        hidden_size: by default that of the model's config.
+        hidden_size: width of the model; None: that of its config.
         warmup_steps: optimizer steps until the rate is highest.
-        factor: of every rate; 2.0 with 8,000 warm-up steps in tensor2tensor's later settings.
+        factor: factor of every rate; 2.0 with 8,000 warm-up steps in tensor2tensor's later settings.
         adam: changes of betas (0.9, 0.98), eps 1e-9 and weight_decay 0.
 
     Raises:

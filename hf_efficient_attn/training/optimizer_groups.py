@@ -12,17 +12,17 @@ from hf_efficient_attn.models.spans.module import span_modules
 
 
 def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | None = None) -> list[dict[str, Any]]:
-    """Return optimizer groups: matrices, decayed by `weight_decay`; the rest, not decayed; learned attention spans.
+    """Return groups of parameters for an optimizer: matrices, with weight decay; the rest; and learned spans.
 
-    The rest is every trainable vector or number: gains, norm scales, biases. Decaying a gain pulls its branch to zero,
-    and stock `Trainer` would do it, since it only recognises norms and biases by name. Spans are not decayed either, a
-    second penalty on them beside `span_penalty`; their group is there if the model learns any. Pass the groups on by
-    `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`.
+    The rest, which is not decayed, are trainable vectors and numbers: gains, norm scales, biases. Decaying a gain pulls
+    its branch to zero; `Trainer` would do so by itself, since it recognises only norms and biases, by name. Spans are
+    not decayed either, since `span_penalty` already shortens them; there is a group for them if the model learns any.
+    Pass the groups on by `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`.
 
     Args:
-        weight_decay: of the first group.
-        span_lr: learning rate of the spans; by default that of the optimizer. Spans are kept as shares of the span
-            limit: a step of AdamW moves one by about span_lr · span_limit tokens.
+        weight_decay: weight decay of the first group.
+        span_lr: learning rate of the spans; None: that of the optimizer. Spans are kept as shares of the span limit, so
+            that a step of AdamW moves one by about span_lr · span_limit tokens.
 
     Raises:
         InputError: a weight decay or learning rate that is negative or not a finite number, a model without trainable

@@ -1,4 +1,4 @@
-"""What a model remembers of past segments, beside a checkpoint: one file a process, whole or not there at all."""
+"""What a model remembers of past segments, saved beside a checkpoint in one file per process, never half of one."""
 
 import os
 import pickle

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
 
 
 class TextSegments(Dataset[dict[str, Any]]):
@@ -95,7 +96,7 @@ class SegmentCollator:
             segments = [item["segment_index"] for item in items]
             if len(set(segments)) > 1:
                 raise InputError(
-                    f"The rows of a batch are at the segments {sorted(set(segments))}, but must all be at one: "
+                    f"The rows of a batch are at the segments {shown(sorted(set(segments)))}, but must all be at one: "
                     "num_rows of TextSegments must be the batch size of a process (per_device_train_batch_size, in "
                     "evaluation per_device_eval_batch_size) x number of processes, and the items be read in order "
                     "(train_sampling_strategy='sequential')."

@@ -74,7 +74,7 @@ class Shape:
     device: str
 
     def tensors(self, tokens: int) -> list[Tensor]:
-        """Return q, k and v, each [batch, heads, tokens, head_dim] and in want of a gradient; equal in every call."""
+        """Return q, k and v, each [batch, heads, tokens, head_dim], with requires_grad, equal in every call."""
         generator = torch.Generator().manual_seed(SEED)
         size = (self.batch_size, self.num_heads, tokens, self.head_dim)
         drawn = (torch.randn(size, generator=generator) for _ in range(3))
@@ -94,7 +94,7 @@ class Call:
     no_backward: str | None = None
 
     def run_forward(self) -> Tensor:
-        """Return the output, no gradient recorded."""
+        """Return the output without recording gradients."""
         with torch.no_grad():
             return self.forward(*(tensor.detach() for tensor in self.inputs))
 

@@ -62,35 +62,31 @@ RECOMPILE_LIMIT = 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench attention`."""
     backends = [AUTO, *sorted(BACKENDS)]
-    parser.add_argument(
-        "--patterns", nargs="+", default=PATTERNS, metavar="P", help=f"of {', '.join(PRESETS)}, or expressions"
-    )
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help="in tokens")
-    parser.add_argument(
-        "--backends", nargs="+", choices=backends, default=[AUTO, "flex"], help="ours (default auto flex)"
-    )
-    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="others (default all)")
+    text = f"some of {', '.join(PRESETS)}, or expressions (default {' '.join(PATTERNS)})"
+    parser.add_argument("--patterns", nargs="+", default=PATTERNS, metavar="P", help=text)
+    text = "lengths of the input in tokens (default 128 to 131072)"
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help=text)
+    text = "backends of this package (default auto flex)"
+    parser.add_argument("--backends", nargs="+", choices=backends, default=[AUTO, "flex"], help=text)
+    text = "other libraries (default all)"
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help=text)
     add_counts(parser, COUNTS)
-    parser.add_argument("--dtype", choices=DTYPES, help="of the inputs (default float32, on CUDA bfloat16)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the inputs (default float32, on CUDA bfloat16)")
     add_device(parser)
-    parser.add_argument(
-        "--max-seconds", type=float, default=25.0, help="timed rounds per length, beyond two (default 25)"
-    )
-    parser.add_argument(
-        "--dense-limit", type=int, metavar="N", help="longest dense call; beyond, extrapolated (8192, on CUDA 131072)"
-    )
-    parser.add_argument("--peer-limit", type=int, metavar="N", help="longest call of peers (4096, on CUDA 32768)")
-    parser.add_argument(
-        "--memory-from",
-        type=int,
-        default=65536,
-        metavar="N",
-        help="shortest length of peak memory (default 65536)",
-    )
+    text = "seconds of timed rounds per length, two at least (default 25)"
+    parser.add_argument("--max-seconds", type=float, default=25.0, metavar="S", help=text)
+    text = "longest dense call that is timed; longer ones are extrapolated (default 8192, on CUDA 131072)"
+    parser.add_argument("--dense-limit", type=int, metavar="N", help=text)
+    text = "longest call of other libraries (default 4096, on CUDA 32768)"
+    parser.add_argument("--peer-limit", type=int, metavar="N", help=text)
+    text = "shortest length whose peak memory is measured (default 65536)"
+    parser.add_argument("--memory-from", type=int, default=65536, metavar="N", help=text)
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--quick", action="store_true", help="two patterns up to 4,096 tokens, unless said otherwise")
-    parser.add_argument("--profile", action="store_true", help="only show where the time of fixed calls goes (CPU)")
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench_attention"), help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="unless said otherwise, two patterns up to 4,096 tokens")
+    text = "show where the time of some fixed calls goes, instead (CPU)"
+    parser.add_argument("--profile", action="store_true", help=text)
+    text = "folder of the results (default %(default)s)"
+    parser.add_argument("--output", type=Path, default=Path("outputs/bench_attention"), help=text)
     leave_open(parser, "max_seconds", *NOT_PROFILED)
 
 
@@ -98,8 +94,8 @@ def main(args: argparse.Namespace) -> None:
     """Measure, print the tables, and write attention.json, attention.md and attention.png into `args.output`.
 
     Raises:
-        EfficientAttentionError: a count below 1, no such pattern, a backend that cannot compute it, CUDA without CUDA
-            or with `--profile`, or other options that `--profile` makes no use of.
+        EfficientAttentionError: a count below 1, an unknown pattern, a backend that cannot compute it, `--device cuda`
+            without a CUDA device or with `--profile`, or options that `--profile` makes no use of.
     """
     if args.profile:
         refuse_given(args, "--profile", NOT_PROFILED)

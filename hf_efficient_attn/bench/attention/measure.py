@@ -1,4 +1,4 @@
-"""All timings of one length: every call once cold, then in turns."""
+"""All timings of one length: every call runs once before the clock starts, then they take turns."""
 
 import time
 from typing import Any
@@ -136,13 +136,13 @@ def probe_decode(row: Row, inputs: list[Tensor]) -> list[Case]:
 
 
 def calls_per_sample(case: Case, tokens: int, device: torch.device) -> int:
-    """Return how many calls one sample of the clock shall hold."""
+    """Return how many calls are timed together, as one sample."""
     limit = min(SAMPLE_CALLS, SAMPLE_TOKENS // tokens)
     return 1 if limit <= 1 else max(1, min(limit, int(SAMPLE_SECONDS / time_once(case, device))))
 
 
 def attempt(row: Row, measure: str, case: Case, failures: Failures, device: torch.device) -> bool:
-    """Run a case once and return whether it could be; if not, the row gets the reason."""
+    """Run a case once and return whether it could run; if not, write the reason into the row."""
     try:
         time_once(case, device)
     except failures as error:
@@ -187,7 +187,7 @@ def call_of(layout: Layout, shape: Shape) -> AttentionCall:
 
 
 def layout_seconds(call: AttentionCall, backend: str) -> float:
-    """Return how long it takes to choose a backend and to build what it needs of the pattern, nothing being cached."""
+    """Return how long it takes to choose a backend and to build what it needs of the pattern, with empty caches."""
     device = torch.device(call.inputs.device)
     clear_caches()
     start = time.perf_counter()

@@ -55,7 +55,7 @@ class Problem:
         return Layout(pattern_of(self.name, self.tokens), self.inputs[0].shape[1], self.tokens, self.tokens)
 
     def moved(self) -> list[Tensor]:
-        """Return q, k, v as [batch, tokens, heads, head_dim], in want of gradients of their own."""
+        """Return q, k, v as [batch, tokens, heads, head_dim], each with requires_grad."""
         return [tensor.detach().transpose(1, 2).contiguous().requires_grad_() for tensor in self.inputs]
 
 

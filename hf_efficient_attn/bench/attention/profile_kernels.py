@@ -33,7 +33,7 @@ def kernels_of(case: ProfileCase, shape: Shape, layout: Layout, inputs: list[Ten
 
 
 def run_open(case: ProfileCase, layout: Layout, inputs: list[Tensor], backend: str) -> None:
-    """Run a call with every kernel in sight of a dispatch mode, which custom operators would hide."""
+    """Run a call without custom operators, which would hide its kernels from a dispatch mode."""
     if backend != blocked.NAME:
         as_case(own_call(layout.pattern, inputs, backend), case.measure).run(None)
         return
@@ -45,7 +45,7 @@ def run_open(case: ProfileCase, layout: Layout, inputs: list[Tensor], backend: s
 
 
 class RepeatKernels(TorchDispatchMode):
-    """Runs every call of the fused kernel once more, and keeps what it was and how long the repeat took."""
+    """A dispatch mode that repeats every call of the fused kernel, and keeps its shape and how long the repeat took."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class RepeatKernels(TorchDispatchMode):
 
 
 def kernels_alone(run: Callable[[], None]) -> list[Row]:
-    """Return the calls of the fused kernel in `run`, those of equal block length and keys as one."""
+    """Return the calls of the fused kernel in `run`, in which calls of equal block length and keys are joined."""
     with RepeatKernels() as mode:
         run()
     grouped: dict[tuple[str, int, int], Row] = {}

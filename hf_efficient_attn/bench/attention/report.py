@@ -217,7 +217,7 @@ def _draw_times(panel: Any, dense: list[Row], rows: list[Row], measure: str, sty
 
 
 def _style(settings: dict[str, Any], pattern: str, contestant: str) -> dict[str, Any]:
-    """Return how a curve is drawn: a colour per pattern, a line per backend of ours, a marker alone per peer."""
+    """Return how a curve is drawn: patterns differ by colour, our backends by line; peers have markers alone."""
     style = {"color": COLORS[settings["patterns"].index(pattern) % len(COLORS)], "label": f"{pattern}, {contestant}"}
     if contestant in settings["backends"]:
         line = LINES[settings["backends"].index(contestant) % len(LINES)]

@@ -1,7 +1,7 @@
 """Speed, memory and size of the blocks beside each other and beside transformers' GPT-2, all of one shape.
 
-Holds every model at once, to time them in turns: about 12 bytes a parameter and model, weights and AdamW included, in
-float32. Each step is one of real training, in the chosen dtype throughout.
+All models are held at once and timed in turns: in float32 this takes about 12 bytes for each of their
+parameters, weights and AdamW. Each step is one of real training, in the chosen dtype throughout.
 """
 
 import argparse
@@ -61,7 +61,11 @@ QUICK = {"blocks": ["pre_ln", "sas_p"], "num_layers": 2, "repeats": 5, "no_memor
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench blocks`."""
     parser.add_argument(
-        "--blocks", nargs="+", choices=list(BLOCK_STYLES), default=list(BLOCK_STYLES), help="blocks to compare"
+        "--blocks",
+        nargs="+",
+        choices=list(BLOCK_STYLES),
+        default=list(BLOCK_STYLES),
+        help="blocks to compare (default all)",
     )
     add_counts(parser, COUNTS)
     parser.add_argument(
@@ -72,15 +76,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="activation of all models, GPT-2 too, as transformers calls it (default relu)",
     )
     parser.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, default=["float32"], help="of weights and activations (default float32)"
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        default=["float32"],
+        help="dtype of weights and activations (default float32)",
     )
     add_device(parser)
     parser.add_argument("--compile", action="store_true", help="run everything through torch.compile")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--no-gpt2", action="store_true", help="leave transformers' GPT-2 out")
-    parser.add_argument("--quick", action="store_true", help="two blocks and GPT-2, two layers, unless said otherwise")
+    parser.add_argument(
+        "--quick", action="store_true", help="unless said otherwise, two blocks and GPT-2 of two layers"
+    )
     parser.add_argument("--counts", action="store_true", help="only print the paper's parameter counts")
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench_blocks"), help="folder of the results")
+    parser.add_argument(
+        "--output", type=Path, default=Path("outputs/bench_blocks"), help="folder of the results (default %(default)s)"
+    )
     leave_open(parser, *QUICK)
 
 

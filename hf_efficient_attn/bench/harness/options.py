@@ -39,15 +39,24 @@ def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) ->
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`."""
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is one (default)")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="where to measure; auto, the default, takes CUDA if there is a device",
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add what the benchmarks of whole models with attention dropout have."""
-    parser.add_argument("--attention-dropout", type=float, default=0.0, metavar="P", help="of all (default 0)")
-    parser.add_argument("--dtype", choices=DTYPES, help="of everything (default float32, on CUDA bfloat16)")
+    parser.add_argument(
+        "--attention-dropout", type=float, default=0.0, metavar="P", help="attention dropout of all models (default 0)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of all models (default float32, on CUDA bfloat16)")
     add_device(parser)
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch on a CPU (default: as torch chooses)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of torch on a CPU (default: as torch chooses)"
+    )
 
 
 def check_counts(args: argparse.Namespace, counts: Mapping[str, tuple[int, str]], *lists: str) -> None:
@@ -61,7 +70,7 @@ def apply_model_options(args: argparse.Namespace) -> None:
     """Check what `add_model_options` added, and set the threads.
 
     Raises:
-        InputError: fewer than one thread, or a dropout that is none.
+        InputError: fewer than one thread, or a dropout out of range.
     """
     if not 0.0 <= args.attention_dropout < 1.0:
         raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")

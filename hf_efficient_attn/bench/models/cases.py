@@ -208,7 +208,8 @@ def largest_difference(name: str, ours: Tensor, theirs: Tensor, shape: Shape) ->
 def read_comparably(encoder: Encoder) -> Tensor:
     """Return the last hidden state in eval mode, of ours with what transformers' BigBird does there.
 
-    That reads copies of block 0 in the place of random blocks. Timed, ours reads its random blocks always.
+    In eval mode that one reads copies of block 0 in place of random blocks. When it is timed, ours always reads its
+    random blocks.
     """
     encoder.model.config.random_blocks_in_eval = "transformers"
     output = read(encoder)

@@ -46,13 +46,13 @@ from hf_efficient_attn.bench.models.targets import Row, add_ratios
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MEASURES = ("forward", "training")
 COUNTS = {
-    "layers": (12, "most layers"),
+    "layers": (12, "layers of the models, at most"),
     "hidden_size": (768, "width of the models"),
     "num_heads": (12, "attention heads"),
     "intermediate_size": (3072, "width of the MLP"),
     "batch_size": (1, "examples per step"),
     "layer_tokens": (2048, "long inputs are timed with fewer layers: layers x tokens at most N, at least one layer"),
-    "memory_layers": (2, "layers where peak memory is measured"),
+    "memory_layers": (2, "layers of the models whose peak memory is measured"),
     "repeats": (10, "timed rounds per length, as far as there is time; a round runs every encoder once"),
 }
 # device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
@@ -67,27 +67,50 @@ UNLIMITED = (("longformer", OURS), ("big_bird", OURS), (SELF_ONLY, OURS), ("bert
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench models`."""
     names = list(ARCHITECTURES)
-    parser.add_argument("--peers", nargs="+", choices=names, default=names, help="architectures (default all)")
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help="in tokens")
+    parser.add_argument(
+        "--peers", nargs="+", choices=names, default=names, help="architectures to compare (default all)"
+    )
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=int,
+        default=LENGTHS,
+        metavar="N",
+        help="lengths of the input in tokens (default 512 to 16384)",
+    )
     add_counts(parser, COUNTS)
     add_model_options(parser)
     parser.add_argument(
-        "--max-seconds", type=float, default=30.0, help="timed rounds per length, beyond two (default %(default)s)"
+        "--max-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds of timed rounds per length, two at least (default 30)",
     )
     parser.add_argument(
-        "--peer-limit", type=int, metavar="N", help="longest input of transformers' sparse encoders (4096, CUDA 16384)"
+        "--peer-limit",
+        type=int,
+        metavar="N",
+        help="longest input of transformers' sparse encoders (default 4096, on CUDA 16384)",
     )
     parser.add_argument(
-        "--memory-lengths", nargs="*", type=int, default=[4096, 16384], metavar="N", help="of peak memory (4096 16384)"
+        "--memory-lengths",
+        nargs="*",
+        type=int,
+        default=[4096, 16384],
+        metavar="N",
+        help="lengths whose peak memory is measured (default 4096 16384)",
     )
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench_models"), help="folder of the results")
+    parser.add_argument(
+        "--output", type=Path, default=Path("outputs/bench_models"), help="folder of the results (default %(default)s)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     """Measure, print the tables, and write models.json, models.md and models.png into `args.output`.
 
     Raises:
-        EfficientAttentionError: a count below 1, a dropout that is none, outputs that differ, CUDA without CUDA.
+        EfficientAttentionError: a count below 1, a dropout out of range, outputs that differ, CUDA without a device.
     """
     check_counts(args, COUNTS, "lengths")
     apply_model_options(args)

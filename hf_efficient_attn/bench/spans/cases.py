@@ -177,7 +177,7 @@ def full_cache(name: str, model: PreTrainedModel, shape: Shape, num_texts: int) 
 
 
 def shorten(cache: Cache, num_tokens: int) -> None:
-    """Take the tokens after the first `num_tokens` back; a cache of spans never holds more."""
+    """Remove the tokens after the first `num_tokens` from a cache; a cache of spans never holds more."""
     layers: Any = cache.layers
     for layer in layers:
         if layer.keys.shape[2] > num_tokens:
@@ -185,7 +185,7 @@ def shorten(cache: Cache, num_tokens: int) -> None:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Return what the keys and values of a cache take, the room for new ones included."""
+    """Return the bytes of the keys and values of a cache, with the room for new ones."""
     layers: Any = cache.layers
     return sum(each.untyped_storage().nbytes() for layer in layers for each in (layer.keys, layer.values))
 

@@ -55,7 +55,7 @@ COUNTS = {
     "hidden_size": (512, "width of the models"),
     "num_heads": (8, "attention heads"),
     "intermediate_size": (2048, "width of the MLP"),
-    "segment_tokens": (512, "tokens of a training step of ours"),
+    "segment_tokens": (512, "tokens that our models read in a training step"),
     "decode_tokens": (8, "tokens that are decoded for one sample of the time"),
     "batch_size": (1, "examples per training step"),
     "repeats": (10, "timed rounds, as far as there is time; a round runs every model once"),
@@ -64,9 +64,18 @@ COUNTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench spans`."""
-    parser.add_argument("--limits", nargs="+", type=int, default=LIMITS, metavar="S", help="span limits, in tokens")
-    parser.add_argument("--positions", nargs="+", choices=POSITIONS, default=POSITIONS, help="of ours (default both)")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default all")
+    parser.add_argument(
+        "--limits",
+        nargs="+",
+        type=int,
+        default=LIMITS,
+        metavar="S",
+        help="span limits in tokens (default 1024 to 8192)",
+    )
+    parser.add_argument(
+        "--positions", nargs="+", choices=POSITIONS, default=POSITIONS, help="positions of our models (default both)"
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="models to compare (default all)")
     add_counts(parser, COUNTS)
     parser.add_argument(
         "--decode-batch-sizes", nargs="+", type=int, default=DECODE_BATCH_SIZES, metavar="N",
@@ -74,20 +83,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_model_options(parser)
     parser.add_argument(
-        "--max-seconds", type=float, default=60.0, help="timed rounds per span limit, beyond two (default %(default)s)"
+        "--max-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds of timed rounds per span limit, two at least (default 60)",
     )
     parser.add_argument(
-        "--memory-limits", nargs="*", type=int, default=LIMITS, metavar="S", help="where peak memory is measured"
+        "--memory-limits",
+        nargs="*",
+        type=int,
+        default=LIMITS,
+        metavar="S",
+        help="span limits at which peak memory is measured (default 1024 to 8192)",
     )
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench_spans"), help="folder of the results")
+    parser.add_argument(
+        "--output", type=Path, default=Path("outputs/bench_spans"), help="folder of the results (default %(default)s)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     """Measure, print the tables, and write spans.json, spans.md and spans.png into `args.output`.
 
     Raises:
-        EfficientAttentionError: a count below 1, a dropout that is none, frozen spans that compute something else, CUDA
-            without CUDA.
+        EfficientAttentionError: a count below 1, a dropout out of range, frozen spans that compute something else,
+            or CUDA without a device.
     """
     check_counts(args, COUNTS, "limits", "decode_batch_sizes")
     apply_model_options(args)

@@ -5,6 +5,7 @@ from typing import Any
 from hf_efficient_attn.attention.layer_patterns import config_patterns
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.big_bird import PREFIX_LENGTHS, bigbird
 
 
@@ -39,7 +40,7 @@ def bigbird_numbers(config: Any, model_type: str) -> dict[str, Any]:
                 return {"attention_type": "block_sparse", "block_size": block, "num_random_blocks": count}
     raise ConfigurationError(
         f"{model_type} knows one pattern, the same in all layers: patterns.bigbird(block_tokens, num_random_blocks, "
-        f"seed=0, plan='authors' or 'transformers'). The config has {config.attention_pattern}."
+        f"seed=0, plan='authors' or 'transformers'). The config has {shown(config.attention_pattern)}."
     )
 
 

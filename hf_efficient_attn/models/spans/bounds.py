@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.spans.module import ADAPTIVE, clamp_spans
 
@@ -104,7 +105,7 @@ def checked(bounds: SpanBounds, layer_idx: int) -> SpanBounds:
     numbers = (*bounds.lowest, *bounds.highest)
     if not all(isfinite(number) for number in numbers):
         raise InputError(
-            f"The spans of layer {layer_idx} are {list(bounds.lowest)}: training has diverged, or inputs were not "
-            "finite. Lower the learning rate of the spans (optimizer_groups(..., span_lr=...)), or clip gradients."
+            f"The spans of layer {layer_idx} are {shown(list(bounds.lowest))}: training has diverged, or inputs were "
+            "not finite. Lower the learning rate of the spans (optimizer_groups(..., span_lr=...)), or clip gradients."
         )
     return bounds

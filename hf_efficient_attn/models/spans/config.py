@@ -75,8 +75,8 @@ def check_frozen(config: Any) -> None:
     shape = (config.num_hidden_layers, config.num_attention_heads)
     if len(spans) != shape[0] or any(len(layer) != shape[1] for layer in spans):
         raise ConfigurationError(
-            f"frozen_spans lists {[len(layer) for layer in spans]} spans; it needs a list of {shape[1]} (heads) for "
-            f"each of {shape[0]} layers."
+            f"frozen_spans lists {shown([len(layer) for layer in spans])} spans; it needs a list of {shape[1]} (heads) "
+            f"for each of {shape[0]} layers."
         )
     outside = [span for layer in spans for span in layer if not 0 <= span <= config.span_limit]
     if outside:

@@ -17,6 +17,7 @@ from transformers import initialization as init
 from hf_efficient_attn.errors import CheckpointError, InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import SoftSpan
+from hf_efficient_attn.messages import shown
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
 KINDS = (FIXED, ADAPTIVE, DYNAMIC)
@@ -142,8 +143,9 @@ class Spans(nn.Module):
             return
         ratios = whole(self.ratio)
         if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):
+            found = shown([round(ratio, 4) for ratio in ratios.tolist()])
             raise CheckpointError(
-                f"Layer {self.layer_idx} has span ratios {[round(ratio, 4) for ratio in ratios.tolist()]}; a ratio is "
+                f"Layer {self.layer_idx} has span ratios {found}; a ratio is "
                 f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens instead "
                 "of shares (divide them by the span limit), or was written without clamping them after the last "
                 "step."

@@ -89,8 +89,8 @@ def _window(side: int, steps: Sequence[int], num_heads: int) -> Pattern:
     """Return windows of `side` keys on each side, spaced by each head's step, so that they reach that much farther."""
     if len(steps) != num_heads or any(type(step) is not int or step < 1 for step in steps):
         raise ConfigurationError(
-            f"attention_dilation has the steps {list(steps)} for the {num_heads} heads of a layer; give one step "
-            "from 1 for all of them, or one for each."
+            f"attention_dilation has the steps {shown(list(steps))} for the {num_heads} heads of a layer; give one "
+            "step from 1 for all of them, or one for each."
         )
     heads = [Band(side, side) if step == 1 else Dilated(side * step, side * step, step) for step in steps]
     return heads[0] if len(set(heads)) == 1 else PerHead(heads)
