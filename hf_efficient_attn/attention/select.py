@@ -16,8 +16,6 @@ from hf_efficient_attn.layout.call import AttentionCall
 
 AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
-# with fewer scores per head, comparing backends is not worth it
-FEW_SCORES = 1 << 10
 # memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much
 MAX_WORKING_BYTES = 256 * MEBIBYTE
 MORE_THAN_LEAST = 2
@@ -93,29 +91,33 @@ def remembered(call: AttentionCall) -> Backend:
     Raises:
         UnsupportedBackendError: none can compute the call.
     """
-    # to compare the cost of short calls takes as long as to compute them; chosen fast, they need no memory
-    if call.inputs.is_compiling or has_few_scores(call):
+    if call.inputs.is_compiling:
         return select(call)
-    return BACKENDS[_choices.get(call.traits, lambda: select(call).NAME)]
-
-
-def has_few_scores(call: AttentionCall) -> bool:
-    """Return whether a call is as small as a step of decoding a short text."""
-    return call.layout.num_queries * call.layout.num_keys <= FEW_SCORES
+    name = _known_fastest(call)
+    # found at once, and for steps of decoding: not worth remembering
+    return BACKENDS[name or _choices.get(call.traits, lambda: select(call).NAME)]
 
 
 def fastest(call: AttentionCall) -> str:
     """Return the backend that "auto" chooses: the cheapest of those that compute the call in little memory."""
     if call.inputs.is_compiling:
-        return _while_compiling(call)
-    is_small = has_few_scores(call) and call.inputs.device == "cpu"
-    # nothing is faster than dense attention without a mask, and asking the others takes longer
-    if (is_small or sdpa.is_bare(call)) and sdpa.why_not(call) is None:
-        return sdpa.NAME
+        return _by_rank(call)
+    return _known_fastest(call) or _cheapest(call)
+
+
+def _known_fastest(call: AttentionCall) -> str | None:
+    """Return the backend that no other can beat; None: their costs have to be compared."""
+    for name, backend in BACKENDS.items():
+        if backend.is_fastest(call) and backend.why_not(call) is None:
+            return name
+    return None
+
+
+def _cheapest(call: AttentionCall) -> str:
     able = [name for name in BACKENDS if BACKENDS[name].why_not(call) is None]
     costs = {name: cost for name in able if (cost := BACKENDS[name].cost(call)) < inf}
     light = [name for name in costs if is_light(call, name, costs)]
-    return min(light, key=costs.__getitem__) if light else blocked.NAME
+    return min(light, key=costs.__getitem__) if light else _by_rank(call)
 
 
 def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
@@ -125,8 +127,8 @@ def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
     return own <= most
 
 
-def _while_compiling(call: AttentionCall) -> str:
-    # costs cannot be compared: lengths may be symbols
+def _by_rank(call: AttentionCall) -> str:
+    """Return the first backend by rank that can compute a call whose costs cannot be compared, or are all too high."""
     ranks = [(backend.rank_while_compiling(call), name) for name, backend in BACKENDS.items()]
     ranked = [name for _, name in sorted((rank, name) for rank, name in ranks if rank is not None)]
     for name in ranked:

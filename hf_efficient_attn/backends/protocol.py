@@ -24,6 +24,12 @@ class Backend(Protocol):
     def missing(self, call: AttentionCall) -> str | None:
         """Return what must be installed for a call that `why_not` does not refuse otherwise; None: nothing."""
 
+    def is_fastest(self, call: AttentionCall) -> bool:
+        """Return whether no backend can be faster or need less memory, as far as this is known at once.
+
+        It is asked in every call that is not being compiled; where it is True, nobody is asked for its cost.
+        """
+
     def cost(self, call: AttentionCall) -> float:
         """Return the estimated time of one example, in scores of dense attention without a mask.
 
@@ -34,8 +40,9 @@ class Backend(Protocol):
     def rank_while_compiling(self, call: AttentionCall) -> int | None:
         """Return the place of this backend among those that "auto" asks while compiling, least first.
 
-        The first whose `why_not` returns None is taken. None: it is used only where it is asked for by name. Lengths
-        may be symbols, which a comparison with a number other than 1 would turn into constants of the program.
+        The first whose `why_not` returns None is taken, also where all backends need too much memory. None: it is used
+        only where it is asked for by name. Lengths may be symbols, which a comparison with a number other than 1 would
+        turn into constants of the program.
         """
 
     def remark(self, call: AttentionCall) -> str:

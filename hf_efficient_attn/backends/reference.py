@@ -31,6 +31,11 @@ def missing(call: AttentionCall) -> str | None:
     return None
 
 
+def is_fastest(call: AttentionCall) -> bool:
+    """Return False: others are faster."""
+    return False
+
+
 def cost(call: AttentionCall) -> float:
     """Return infinity: this backend is for comparisons."""
     return inf

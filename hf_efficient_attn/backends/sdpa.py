@@ -1,21 +1,21 @@
 """Attention by torch's scaled_dot_product_attention over all pairs: the fastest for full, causal and short patterns."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
-from hf_efficient_attn.errors import WorkLimitError
-from hf_efficient_attn.layout.cache import MEBIBYTE, cached
+from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.additive import additive_mask, term_bias
 from hf_efficient_attn.layout.dense.lse import row_lse
+from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.dense.pairs import is_idle, num_mask_bytes
-from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.dense.single_query import common_intervals, gathered, intervals_of_any, read_keys
 from hf_efficient_attn.layout.sinks import join_sinks
-from hf_efficient_attn.patterns.counting import CrossingError, Moving
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.work import SMALL_SHARE, bounded
+from hf_efficient_attn.patterns.intervals import Intervals, size
 
 NAME = "sdpa"
 RANK_WITHOUT_MASK = 10
@@ -32,6 +32,12 @@ SCORES_PER_UNFUSED_SCORE = 4.0
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
 NUMBERS_PER_SCORE = 3
+# with fewer scores per head, comparing backends on a CPU takes as long as this one
+FEW_SCORES = 1 << 10
+# keys of all heads that a single query of heads that differ may read before other backends are asked
+MAX_KEY_READS = 1 << 17
+# more intervals than these are copied together, not read one by one
+MAX_JOINED = 8
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -52,9 +58,30 @@ def missing(call: AttentionCall) -> str | None:
     return None
 
 
+def is_fastest(call: AttentionCall) -> bool:
+    """Return whether no mask is needed, or only that of a single query, or the call is short."""
+    layout = call.layout
+    if call.inputs.device == "cpu" and layout.num_queries * layout.num_keys <= FEW_SCORES:
+        return True
+    if not is_single(call):
+        return is_bare(call)
+    return bool(common_intervals(layout)) or layout.num_heads * size(intervals_of_any(layout)) <= MAX_KEY_READS
+
+
+def is_single(call: AttentionCall) -> bool:
+    """Return whether the keys of the only query are found, and all others left alone."""
+    # elsewhere the host would have to wait for the masks
+    is_here = call.inputs.device == "cpu" and not call.inputs.is_compiling
+    return is_here and call.layout.num_queries == 1 and len(call.terms) == 0
+
+
 def cost(call: AttentionCall) -> float:
     """Return the estimated time of dense attention for one example, in scores without a mask."""
-    layout, plain = call.layout, maskless(call.layout)
+    layout = call.layout
+    if is_single(call):
+        per_score = SCORES_PER_UNFUSED_SCORE if has_no_kernel(call) else SCORES_PER_MASKED_SCORE
+        return computed_pairs(call) * (per_score + SCORES_PER_KEY)
+    plain = maskless(layout)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
     if plain is not None and call.tokens.is_empty and not is_unfused:
         start, stop, is_causal = plain
@@ -82,8 +109,9 @@ def remark(call: AttentionCall) -> str:
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the number of all pairs."""
-    return call.layout.num_pairs
+    """Return the number of all pairs; for a single query only that of the keys which any head reads."""
+    layout = call.layout
+    return layout.num_heads * size(intervals_of_any(layout)) if is_single(call) else layout.num_pairs
 
 
 def working_bytes(call: AttentionCall) -> int:
@@ -92,6 +120,10 @@ def working_bytes(call: AttentionCall) -> int:
     They are the mask, the biases of terms, and all scores where torch has no fused kernel for the call.
     """
     layout, inputs = call.layout, call.inputs
+    if is_single(call):
+        # keys and values that are copied
+        num_keys = inputs.batch_size * inputs.num_key_heads * size(intervals_of_any(layout))
+        return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None
     num_examples = 1 if call.tokens.is_empty else inputs.batch_size
     num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
@@ -110,33 +142,20 @@ def has_no_kernel(call: AttentionCall) -> bool:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return output and lse; see `Backend`."""
-    layout, tokens, terms, scale = call.layout, call.tokens, call.terms, call.scale
-    plain = None if terms or not is_idle(tokens) else maskless(layout)
-    mask: Tensor | None = None
-    keyless: Tensor | None = None
-    is_causal = False
-    keys, values = k, v
-    if plain is not None:
-        start, stop, is_causal = plain
-        if not torch.compiler.is_compiling() and stop - start < layout.num_keys:
-            keys, values = k[:, :, start:stop], v[:, :, start:stop]
-    else:
-        mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
-        bias = term_bias(terms, layout, tokens, q.device)
-        if bias is not None:
-            mask = (bias if mask is None else bias + mask).to(q.dtype)
-            # a term may leave a row without keys
-            closed = (mask == -torch.inf).all(-1, keepdim=True)
-            mask = mask.masked_fill(closed, 0.0)
-            keyless = closed if keyless is None else closed | keyless
-    scaled = q
+    intervals, mask, keyless, is_causal = _read(q, call)
+    scaled, scale = q, call.scale
     if is_causal and scale <= 0.0:
         # kernels apply the causal mask (-inf) before they scale, and -inf times 0 or a negative number masks nothing
         scaled, scale = q * scale, 1.0
     need_lse = need_lse or call.sinks is not None
     # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
-    out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, need_lse)
+    lse: Tensor | None
+    if 1 < len(intervals) <= MAX_JOINED and not (call.inputs.needs_grad or has_no_kernel(call)):
+        out, lse = _joined(scaled, k, v, intervals, mask, scale)
+    else:
+        keys, values = (gathered(each, intervals) if intervals else each for each in (k, v))
+        out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, need_lse)
     if need_lse and lse is None:
         lse = row_lse(q, k, call)
     if keyless is not None:
@@ -148,12 +167,60 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     return out, lse
 
 
+def _read(q: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Tensor | None, bool]:
+    """Return (intervals, mask, keyless, is_causal): the keys to be read, all if there are none, and their mask."""
+    layout, tokens, terms = call.layout, call.tokens, call.terms
+    if is_single(call):
+        read = read_keys(layout, tokens, q.shape[0], q.dtype)
+        return read.intervals, read.mask, read.keyless, False
+    plain = None if terms or not is_idle(tokens) else maskless(layout)
+    if plain is not None:
+        start, stop, is_causal = plain
+        is_part = not torch.compiler.is_compiling() and stop - start < layout.num_keys
+        return ((start, stop),) if is_part else (), None, None, is_causal
+    mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
+    bias = term_bias(terms, layout, tokens, q.device)
+    if bias is not None:
+        mask = (bias if mask is None else bias + mask).to(q.dtype)
+        # a term may leave a row without keys
+        closed = (mask == -torch.inf).all(-1, keepdim=True)
+        mask = mask.masked_fill(closed, 0.0)
+        keyless = closed if keyless is None else closed | keyless
+    return (), mask, keyless, False
+
+
+def _joined(
+    q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return output and lse over several intervals of the keys, read where they are; without gradients."""
+    outs, lses, first = [], [], 0
+    for start, stop in intervals:
+        part = None if mask is None else mask[..., first : first + stop - start]
+        first += stop - start
+        out, part_lse = _fused(q, k[:, :, start:stop], v[:, :, start:stop], part, False, scale, 0.0, need_lse=True)
+        # a kernel that reads them without a copy returns their lse, too: 0 of rows that read none
+        lse = cast(Tensor, part_lse)
+        outs.append(out.to(lse.dtype))
+        lses.append(lse if part is None else lse.masked_fill((part == -torch.inf).all(-1), -torch.inf))
+    total = torch.stack(lses)
+    out = (torch.stack(outs) * total.softmax(0)[..., None]).sum(0)
+    return out.to(q.dtype), total.logsumexp(0)
+
+
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, dropout: float, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output, and lse if it is needed and the kernel returns it."""
     # without a mask every kernel supports grouped key heads; with one, some fall back to a slow path
     heads_per_key_head = q.shape[1] // k.shape[1]
+    if heads_per_key_head > 1 and q.shape[2] == 1:
+        # single queries of heads that share keys are as the queries of one head
+        by_key_head = (k.shape[1], heads_per_key_head)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.reshape(mask.shape[0], *by_key_head, mask.shape[3])
+        shared = q.reshape(q.shape[0], *by_key_head, q.shape[3])
+        out, lse = _fused(shared, k, v, mask, False, scale, dropout, need_lse)
+        return out.reshape(*q.shape[:3], v.shape[3]), None if lse is None else lse.reshape(q.shape[:3])
     if heads_per_key_head > 1 and (mask is not None or need_lse):
         k, v = (each.repeat_interleave(heads_per_key_head, 1) for each in (k, v))
     if q.device.type == "cpu":
@@ -172,62 +239,3 @@ def is_bare(call: AttentionCall) -> bool:
     # `len`, since a compiler cannot evaluate a tuple of terms as a bool
     is_plain = call.tokens.is_empty and len(call.terms) == 0 and call.dropout == 0.0
     return is_plain and call.inputs.head_dim == call.inputs.value_dim and maskless(call.layout) is not None
-
-
-def maskless(layout: Layout) -> tuple[int, int, bool] | None:
-    """Return (start, stop, is_causal) if no mask is needed over the keys start … stop - 1; None if one is.
-
-    Either every query of every head reads all of these keys, or query i reads them up to the i-th.
-    """
-    if not torch.compiler.is_compiling():
-        return _of_intervals(layout)
-    # a compiler cannot trace the intervals of patterns
-    return _of_limits(layout)
-
-
-def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
-    """Return the same from the limits of a band that has none on the left."""
-    limits = layout.pattern.band_limits
-    if limits == (None, None):
-        return 0, layout.num_keys, False
-    return (0, layout.num_queries, True) if limits == (None, 0) and layout.query_offset == 0 else None
-
-
-@cached()
-def _of_intervals(layout: Layout) -> tuple[int, int, bool] | None:
-    groups = layout.head_groups()
-    if len(groups) > 1:
-        return None
-    pattern, num_keys = groups[0][2], layout.num_keys
-    first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
-    read_by_any = pattern.key_intervals(first, last, num_keys)
-    if len(read_by_any) == 1 and read_by_any == pattern.full_key_intervals(first, last, num_keys):
-        return *read_by_any[0], False
-    return (0, layout.num_queries, True) if first == 0 and reads_triangle(pattern, last, num_keys) else None
-
-
-def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
-    """Return whether each query q of 0..last reads exactly the keys 0..q; False also where that takes long to say."""
-    if pattern.band_limits == (None, 0):
-        return True
-    try:
-        with bounded("Looking for a causal triangle", share=SMALL_SHARE):
-            return _rows_form_triangle(pattern, last, num_keys)
-    except WorkLimitError:
-        return False
-
-
-def _rows_form_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
-    # the last row alone tells of most patterns that they differ
-    extents = [(0, last), (last, last)]
-    while extents:
-        first, last = extents.pop()
-        try:
-            intervals = pattern.moving_intervals(first, last, num_keys)
-        except CrossingError:
-            middle = (first + last) // 2
-            extents += [(first, middle), (middle + 1, last)]
-        else:
-            if intervals != ((0, first + 1 if first == last else Moving(first + 1, last + 1)),):
-                return False
-    return True

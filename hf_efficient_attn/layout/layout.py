@@ -1,11 +1,13 @@
 """Layout: a pattern laid over the positions of a sequence, with everything about a call that is not a tensor."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.token_mask import Document
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.intervals import Intervals
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.token_order import Extent
 
@@ -111,14 +113,32 @@ class Layout:
 
     def head_patterns(self) -> tuple[Pattern, ...]:
         """Return the pattern of each query head, every random part drawn for these lengths."""
-        return _head_patterns(self.pattern, self.heads, self.drawn_tokens, self.layer)
+        return _head_patterns(*self._drawn)
 
     def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
         """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns.
 
         Heads are counted within this call.
         """
-        return _head_groups(self.pattern, self.heads, self.drawn_tokens, self.layer)
+        return self._own_groups if self.num_queries == 1 else _head_groups(*self._drawn)
+
+    @property
+    def _drawn(self) -> tuple[Pattern, Heads, int, int]:
+        """What the drawn patterns depend on."""
+        return self.pattern, self.heads, self.drawn_tokens, self.layer
+
+    # every step of decoding has a length of its own, and what is kept for it would not be asked for again
+    @cached_property
+    def _own_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
+        return _groups_of(_draw(*self._drawn))
+
+    @cached_property
+    def intervals_of_heads(self) -> tuple[Intervals, ...]:
+        """What each head of the only query reads."""
+        read: list[Intervals] = []
+        for _, count, pattern in self.head_groups():
+            read += [pattern.key_intervals(self.query_offset, self.query_offset, self.num_keys)] * count
+        return tuple(read)
 
     def of_document(self, document: Document) -> "Layout":
         """Return the layout of one document, whose positions start at 0; it may have no queries.
@@ -142,23 +162,31 @@ def drawn_layer(pattern: Pattern, layer: int) -> int:
     return layer if pattern.is_random else 0
 
 
-@cached()
-def _head_patterns(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[Pattern, ...]:
+def _draw(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[Pattern, ...]:
     first, count, total = heads
     own = pattern.heads(total)[first : first + count]
+    if not pattern.is_random and all(one is own[0] for one in own):
+        return (own[0].resolve(num_tokens, layer, first, total),) * count
     return tuple(one.resolve(num_tokens, layer, head, total) for head, one in enumerate(own, first))
+
+
+def _groups_of(drawn: tuple[Pattern, ...]) -> tuple[tuple[int, int, Pattern], ...]:
+    groups: list[tuple[int, int, Pattern]] = []
+    for head, pattern in enumerate(drawn):
+        if groups and (groups[-1][2] is pattern or groups[-1][2] == pattern):
+            first, count, _ = groups[-1]
+            groups[-1] = (first, count + 1, pattern)
+        else:
+            groups.append((head, 1, pattern))
+    return tuple(groups)
+
+
+_head_patterns = cached()(_draw)
 
 
 @cached()
 def _head_groups(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
-    groups: list[tuple[int, int, Pattern]] = []
-    for head, drawn in enumerate(_head_patterns(pattern, heads, num_tokens, layer)):
-        if groups and groups[-1][2] == drawn:
-            first, count, _ = groups[-1]
-            groups[-1] = (first, count + 1, drawn)
-        else:
-            groups.append((head, 1, drawn))
-    return tuple(groups)
+    return _groups_of(_head_patterns(pattern, heads, num_tokens, layer))
 
 
 @cached()

@@ -25,6 +25,8 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.models.config.errors import FieldError
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 X = torch.randn(2, 4, 20, 8)
@@ -194,6 +196,19 @@ def test_auto_counts_what_no_fused_kernel_computes(changes: dict[str, Any]) -> N
     assert fastest(replace(call(512, Causal()), **changes)) == "blocked"
     # blocks cost a fixed time, which shows in short inputs
     assert fastest(replace(call(64, Causal()), **changes)) == "sdpa"
+
+
+@pytest.mark.parametrize("pattern", [Band(256, 0), Band(256, 0) | GlobalTokens([0]), PerHead([Band(9, 0), Causal()])])
+def test_a_step_of_decoding_asks_no_other_backend(
+    pattern: hea.patterns.Pattern, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = replace(call(8192, pattern), layout=Layout(pattern, 8, 1, 8192, 8191))
+    for name in BACKENDS:
+        monkeypatch.setattr(BACKENDS[name], "cost", None)
+    assert fastest(step) == "sdpa"
+    monkeypatch.setattr(BACKENDS["flex"], "is_fastest", lambda call: True)
+    monkeypatch.setattr(BACKENDS["flex"], "why_not", lambda call: None)
+    assert fastest(step) == "flex"
 
 
 def test_auto_on_a_gpu_is_flex_but_not_for_steps_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

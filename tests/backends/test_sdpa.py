@@ -9,10 +9,11 @@ from torch import Tensor
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.dense import additive
+from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -47,7 +48,7 @@ def draw(num_queries: int, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
 )
 def test_when_no_mask_is_needed(pattern: Pattern, num_queries: int, expected: tuple[int, int, bool] | None) -> None:
     layout = Layout(pattern, 2, num_queries, 10, 10 - num_queries)
-    assert sdpa.maskless(layout) == expected
+    assert maskless(layout) == expected
 
 
 @pytest.mark.parametrize("need_lse", [True, False])
@@ -59,6 +60,60 @@ def test_masks_are_built_once_if_at_all(pattern: Pattern, need_lse: bool, monkey
     monkeypatch.setattr(additive, "allowed_pairs", None)
     again, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
     assert torch.equal(first, again)
+
+
+ROW = 200
+ROW_TOKENS = {
+    "none": TokenMask(),
+    "left padding": TokenMask(torch.arange(ROW) >= torch.tensor([[0], [90]])),
+    "holes, and a masked query": TokenMask((torch.arange(2 * ROW).reshape(2, ROW) + 1) % 7 != 0),
+    "an empty example": TokenMask(torch.tensor([[True], [False]]).expand(2, ROW)),
+    "documents, and chosen tokens": TokenMask(
+        None, torch.arange(ROW) // torch.tensor([[150], [70]]), (torch.arange(ROW) % 145 == 0).expand(2, ROW)
+    ),
+}
+ROW_PATTERNS = {
+    "band": Band(20, 0),
+    "globals": Band(20, 0) | GlobalTokens([0, 100]),
+    "scattered": Dilated(60, 0, 3),
+    "heads": PerHead([Band(20, 0) | GlobalTokens([1]), GlobalTokens([90], reads_all=False)]),
+    "random": (Band(8, 0) | RandomBlocks(1, 4)).causal(),
+    "nothing": GlobalTokens([5], read_by_all=False),
+}
+
+
+@pytest.mark.parametrize("tokens", ROW_TOKENS.values(), ids=ROW_TOKENS.keys())
+@pytest.mark.parametrize("pattern", ROW_PATTERNS.values(), ids=ROW_PATTERNS.keys())
+def test_a_single_query_reads_its_keys_only(
+    pattern: Pattern, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without gradients, of heads that share keys; no mask of all keys is made."""
+    q, k, v = (tensor.double().requires_grad_() for tensor in draw(1, ROW))
+    layout = Layout(pattern, 4, 1, ROW, ROW - 1)
+    call = call_of(q, k, v, layout, tokens=tokens)
+    expected = reference.attend(q, k, v, call)
+    wanted = torch.autograd.grad(expected[0].square().sum(), (q, k, v))
+    monkeypatch.setattr(sdpa, "additive_mask", None)
+    out, lse = sdpa.attend(q, k, v, call)
+    torch.testing.assert_close((out, lse), expected)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), (q, k, v)), wanted)
+    with torch.no_grad():
+        sinks = torch.randn(4, dtype=torch.double)
+        call = call_of(q, k, v, layout, tokens=tokens, sinks=sinks)
+        torch.testing.assert_close(sdpa.attend(q, k, v, call), reference.attend(q, k, v, call))
+
+
+def test_a_single_query_of_another_sequence() -> None:
+    q, k, v = draw(1, ROW)
+    ids = torch.arange(ROW) // 10 % 5
+    tokens = TokenMask(
+        segment_ids=ids.expand(2, ROW),
+        query_segment_ids=torch.tensor([[1, 2, 2], [0, 1, 3]]),
+        query_mask=torch.tensor([[True] * 3, [True, True, False]]),
+    )
+    layout = Layout(Band(1, 4), 4, 1, ROW, 2, is_cross=True)
+    call = call_of(q, k, v, layout, tokens=tokens)
+    torch.testing.assert_close(sdpa.attend(q, k, v, call), reference.attend(q, k, v, call))
 
 
 @pytest.mark.parametrize("learned", [True, False])

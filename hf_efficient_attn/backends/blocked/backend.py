@@ -26,6 +26,11 @@ def missing(call: AttentionCall) -> str | None:
     return None
 
 
+def is_fastest(call: AttentionCall) -> bool:
+    """Return False: others may be faster."""
+    return False
+
+
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example, in scores of dense attention; infinite if the masks are refused."""
     return estimate(call.layout).time(costs_of(call))

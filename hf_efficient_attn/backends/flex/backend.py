@@ -102,6 +102,11 @@ def _not_installed(device: str) -> str:
     return f"flex needs {_compiler(device)[0]}, which is not installed: use blocked or sdpa."
 
 
+def is_fastest(call: AttentionCall) -> bool:
+    """Return False: others may be faster."""
+    return False
+
+
 def cost(call: AttentionCall) -> float:
     """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it."""
     return inf if is_only_by_name(call) else SCORES_PER_SCORE * computed_pairs(call)

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.bench.attention.cases import Shape
 from hf_efficient_attn.bench.harness.report import markdown_table
 from hf_efficient_attn.bench.harness.timing import Case, summarize, time_once
 from hf_efficient_attn.layout.dense.additive import additive_mask
+from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.patterns.bands import Band, Causal
@@ -47,7 +47,7 @@ def both(pattern: Pattern, inputs: list[Tensor]) -> tuple[Case, Case]:
     """Return the cases of `attention`, and of SDPA, whose mask is made beforehand."""
     q, k, v = inputs
     layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2])
-    is_causal = sdpa.maskless(layout) is not None
+    is_causal = maskless(layout) is not None
     mask = None if is_causal else additive_mask(layout, NO_MASK, len(q), q.device, q.dtype)[0]
     return (
         Case(lambda _: attention(q, k, v, pattern)),

@@ -32,7 +32,7 @@ def additive_mask(
 
     def build() -> AdditiveMask:
         allowed = allowed_pairs(layout, tokens, batch_size, device)
-        return (None, None) if allowed is None else _additive(allowed, dtype)
+        return (None, None) if allowed is None else additive(allowed, dtype)
 
     if torch.compiler.is_compiling():
         return build()
@@ -43,7 +43,8 @@ def additive_mask(
     return _masks.get_of(vars(tokens).values(), key, build)
 
 
-def _additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
+def additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
+    """Return `additive_mask` of pairs, bool [batch or 1, heads or 1, queries, keys]."""
     keyless = ~allowed.any(-1, keepdim=True)
     # not in place: a compiler does not know that the operator which gives `allowed` without masks makes new memory
     closed = ~(allowed | keyless)
