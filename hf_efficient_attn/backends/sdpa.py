@@ -150,9 +150,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     need_lse = need_lse or call.sinks is not None
     # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
-    lse: Tensor | None
     if 1 < len(intervals) <= MAX_JOINED and not (call.inputs.needs_grad or has_no_kernel(call)):
-        out, lse = _joined(scaled, k, v, intervals, mask, scale)
+        out, lse = _joined(scaled, k, v, intervals, mask, scale, need_lse)
     else:
         keys, values = (gathered(each, intervals) if intervals else each for each in (k, v))
         out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, need_lse)
@@ -190,9 +189,9 @@ def _read(q: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Ten
 
 
 def _joined(
-    q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return output and lse over several intervals of the keys, read where they are; without gradients."""
+    q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, mask: Tensor | None, scale: float, need_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return output, and lse if needed, over several intervals of the keys, read where they are; without gradients."""
     outs, lses, first = [], [], 0
     for start, stop in intervals:
         part = None if mask is None else mask[..., first : first + stop - start]
@@ -204,7 +203,7 @@ def _joined(
         lses.append(lse if part is None else lse.masked_fill((part == -torch.inf).all(-1), -torch.inf))
     total = torch.stack(lses)
     out = (torch.stack(outs) * total.softmax(0)[..., None]).sum(0)
-    return out.to(q.dtype), total.logsumexp(0)
+    return out.to(q.dtype), total.logsumexp(0) if need_lse else None
 
 
 def _fused(
