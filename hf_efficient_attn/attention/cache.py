@@ -77,6 +77,9 @@ class PatternCache(Cache):
                 layers[layer] = PatternLayer(num_first, left, self.padding)
         self.rope = rope_of(text_config) if positions == CACHE else None
         self.checked_spec = getattr(text_config, FIELD)
+        # torch 2.11 cannot trace how it is made
+        self.origin = Origin()
+        self.origin.cache = self
         # whether "efficient" has asked for the keys since a model last did
         self.is_followed = False
         super().__init__(layers=layers)
@@ -158,9 +161,7 @@ class PatternCache(Cache):
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
         self.is_followed = False
-        origin = Origin()
-        origin.cache = self
-        return self.get_seq_length(layer_idx) + query_length, origin
+        return self.get_seq_length(layer_idx) + query_length, self.origin
 
 
 class Origin(int):

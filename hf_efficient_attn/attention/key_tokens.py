@@ -42,15 +42,17 @@ def tokens_of_keys(
     attention_mask = as_lasting(attention_mask)
     bring(attention_mask, past_tokens)
     length = num_queries if is_causal else 0
-    is_token = key_padding(attention_mask, batch_size, num_keys, int(first_key), past_tokens, length)
-    if isinstance(first_key, Origin):
-        first_key.cache.follow(config, is_token)
+    # torch 2.11 traces no conversion of such a number
+    cache, first_key = (first_key.cache, 0) if isinstance(first_key, Origin) else (None, int(first_key))
+    is_token = key_padding(attention_mask, batch_size, num_keys, first_key, past_tokens, length)
+    if cache is not None:
+        cache.follow(config, is_token)
     query_offset: QueryOffset = None
     # otherwise the queries are the last keys, or no keys at all
-    if is_causal and not (isinstance(past_tokens, int) and past_tokens - int(first_key) + num_queries == num_keys):
-        slots = counted_from(int(first_key), num_keys, device)
+    if is_causal and not (isinstance(past_tokens, int) and past_tokens - first_key + num_queries == num_keys):
+        slots = counted_from(first_key, num_keys, device)
         is_token = derived(_written, slots, past_tokens, num_queries, batch_size, is_token)
-        query_offset = None if num_queries == num_keys else _difference(past_tokens, int(first_key))
+        query_offset = None if num_queries == num_keys else _difference(past_tokens, first_key)
     elif is_token is not None and _are_all(is_token):
         is_token = None
     return TokenMask(is_token, documents), query_offset
