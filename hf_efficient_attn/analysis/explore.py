@@ -7,16 +7,23 @@ The page is one HTML file that opens by a double click, without a network; patte
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_efficient_attn.analysis.draw import read_layer_patterns
 from hf_efficient_attn.analysis.explore_html import render_page
-from hf_efficient_attn.analysis.explore_patterns import LENGTHS, explanations, presets
+from hf_efficient_attn.analysis.explore_model import followed_patterns, load_explored, model_data
+from hf_efficient_attn.analysis.explore_patterns import LENGTHS, Own, explanations, presets
+from hf_efficient_attn.analysis.explore_rows import DEFAULT_ROWS, read_rows, sampled_rows
+from hf_efficient_attn.analysis.explore_tokens import MAX_TOKENS, read_tokens
+from hf_efficient_attn.analysis.signal_sources import label
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.requirements import VERSION
 
-DEFAULT_TOKENS = 4096
+# where neither an option nor a model says another number
+TOKENS, LAYERS, HEADS = 4096, 12, 8
 MEGABYTE = 10**6
 
 
@@ -28,9 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "expressions such as 'band(4, 4) | global(0)', JSON, or files with JSON; further ones can be typed in the page"
     )
     parser.add_argument("pattern", nargs="*", help=text)
-    parser.add_argument("--tokens", type=int, metavar="N", help=f"length of the sequence in tokens ({DEFAULT_TOKENS})")
-    parser.add_argument("--layers", type=int, default=12, metavar="N", help="layers of the patterns (%(default)s)")
-    parser.add_argument("--heads", type=int, default=8, metavar="N", help="query heads (%(default)s)")
+    tokens = f"length in tokens ({TOKENS}); of a text, the most to read ({MAX_TOKENS}, or what the model can)"
+    parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
+    parser.add_argument("--layers", type=int, metavar="N", help=f"layers of the patterns ({LAYERS}, or the model's)")
+    parser.add_argument("--heads", type=int, metavar="N", help=f"query heads ({HEADS}, or the model's)")
+    parser.add_argument("--model", metavar="FOLDER", help="a saved model, or its name on the Hub, to show on --text")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8; the model reads its first --tokens tokens")
+    rows = "tokens of the text whose weights are kept, spread evenly (%(default)s)"
+    parser.add_argument("--num-rows", type=int, default=DEFAULT_ROWS, metavar="N", help=rows)
+    parser.add_argument("--rows", default="", metavar="N,N", help="further tokens whose weights are kept, from 0")
     parser.add_argument("--causal", action="store_true", help="the causal form of the patterns")
     parser.add_argument("--device", default="cpu", help="for which backends are explained (%(default)s)")
     parser.add_argument("--output", default="attention.html", metavar="FILE", help="the page (%(default)s)")
@@ -54,16 +67,46 @@ def main(args: argparse.Namespace) -> None:
 
 def page_data(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the page shows, in JSON types."""
-    tokens = DEFAULT_TOKENS if args.tokens is None else args.tokens
-    for name, number in (("--tokens", tokens), ("--layers", args.layers), ("--heads", args.heads)):
-        check_length(name, number)
-    offered = presets(args.pattern, args.layers, args.heads, args.causal)
+    for name in ("tokens", "layers", "heads", "num_rows"):
+        if getattr(args, name) is not None:
+            check_length(f"--{name.replace('_', '-')}", getattr(args, name))
+    sources = [(source, read_layer_patterns(source, args.layers or LAYERS), args.causal) for source in args.pattern]
+    if args.model is None and args.text is None:
+        return pattern_data(args, sources, args.tokens or TOKENS, args.layers or LAYERS, args.heads or HEADS) | {
+            "model": None
+        }
+    shown, followed = model_on_text(args)
+    counts = (len(shown["tokens"]), args.layers or shown["layers"], args.heads or shown["heads"])
+    return pattern_data(args, [*followed, *sources], *counts) | {"model": shown}
+
+
+def pattern_data(args: argparse.Namespace, own: Sequence[Own], tokens: int, layers: int, heads: int) -> dict[str, Any]:
+    """Return what the page shows of patterns."""
+    offered = presets(own, layers, heads)
     return {
         "version": VERSION,
         "tokens": tokens,
-        "heads": args.heads,
+        "heads": heads,
         "lengths": sorted({*LENGTHS, tokens}),
         "presets": offered,
-        "explanations": explanations(offered, tokens, args.heads, args.device),
-        "model": None,
+        "explanations": explanations(offered, tokens, heads, args.device),
     }
+
+
+def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
+    """Return what the page shows of `--model` on `--text`, and the patterns that the model follows.
+
+    Raises:
+        InputError: one of them without the other, or what `read_tokens`, `load_explored` and `read_rows` refuse.
+    """
+    if args.model is None or args.text is None:
+        raise InputError("--model and --text belong together: give the folder of a model and a text that it reads.")
+    rows = args.rows.split(",") if args.rows else []
+    if not all(row.strip().isdecimal() for row in rows):
+        raise InputError(f"--rows {args.rows}: give the numbers of tokens, counted from 0, such as 0,17.")
+    model, name = load_explored(args.model), label(args.model)
+    text = read_tokens(args.model, model.config.get_text_config(), args.text, args.tokens)
+    read = read_rows(model, text.ids, sampled_rows(len(text.ids), args.num_rows, [int(row) for row in rows]))
+    patterns, is_causal = followed_patterns(model, read.global_tokens)
+    followed: list[Own] = [(f"{name}, all layers", patterns, is_causal)] if patterns else []
+    return model_data(name, model, text, read, patterns), followed

@@ -21,6 +21,8 @@ SCRIPTS = (
     "matrix_drawing.js",
     "backend_facts.js",
     "pattern_view.js",
+    "model_data.js",
+    "text_view.js",
     "start.js",
 )
 

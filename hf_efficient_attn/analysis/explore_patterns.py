@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_efficient_attn.analysis.draw import read_layer_patterns
 from hf_efficient_attn.attention.explain import MEBIBYTE, Explanation, explain
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.expressions import parse_pattern, write_expression
+from hf_efficient_attn.patterns.pattern import Pattern
 
 # title, the expressions of the layers, and whether it is shown in its causal form
 PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -31,28 +31,33 @@ PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 LENGTHS = (1024, 4096, 16384)
 
 
-def presets(sources: Sequence[str], num_layers: int, num_heads: int, causal: bool) -> list[dict[str, Any]]:
-    """Return the patterns to choose from: those of the sources, then ours.
+# a title, the patterns of the layers (None: the layer keeps its own attention), and whether they are followed causally
+Own = tuple[str, Sequence[Pattern | None], bool]
 
-    Args:
-        sources: expressions, JSON, or files with JSON, as for `draw`.
-        num_layers: where a source does not say how many there are.
-        causal: show those of the sources in their causal form.
+
+def presets(own: Iterable[Own], num_layers: int, num_heads: int) -> list[dict[str, Any]]:
+    """Return the patterns to choose from: a user's own, then ours, which have `num_layers` layers.
+
+    Those of ours that so many heads cannot share are left out.
     """
-    own = []
-    for source in sources:
-        patterns = read_layer_patterns(source, num_layers)
-        own.append((source, tuple("full()" if each is None else write_expression(each) for each in patterns), causal))
-    return [
-        {
-            "title": title,
-            "expressions": _tile(lines),
-            "layers": max(num_layers, len(lines)) if title not in sources else len(lines),
-            "heads": num_heads,
-            "causal": is_causal,
-        }
-        for title, lines, is_causal in (*own, *PRESETS)
+    written = [
+        (title, [_expression(each, is_causal) for each in patterns], is_causal, len(patterns))
+        for title, patterns, is_causal in own
     ]
+    ours = [
+        (title, lines, is_causal, num_layers)
+        for title, lines, is_causal in PRESETS
+        if all(num_heads % parse_pattern(line).num_head_patterns == 0 for line in lines)
+    ]
+    return [
+        {"title": title, "expressions": _tile(lines), "layers": layers, "heads": num_heads, "causal": is_causal}
+        for title, lines, is_causal, layers in (*written, *ours)
+    ]
+
+
+def _expression(pattern: Pattern | None, is_causal: bool) -> str:
+    """Return an expression; of a layer with attention of its own, what that is if it reads everything it may."""
+    return ("causal()" if is_causal else "full()") if pattern is None else write_expression(pattern)
 
 
 def _tile(lines: Sequence[str]) -> list[str]:

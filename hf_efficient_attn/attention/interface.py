@@ -90,7 +90,7 @@ def efficient_attention_forward(
         followed,
         tokens,
         scale,
-        dropout,
+        dropout=dropout,
         query_offset=query_offset,
         matrix=attention_mask if is_matrix else None,
         bias=kwargs.get("position_bias"),

@@ -12,8 +12,8 @@ from hf_efficient_attn.attention.checks import own_sinks
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
@@ -24,6 +24,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 NEVER_READ = -1000.0
 
 
+@rows_or_all
 def attend_layer(
     query: Tensor,
     key: Tensor,
@@ -50,7 +51,7 @@ def attend_layer(
         matrix: a mask that a user gave, [batch or 1, heads or 1, queries, keys].
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
         query_offset, terms, sinks, softcap: as for `attention`.
-        need_weights: compute densely and return the weights.
+        need_weights: compute densely and return the weights, of all queries or of those of `weights_of_rows`.
 
     Raises:
         InputError: a mask that does not belong to these queries and keys.
@@ -65,8 +66,6 @@ def attend_layer(
         call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout)
         out, _ = compute(query, key, value, call, backend)
         return out.transpose(1, 2).contiguous(), None
-    if need_weights:
-        warn_of_weights()
     added = added_scores(matrix, bias, query, key)
     pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
     if terms:

@@ -17,6 +17,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import allowed_names, check_kind, written_fields
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.BitOr: or_, ast.BitAnd: and_}
+SHORT_NAMES = {"global_tokens": "global"}
 SIGNS = {"union": "|", "intersection": "&", "complement": "~"}
 # lists in calls, and operators that join patterns one by one
 MAX_EXPRESSION_DEPTH = 100
@@ -65,9 +66,9 @@ def write_expression(pattern: Pattern) -> str:
     check_kind(pattern)
     sign = SIGNS.get(pattern.kind)
     if sign is None:
-        return f"{'global' if pattern.kind == 'global_tokens' else pattern.kind}({', '.join(_written_fields(pattern))})"
+        return f"{SHORT_NAMES.get(pattern.kind, pattern.kind)}({', '.join(_written_fields(pattern))})"
     parts = (f"({text})" if _joins(part) else text for part in pattern.parts if (text := write_expression(part)))
-    return f"~{next(parts)}" if pattern.kind == "complement" else f" {sign} ".join(parts)
+    return f"~{next(parts)}" if sign == "~" else f" {sign} ".join(parts)
 
 
 def _joins(pattern: Pattern) -> bool:

@@ -1,7 +1,7 @@
 """Where the global tokens are among the queries of a call, for the global projections."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,12 @@ class GlobalRows:
     index: Tensor
     is_global: Tensor
     allowed: Tensor | None
+
+    def among(self, queries: Sequence[int]) -> "GlobalRows":
+        """Return where the global tokens are among some of the queries, given by their indices."""
+        some = device_numbers(tuple(queries), self.index.device, torch.long)
+        is_same = (self.index[:, :, None] == some) & self.is_global[:, :, None]
+        return replace(self, is_row=self.is_row[:, some], index=is_same.int().argmax(-1), is_global=is_same.any(-1))
 
 
 def find_global_rows(

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
+from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
@@ -109,7 +110,10 @@ class SparseAttention(nn.Module):
             # after o_proj, which keeps its input for the backward pass: replacing rows before it would keep a second
             # copy
             out = replace_rows(out, global_rows, self.o_proj(read.flatten(2)), 1)
-            weights = None if weights is None else replace_rows(weights, global_rows, read_weights, 2)
+            if weights is not None:
+                chosen = chosen_rows()
+                rows = global_rows if chosen is None else global_rows.among(chosen)
+                weights = replace_rows(weights, rows, read_weights, 2)
         return out, weights
 
     def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:

@@ -1,0 +1,117 @@
+"""The text that `explore` shows a model on: its tokens, as the model reads them and as a reader can."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from hf_efficient_attn.analysis.span_sources import NUM_BYTES
+from hf_efficient_attn.errors import InputError
+
+MAX_TOKENS = 16384
+# transformers' number for a tokenizer that knows no limit is larger
+NO_LIMIT = 10**9
+PREFIXED = ("roberta", "camembert", "xlm-roberta", "longformer")
+
+
+@dataclass(frozen=True)
+class ShownTokens:
+    """A text as a model reads it.
+
+    Attributes:
+        ids: of the tokens that are read.
+        texts: what each stands for; bytes that are no character are written ‹C3›.
+        special: the places of tokens that stand for no text, such as [CLS].
+        num_left_out: how many tokens of the text are beyond the longest input.
+    """
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]
+    special: tuple[int, ...]
+    num_left_out: int
+
+
+def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) -> ShownTokens:
+    """Return the tokens of a text file, by the tokenizer beside the model or, for 256 tokens and no tokenizer, bytes.
+
+    Args:
+        max_tokens: the most to read; None: 16,384, or as many as the model has positions.
+
+    Raises:
+        InputError: no file, no tokenizer where one is needed, one that does not fit the model, or fewer than 2 tokens.
+    """
+    if not path.is_file():
+        raise InputError(f"--text {path}: no such file.")
+    content, tokenizer = path.read_bytes(), _tokenizer_of(source, config)
+    if tokenizer is None:
+        ids, special = list(content), []
+        texts = [_byte_text(byte) for byte in ids]
+    else:
+        text = content.decode(errors="replace")
+        options = {"return_special_tokens_mask": True, "return_offsets_mapping": tokenizer.is_fast}
+        # what is longer than the model allows is cut below, and said
+        encoded = tokenizer(text, verbose=False, **options)
+        ids, special = encoded["input_ids"], [i for i, is_it in enumerate(encoded["special_tokens_mask"]) if is_it]
+        decoded = [str(tokenizer.decode([token])) for token in ids]
+        texts = _texts_at(text, encoded["offset_mapping"], decoded, set(special)) if tokenizer.is_fast else decoded
+    if len(ids) < 2:
+        raise InputError(f"--text {path}: it has {len(ids)} tokens; attention between tokens needs at least 2.")
+    if max(ids) >= config.vocab_size:
+        raise InputError(
+            f"{source}: its tokenizer gives token {max(ids)}, but the model has {config.vocab_size:,} tokens. Save the "
+            "tokenizer the model was trained with beside it."
+        )
+    length = min(len(ids), _longest(config, tokenizer, max_tokens))
+    kept = [place for place in special if place < length]
+    return ShownTokens(tuple(ids[:length]), tuple(texts[:length]), tuple(kept), len(ids) - length)
+
+
+def _tokenizer_of(source: str, config: Any) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        if config.vocab_size == NUM_BYTES:
+            return None
+        raise InputError(
+            f"{source}: it has no tokenizer, and its {config.vocab_size:,} tokens cannot be the {NUM_BYTES} bytes. "
+            "Save its tokenizer beside it."
+        ) from error
+
+
+def _longest(config: Any, tokenizer: Any, max_tokens: int | None) -> int:
+    """Return the longest input in tokens; RoBERTa counts positions from its padding on."""
+    limits = [MAX_TOKENS if max_tokens is None else max_tokens]
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions:
+        limits.append(positions - 2 if config.model_type in PREFIXED else positions)
+    if tokenizer is not None and tokenizer.model_max_length < NO_LIMIT:
+        limits.append(tokenizer.model_max_length)
+    return min(limits)
+
+
+def _byte_text(byte: int) -> str:
+    r"""Return an ASCII character, or the number of a byte that is none.
+
+    >>> _byte_text(97), _byte_text(10), _byte_text(195)
+    ('a', '\n', '‹C3›')
+    """
+    return chr(byte) if 32 <= byte < 127 or byte in (9, 10, 13) else f"‹{byte:02X}›"
+
+
+def _texts_at(text: str, offsets: list[tuple[int, int]], decoded: list[str], special: set[int]) -> list[str]:
+    """Return the part of the text that each token stands for, with what no token stands for before it, such as spaces.
+
+    Where several tokens are the bytes of one character, the first shows it, and the others a dot.
+
+    >>> _texts_at("a é", [(0, 0), (0, 1), (2, 3), (2, 3)], ["[CLS]", "a", "?", "?"], {0})
+    ['[CLS]', 'a', ' é', '·']
+    """
+    texts, end = [], 0
+    for place, (start, stop) in enumerate(offsets):
+        if place in special:
+            texts.append(decoded[place])
+            continue
+        texts.append(text[min(start, end) if start >= end else start : stop] if stop > end else "·")
+        end = max(end, stop)
+    return texts
