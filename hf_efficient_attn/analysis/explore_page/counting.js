@@ -33,20 +33,20 @@ function* findReaders(pattern, key, numTokens, done) {
 }
 
 // From how many tokens information can come to a token through the layers, the last layer first: calls
-// `done(layers, reached)` after each. patternOf(layer) is resolved.
-function* findReach(patternOf, numLayers, token, numTokens, done) {
+// `done(layers, reached)` after each. patternsOf(layer) are the resolved patterns of its heads, as far as they differ.
+function* findReach(patternsOf, numLayers, token, numTokens, done) {
   let reached = new Uint8Array(numTokens);
   reached[token] = 1;
   let size = 1;
   for (let layer = numLayers - 1; layer >= 0; layer--) {
-    const pattern = patternOf(layer);
+    const patterns = patternsOf(layer);
     // skips keep what a token knows
     const next = reached.slice();
     const changes = new Int32Array(numTokens + 1);
     let looked = 0;
     for (let query = 0; query < numTokens; query++) {
       if (!reached[query]) continue;
-      const keys = pattern.keys(query, query, 0, numTokens);
+      const keys = patterns.map((pattern) => pattern.keys(query, query, 0, numTokens)).reduce(union);
       for (let i = 0; i < keys.length; i += 2) {
         changes[keys[i]]++;
         changes[keys[i + 1]]--;

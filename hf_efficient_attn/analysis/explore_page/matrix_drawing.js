@@ -99,18 +99,18 @@ Matrix.prototype.drawAxes = function (context, colors, width, height) {
   for (let query = Math.ceil(view.y / down) * down; query < numTokens; query += down) {
     const at = (query + 0.5 - view.y) * view.scale;
     if (!inside(at, height)) break;
-    if (!near(query, 1)) context.fillText(query.toLocaleString("en"), MARGIN.left - 8, MARGIN.top + Math.max(5, at));
+    if (!near(query, 1)) context.fillText(query.toLocaleString("en"), MARGIN.left - 8, MARGIN.top + Math.min(height - 5, Math.max(5, at)));
   }
   const at = (token + 0.5 - view.y) * view.scale;
   if (!inside(at, height)) return;
   context.fillStyle = colors["--reads"];
   context.font = "bold 11px system-ui, sans-serif";
-  context.fillText(token.toLocaleString("en"), MARGIN.left - 8, MARGIN.top + Math.max(5, at));
+  context.fillText(token.toLocaleString("en"), MARGIN.left - 8, MARGIN.top + Math.min(height - 5, Math.max(5, at)));
 };
 
-// 1, 2, 5, 10, 20, ... or, from 512 on, a power of two: at least so much
+// 1, 2, 5, 10, 20, ... or, from 128 on, a power of two: at least so much
 function niceStep(least) {
-  if (least > 400) return 2 ** Math.ceil(Math.log2(least));
+  if (least > 100) return 2 ** Math.ceil(Math.log2(least));
   const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
   return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= Math.max(1, least));
 }

@@ -1,6 +1,8 @@
 // What a model reads in a text, as Python has measured it: arrays over layers, heads, measured tokens, kept weights.
 
+// a piece of the text ends with the first line after so many tokens, or else after the most
 const PIECE_TOKENS = 256;
+const MOST_TOKENS = 2048;
 const WORDS = { "\n": "↵", "\t": "⇥", "\r": "␍", " ": "␣" };
 
 function unpacked(text, type) {

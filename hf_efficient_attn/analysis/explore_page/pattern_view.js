@@ -59,6 +59,7 @@ function readControls() {
     layers: inBounds(element("layers"), 1, 128),
     heads: inBounds(element("heads"), 1, 256),
     causal: element("causal").checked,
+    resolved: new Map(),
   };
   next.layer = inBounds(element("layer"), 0, next.layers - 1);
   next.head = inBounds(element("head"), 0, next.heads - 1);
@@ -77,9 +78,14 @@ function readControls() {
   showPattern();
 }
 
-function resolved(of, layer) {
-  const place = { numKeys: of.tokens, layer, head: of.head, numHeads: of.heads };
-  return of.patterns[layer % of.patterns.length].resolve(place);
+// The pattern of a layer and a head; kept, since random blocks take a while to draw.
+function resolved(of, layer, head = of.head) {
+  const name = `${layer}/${head}`;
+  if (!of.resolved.has(name)) {
+    const place = { numKeys: of.tokens, layer, head, numHeads: of.heads };
+    of.resolved.set(name, of.patterns[layer % of.patterns.length].resolve(place));
+  }
+  return of.resolved.get(name);
 }
 
 function showProblem(error) {
@@ -153,10 +159,15 @@ function showToken(token) {
     matrix.setReadBy(readers);
     showReads(keys);
   })));
-  const layers = new Map();
-  const patternOf = (layer) => layers.get(layer) || layers.set(layer, resolved(state, layer)).get(layer);
   element("reach").replaceChildren();
-  startJob("reach", checked(findReach(patternOf, state.layers, token, tokens, showReach)));
+  startJob("reach", checked(findReach(patternsOfHeads, state.layers, token, tokens, showReach)));
+}
+
+// The patterns of a layer's heads, one for each group of heads that are alike.
+function patternsOfHeads(layer) {
+  const pattern = state.patterns[layer % state.patterns.length];
+  const numGroups = pattern.isRandom ? state.heads : pattern.numHeadPatterns;
+  return range(0, numGroups).map((group) => resolved(state, layer, (group * state.heads) / numGroups));
 }
 
 function showReads(keys) {

@@ -32,6 +32,7 @@ if (data.model) {
   }
   setUpTextView();
   chooseView("text");
+  chooseRow(chosen.place);
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showPattern);
 addEventListener("resize", () => {

@@ -6,6 +6,8 @@ const MEASURES = {
   effective: { title: "tokens in effect", text: (number) => `${number.toFixed(1)} tokens` },
   first: { title: "on the first token", text: percent },
 };
+// beside the token, in the lower strip
+const NEAR_TOKENS = 64;
 const model = data.model ? new ReadText(data.model) : null;
 const chosen = { layer: 0, head: 0, place: 0 };
 
@@ -20,8 +22,8 @@ function setUpTextView() {
   element("measure").addEventListener("change", showHeads);
   fillText();
   element("text").addEventListener("click", (event) => {
-    const place = model.places.get(Number(event.target.dataset?.token));
-    if (place !== undefined) chooseRow(place);
+    const token = event.target.dataset?.token;
+    if (token !== undefined) chooseToken(Number(token));
   });
   element("text").addEventListener("keydown", stepRows);
   element("row-before").addEventListener("click", () => chooseRow(chosen.place - 1));
@@ -29,7 +31,6 @@ function setUpTextView() {
   element("heads-map").addEventListener("keydown", stepHeads);
   chosen.place = Math.floor(model.rows.length / 2);
   showHeads();
-  showRow();
 }
 
 function globalText() {
@@ -39,20 +40,24 @@ function globalText() {
   return `Global tokens (line above): ${shown.join(", ")}${more > 0 ? ` and ${count(more)} more` : ""}.`;
 }
 
-// The text in pieces, which the browser lays out only where they are seen. Tokens are texts, never HTML.
+// The text in pieces, which the browser lays out only where they are seen; they end with a line where they can. Tokens
+// are texts, never HTML.
 function fillText() {
-  for (let start = 0; start < model.tokens.length; start += PIECE_TOKENS) {
-    const piece = make("div");
-    for (let token = start; token < Math.min(start + PIECE_TOKENS, model.tokens.length); token++) {
-      const span = make("span", { id: `token-${token}` }, model.isSpecial.has(token) ? ` ${model.word(token)} ` : model.tokens[token]);
-      span.dataset.token = token;
-      span.title = `token ${count(token)}`;
-      span.classList.toggle("special", model.isSpecial.has(token));
-      span.classList.toggle("measured", model.places.has(token));
-      span.classList.toggle("global", model.isGlobal.has(token));
-      piece.append(span);
+  let piece = make("div");
+  element("text").append(piece);
+  for (const [token, text] of model.tokens.entries()) {
+    const isSpecial = model.isSpecial.has(token);
+    const span = make("span", { id: `token-${token}`, title: `token ${count(token)}` }, isSpecial ? ` ${text} ` : text);
+    span.dataset.token = token;
+    span.classList.toggle("special", isSpecial);
+    span.classList.toggle("measured", model.places.has(token));
+    span.classList.toggle("global", model.isGlobal.has(token));
+    piece.append(span);
+    const size = piece.childElementCount;
+    if (size >= MOST_TOKENS || (size >= PIECE_TOKENS && text.endsWith("\n"))) {
+      piece = make("div");
+      element("text").append(piece);
     }
-    element("text").append(piece);
   }
 }
 
@@ -105,6 +110,16 @@ function stepRows(event) {
   chooseRow(chosen.place + step);
 }
 
+function chooseToken(token) {
+  const place = model.places.get(token);
+  if (place === undefined) {
+    element("row-title").textContent = `Token ${count(token)} “${model.word(token)}” is not measured. Write the page with --rows ${token}.`;
+    return;
+  }
+  chosen.place = place;
+  showRow();
+}
+
 function chooseRow(place) {
   chosen.place = Math.max(0, Math.min(model.rows.length - 1, place));
   showRow();
@@ -151,23 +166,37 @@ function readLine({ key, weight }, row, largest) {
   return line;
 }
 
-// Along the text: a bar for each weight, as high as its share of the largest.
+// Above, the weights along the whole text; below, those near the token. A bar is as high as its share of the largest.
 function drawTextRibbon() {
   const canvas = element("text-ribbon");
   if (!canvas.clientWidth) return;
   const context = contextOf(canvas);
   const colors = colorsOf("--line", "--cell", "--reads", "--soft");
-  const { layer, head, place } = chosen;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight - 4];
-  const scale = width / model.tokens.length;
+  const row = model.rows[chosen.place];
+  const found = model.strongest(chosen.layer, chosen.head, chosen.place);
+  const height = canvas.clientHeight / 2;
+  const strips = [
+    { first: 0, last: model.tokens.length, title: "the whole text" },
+    { first: row - NEAR_TOKENS, last: row + NEAR_TOKENS + 1, title: `${NEAR_TOKENS} tokens before and after` },
+  ];
+  strips.forEach((strip, index) => drawStrip(context, colors, { ...strip, row, found, top: index * height, height }));
+}
+
+function drawStrip(context, colors, { first, last, title, row, found, top, height }) {
+  const width = context.canvas.clientWidth;
+  const scale = width / (last - first);
+  const bottom = top + height - 3;
+  context.fillStyle = colors["--soft"];
+  context.font = "11px system-ui, sans-serif";
+  context.fillText(title, 0, top + 10);
   context.fillStyle = colors["--line"];
-  context.fillRect(0, height, width, 1);
-  context.fillStyle = colors["--cell"];
-  const found = model.strongest(layer, head, place);
-  for (const { key, weight } of found) {
-    const tall = Math.max(2, (height - 6) * (weight / found[0].weight));
-    context.fillRect(key * scale, height - tall, Math.max(2, scale), tall);
-  }
+  context.fillRect(0, bottom, width, 1);
   context.fillStyle = colors["--reads"];
-  context.fillRect((model.rows[place] + 0.5) * scale - 1, 0, 2, height + 4);
+  context.fillRect((row + 0.5 - first) * scale - 1, top + 2, 2, height - 2);
+  context.fillStyle = colors["--cell"];
+  for (const { key, weight } of found) {
+    if (key < first || key >= last) continue;
+    const tall = Math.max(2, (height - 6) * (weight / found[0].weight));
+    context.fillRect((key - first) * scale, bottom - tall, Math.max(2, scale - 1), tall);
+  }
 }
