@@ -21,7 +21,7 @@ class ShownTokens:
 
     Attributes:
         ids: of the tokens that are read.
-        texts: what each stands for; bytes that are no character are written ‹C3›.
+        texts: what each stands for; of several tokens of one character, the first shows it, the others a dot.
         special: the places of tokens that stand for no text, such as [CLS].
         num_left_out: how many tokens of the text are beyond the longest input.
     """
@@ -44,17 +44,11 @@ def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) ->
     if not path.is_file():
         raise InputError(f"--text {path}: no such file.")
     content, tokenizer = path.read_bytes(), _tokenizer_of(source, config)
+    longest = _longest(config, tokenizer, max_tokens)
     if tokenizer is None:
-        ids, special = list(content), []
-        texts = [_byte_text(byte) for byte in ids]
+        ids, special, texts, num_tokens = list(content[:longest]), [], _byte_texts(content)[:longest], len(content)
     else:
-        text = content.decode(errors="replace")
-        options = {"return_special_tokens_mask": True, "return_offsets_mapping": tokenizer.is_fast}
-        # what is longer than the model allows is cut below, and said
-        encoded = tokenizer(text, verbose=False, **options)
-        ids, special = encoded["input_ids"], [i for i, is_it in enumerate(encoded["special_tokens_mask"]) if is_it]
-        decoded = [str(tokenizer.decode([token])) for token in ids]
-        texts = _texts_at(text, encoded["offset_mapping"], decoded, set(special)) if tokenizer.is_fast else decoded
+        ids, special, texts, num_tokens = _tokenized(tokenizer, content.decode(errors="replace"), longest)
     if len(ids) < 2:
         raise InputError(f"--text {path}: it has {len(ids)} tokens; attention between tokens needs at least 2.")
     if max(ids) >= config.vocab_size:
@@ -62,9 +56,18 @@ def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) ->
             f"{source}: its tokenizer gives token {max(ids)}, but the model has {config.vocab_size:,} tokens. Save the "
             "tokenizer the model was trained with beside it."
         )
-    length = min(len(ids), _longest(config, tokenizer, max_tokens))
-    kept = [place for place in special if place < length]
-    return ShownTokens(tuple(ids[:length]), tuple(texts[:length]), tuple(kept), len(ids) - length)
+    return ShownTokens(tuple(ids), tuple(texts), tuple(special), num_tokens - len(ids))
+
+
+def _tokenized(tokenizer: Any, text: str, longest: int) -> tuple[list[int], list[int], list[str], int]:
+    """Return the tokens of a text, which are special, what they stand for, and how many there are without a limit."""
+    options = {"return_special_tokens_mask": True, "return_offsets_mapping": tokenizer.is_fast}
+    encoded = tokenizer(text, truncation=True, max_length=longest, **options)
+    ids, special = encoded["input_ids"], [i for i, is_it in enumerate(encoded["special_tokens_mask"]) if is_it]
+    texts = [str(tokenizer.decode([token])) for token in ids]
+    if tokenizer.is_fast:
+        texts = _texts_at(text, encoded["offset_mapping"], texts, set(special))
+    return ids, special, texts, len(tokenizer(text, verbose=False)["input_ids"])
 
 
 def _tokenizer_of(source: str, config: Any) -> Any:
@@ -90,13 +93,20 @@ def _longest(config: Any, tokenizer: Any, max_tokens: int | None) -> int:
     return min(limits)
 
 
-def _byte_text(byte: int) -> str:
-    r"""Return an ASCII character, or the number of a byte that is none.
+def _byte_texts(content: bytes) -> list[str]:
+    r"""Return the character that each byte begins; a dot for its further bytes, and numbers for bytes of no character.
 
-    >>> _byte_text(97), _byte_text(10), _byte_text(195)
-    ('a', '\n', '‹C3›')
+    >>> _byte_texts(b"a\n\xc3\xa9\xff\x00")
+    ['a', '\n', 'é', '·', '‹FF›', '‹00›']
     """
-    return chr(byte) if 32 <= byte < 127 or byte in (9, 10, 13) else f"‹{byte:02X}›"
+    texts = []
+    for letter in content.decode(errors="surrogateescape"):
+        is_alone = "\udc80" <= letter <= "\udcff"
+        if is_alone or (ord(letter) < 32 and letter not in "\n\t\r"):
+            texts.append(f"‹{ord(letter) & 0xFF:02X}›")
+        else:
+            texts += [letter, *"·" * (len(letter.encode()) - 1)]
+    return texts
 
 
 def _texts_at(text: str, offsets: list[tuple[int, int]], decoded: list[str], special: set[int]) -> list[str]:
@@ -108,10 +118,10 @@ def _texts_at(text: str, offsets: list[tuple[int, int]], decoded: list[str], spe
     ['[CLS]', 'a', ' é', '·']
     """
     texts, end = [], 0
-    for place, (start, stop) in enumerate(offsets):
+    for place, (_, stop) in enumerate(offsets):
         if place in special:
             texts.append(decoded[place])
             continue
-        texts.append(text[min(start, end) if start >= end else start : stop] if stop > end else "·")
+        texts.append(text[end:stop] if stop > end else "·")
         end = max(end, stop)
     return texts

@@ -120,8 +120,8 @@ def test_tokens_are_those_of_the_text(tmp_path: Path) -> None:
     save_pieces(tmp_path)
     shown = data_of(explore(tmp_path, SCRIPT, "--tokens", "40"))
     tokens, special = shown["model"]["tokens"], shown["model"]["special"]
-    assert (tokens[0], special, len(tokens)) == ("[CLS]", [0], 40)
-    assert SCRIPT.startswith("".join(tokens[1:]))
+    assert (tokens[0], tokens[-1], special, len(tokens)) == ("[CLS]", "[SEP]", [0, 39], 40)
+    assert SCRIPT.startswith("".join(tokens[1:-1]))
     assert shown["model"]["left_out"] > 0
     # the rule "auto" of a classifier, and the pattern with what it adds
     assert shown["model"]["global_tokens"] == [0]

@@ -1,11 +1,13 @@
 // The view of a model on a text: heads to choose from, the text with what a token reads, the strongest weights.
 
 const MEASURES = {
-  span: { title: "learned span", text: (number) => `${number.toFixed(1)} tokens` },
-  distance: { title: "mean distance", text: (number) => `${number.toFixed(1)} tokens` },
-  effective: { title: "tokens in effect", text: (number) => `${number.toFixed(1)} tokens` },
+  span: { title: "learned span", text: tokensText },
+  distance: { title: "mean distance", text: tokensText },
+  effective: { title: "tokens in effect", text: tokensText },
   first: { title: "on the first token", text: percent },
 };
+// a weight from which on, or from the largest, a token has the full colour: heads that read much evenly look pale
+const FULL_WEIGHT = 0.05;
 // beside the token, in the lower strip
 const NEAR_TOKENS = 64;
 const model = data.model ? new ReadText(data.model) : null;
@@ -31,6 +33,10 @@ function setUpTextView() {
   element("heads-map").addEventListener("keydown", stepHeads);
   chosen.place = Math.floor(model.rows.length / 2);
   showHeads();
+}
+
+function tokensText(number) {
+  return `${number < 100 ? number.toFixed(1) : count(number)} tokens`;
 }
 
 function globalText() {
@@ -142,8 +148,9 @@ function showRow() {
   for (const { key, weight } of found) {
     const span = element(`token-${key}`);
     span.classList.add("read");
-    span.classList.toggle("strong", weight / largest > 0.5);
-    span.style.setProperty("--weight", Math.sqrt(weight / largest));
+    const level = Math.sqrt(weight / Math.max(largest, FULL_WEIGHT));
+    span.classList.toggle("strong", level > 0.7);
+    span.style.setProperty("--weight", level);
   }
   element(`token-${row}`).classList.add("chosen");
   element("row-title").textContent = `Token ${count(row)} “${model.word(row)}” reads ${count(numRead)} tokens in layer ${layer}, head ${head}.`;
@@ -175,8 +182,9 @@ function drawTextRibbon() {
   const row = model.rows[chosen.place];
   const found = model.strongest(chosen.layer, chosen.head, chosen.place);
   const height = canvas.clientHeight / 2;
+  const most = found.length ? `, the highest bar is ${percent(found[0].weight)}` : "";
   const strips = [
-    { first: 0, last: model.tokens.length, title: "the whole text" },
+    { first: 0, last: model.tokens.length, title: `the whole text${most}` },
     { first: row - NEAR_TOKENS, last: row + NEAR_TOKENS + 1, title: `${NEAR_TOKENS} tokens before and after` },
   ];
   strips.forEach((strip, index) => drawStrip(context, colors, { ...strip, row, found, top: index * height, height }));
