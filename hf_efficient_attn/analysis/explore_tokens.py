@@ -45,8 +45,9 @@ def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) ->
         raise InputError(f"--text {path}: no such file.")
     content, tokenizer = path.read_bytes(), _tokenizer_of(source, config)
     longest = _longest(config, tokenizer, max_tokens)
+    special: list[int] = []
     if tokenizer is None:
-        ids, special, texts, num_tokens = list(content[:longest]), [], _byte_texts(content)[:longest], len(content)
+        ids, texts, num_tokens = list(content[:longest]), _byte_texts(content)[:longest], len(content)
     else:
         ids, special, texts, num_tokens = _tokenized(tokenizer, content.decode(errors="replace"), longest)
     if len(ids) < 2:
