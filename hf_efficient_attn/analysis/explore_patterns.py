@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_efficient_attn.attention.explain import MEBIBYTE, Explanation, explain
+from hf_efficient_attn.attention.explain import explain
+from hf_efficient_attn.attention.explanation import MEBIBYTE, Explanation
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.expressions import parse_pattern, write_expression
@@ -98,6 +99,7 @@ def _facts(said: Explanation, training: bool) -> dict[str, Any]:
         "call": f"{layout.num_heads} heads of width {inputs.head_dim}, {dtype} on {inputs.device}, one layer",
         "backend": said.backend,
         "cost": said.relative_cost,
+        "baseline": said.baseline,
         "memory": f"{said.memory_bytes / MEBIBYTE:,.0f} MiB beyond q, k and v",
         "reasons": said.reasons,
     }

@@ -1,152 +1,217 @@
 """How a call of attention would be computed, without computing it: the backend and why, the pairs, the cost."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
+from typing import Any
 
 import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
+from hf_efficient_attn.attention.explanation import Explanation
+from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.model_parts import ENCODER
+from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.errors import InputError, WorkLimitError
+from hf_efficient_attn.errors import ConfigurationError, InputError, WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.layout import Layout, drawn_layer
+from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
 CPU = torch.device("cpu")
-MEBIBYTE = 2**20
-PATTERN_LETTERS = 100
 COUNT_BLOCK_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """How one call of attention would be computed; it prints as a small table.
-
-    Attributes:
-        call: without tensors.
-        backend: the name of the backend that computes it.
-        reasons: for every other backend, one sentence on why it cannot compute the call, or was not chosen.
-        allowed_pairs: pairs (query, key) that the pattern allows, in all heads of one example.
-        computed_pairs: scores that the backend computes for them, allowed or not.
-        total_pairs: all pairs of queries and keys, in all heads.
-        relative_cost: estimated time over that of dense attention without a mask.
-        memory_bytes: estimated peak memory of one example, beyond its inputs.
-    """
-
-    call: AttentionCall
-    backend: str
-    reasons: dict[str, str]
-    allowed_pairs: int
-    computed_pairs: int
-    total_pairs: int
-    relative_cost: float
-    memory_bytes: int
-
-    @property
-    def density(self) -> float:
-        """Share of all pairs that is allowed."""
-        return self.allowed_pairs / self.total_pairs
-
-    @property
-    def block_density(self) -> float:
-        """Share of all pairs that is computed."""
-        return self.computed_pairs / self.total_pairs
-
-    def _elsewhere(self) -> str:
-        """Return what "auto" chooses where more is installed than here, if that differs."""
-        device = self.call.inputs.device
-        lacking = {name: backend.missing(self.call) for name, backend in BACKENDS.items()}
-        found = next(((name, what) for name, what in lacking.items() if what is not None), None)
-        if device == "cpu" or found is None:
-            return ""
-        return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
-
-    def __str__(self) -> str:
-        layout, inputs = self.call.layout, self.call.inputs
-        rows = {
-            "pattern": shown(layout.pattern, PATTERN_LETTERS),
-            "call": f"{layout.num_heads} heads, {layout.num_queries:,} queries, {layout.num_keys:,} keys, "
-            f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
-            f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
-            "backend": self.backend + self._elsewhere(),
-            "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
-            "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
-            "cost": f"{self.relative_cost:.3f} × dense attention (estimated)",
-            "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
-            **{f"not {name}": reason for name, reason in self.reasons.items()},
-        }
-        width = max(map(len, rows))
-        return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
+NUM_HEADS, HEAD_DIM = 8, 64
+UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
+BASELINES = {True: "dense causal attention", False: "dense attention"}
 
 
 def explain(
-    pattern: Pattern,
+    what: Any,
     query_tokens: int = 8192,
     key_tokens: int | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    num_heads: int = 8,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    num_heads: int | None = None,
     num_key_heads: int | None = None,
-    head_dim: int = 64,
+    head_dim: int | None = None,
     training: bool = False,
     dropout: float = 0.0,
     backend: str = AUTO,
     layer: int = 0,
     cross: bool = False,
+    part: str | None = None,
 ) -> Explanation:
-    """Return which backend would compute a call of `attention` with this pattern, why, and what it would cost.
+    """Return which backend would compute a call of attention, why, and what it would cost.
 
-    Nothing is computed, and the device need not exist here. Costs are estimates; `hf-efficient-attn bench attention`
-    measures them.
+    Nothing is computed, and the device need not exist here. Costs are estimates, over those of dense attention, which
+    is causal where the layer, or else the pattern, is causal; `hf-efficient-attn bench attention` measures them.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
-    >>> explanation.backend, f"{explanation.density:.1%}"
-    ('blocked', '6.2%')
+    >>> explanation.backend, f"{explanation.density:.1%}", explanation.baseline
+    ('blocked', '6.2%', 'dense attention')
+
+    A model or config is asked for its heads, its pattern, and whether it is causal, as attn_implementation="efficient"
+    would compute it; without an `attention_pattern` its own attention is explained:
+
+    >>> import transformers
+    >>> explanation = explain(transformers.LlamaConfig(num_hidden_layers=2), 1024)
+    >>> explanation.call.layout.pattern, explanation.call.layout.num_heads, explanation.baseline
+    (Causal(), 32, 'dense causal attention')
 
     Args:
+        what: a pattern; an expression such as "band(256, 256) | global(0)"; another form of `attention_pattern` (see
+            `sparsify`); or a model or config of transformers.
         query_tokens, key_tokens: length of the queries and of the keys; the queries are the last positions. None: as
             many keys as queries.
-        num_key_heads: heads of the keys and values; None: as many as `num_heads`.
+        device, dtype: of the inputs; None: those of the model, or "cpu" and float32.
+        num_heads, num_key_heads, head_dim: for patterns, 8 heads of width 64 by default, and as many key heads as
+            heads; a model knows them.
         training: whether gradients are needed.
-        dropout, backend, layer, cross: as for `attention`.
+        dropout, backend, cross: as for `attention`; a model's own dropout is not looked up.
+        layer: index of the layer, if layers differ.
+        part: "encoder" (the default) or "decoder", for encoder-decoders.
 
     Raises:
-        InputError, ConfigurationError: lengths or heads that the pattern cannot have.
-        UnsupportedBackendError: `backend` cannot compute the call.
+        InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have.
+        UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention.
     """
     num_keys = query_tokens if key_tokens is None else key_tokens
-    check_numbers(pattern, None, dropout, None, layer)
+    for name, count in {"query_tokens": query_tokens, "key_tokens": num_keys}.items():
+        check_length(name, count)
+    heads = {"num_heads": num_heads, "num_key_heads": num_key_heads, "head_dim": head_dim}
+    line = None
+    if isinstance(what, PreTrainedModel | PreTrainedConfig):
+        _refuse_given(what, {**heads, "cross": cross or None})
+        device, dtype = _place_of(what, device, dtype)
+        request, line = layer_request(what, layer, part, num_keys)
+    elif isinstance(what, nn.Module):
+        raise ConfigurationError(
+            f"explain takes models of transformers, not {type(what).__name__}. Give the model itself where another "
+            "library wraps it (model.module, model.get_base_model())."
+        )
+    else:
+        request = _asked(spec_pattern(what, layer, part), layer, cross, heads)
+    check_numbers(request.followed.pattern, None, dropout, None, request.followed.layer)
+    dtype = torch.float32 if dtype is None else dtype
     check_dtype(dtype)
-    num_key_heads = num_heads if num_key_heads is None else num_key_heads
-    sizes = {"query_tokens": query_tokens, "key_tokens": num_keys, "num_heads": num_heads, "head_dim": head_dim}
-    for name, count in {**sizes, "num_key_heads": num_key_heads}.items():
+    call = _call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
+    return _explained(call, request, request.backend if backend == AUTO else backend, line)
+
+
+def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments about what a model knows itself."""
+    name = next((name for name, value in given.items() if value is not None), None)
+    if name is not None:
+        raise InputError(
+            f"{name}={shown(given[name])} is given with a {type(what).__name__}, which says itself what it computes. "
+            f"Leave {name} out, or explain a pattern."
+        )
+
+
+def _place_of(what: Any, device: Any, dtype: torch.dtype | None) -> tuple[Any, torch.dtype | None]:
+    """Return device and dtype, those of a model or config if they are not given."""
+    own = getattr(what, "device", None)
+    # parameters that are not loaded yet have no device
+    own = None if own is None or own.type == "meta" else own
+    return device or own, dtype or what.dtype
+
+
+def spec_pattern(spec: Any, layer: int = 0, part: str | None = None) -> Pattern:
+    """Return the pattern of a layer by an expression or any form of `attention_pattern`.
+
+    Raises:
+        ConfigurationError: another form, or the layer has no pattern.
+    """
+    if isinstance(spec, str):
+        return parse_pattern(spec)
+    if is_by_part(spec):
+        spec = spec.get(part or ENCODER)
+    patterns = patterns_per_layer(spec, len(spec) if isinstance(spec, list | tuple) else layer + 1)
+    pattern = patterns[layer] if layer < len(patterns) else None
+    if pattern is None:
+        raise ConfigurationError(f"Layer {layer} has no pattern; layers are counted from 0 to {len(patterns) - 1}.")
+    return pattern
+
+
+def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | None]) -> LayerRequest:
+    num_heads = NUM_HEADS if heads["num_heads"] is None else heads["num_heads"]
+    num_key_heads = num_heads if heads["num_key_heads"] is None else heads["num_key_heads"]
+    head_dim = HEAD_DIM if heads["head_dim"] is None else heads["head_dim"]
+    for name, count in {"num_heads": num_heads, "head_dim": head_dim, "num_key_heads": num_key_heads}.items():
         check_length(name, count)
     if num_heads % num_key_heads:
         raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
-    offset = 0 if cross else num_keys - query_tokens
-    call = AttentionCall(
-        layout=Layout(pattern, num_heads, query_tokens, num_keys, offset, layer, is_cross=cross),
-        inputs=Inputs(_device_type(device), dtype, head_dim, head_dim, num_key_heads, 1, needs_grad=training),
+    followed = LayerPattern(pattern, layer, is_own=False, is_cross=cross)
+    is_causal = pattern.is_causal and not cross
+    return LayerRequest(followed, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal)
+
+
+def _call(
+    asked: LayerRequest,
+    num_queries: int,
+    num_keys: int,
+    device: str,
+    dtype: torch.dtype,
+    training: bool,
+    dropout: float,
+) -> AttentionCall:
+    followed = asked.followed
+    offset = 0 if followed.is_cross else num_keys - num_queries
+    lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
+    sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
+    return AttentionCall(
+        layout=Layout(followed.pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
+        inputs=Inputs(device, dtype, *sizes, needs_grad=training),
+        terms=tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in asked.labels),
+        sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
+        softcap=asked.softcap,
         dropout=dropout,
     )
-    wanted = preferred_backend() if backend == AUTO else backend
-    chosen = select(call, wanted)
-    computed, total, cost = chosen.computed_pairs(call), call.layout.num_pairs, chosen.cost(call)
-    return Explanation(
+
+
+def _explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
+    wanted = preferred_backend() if wanted == AUTO else wanted
+    wanted = sdpa.NAME if asked.has_bias else wanted
+    chosen, baseline = select(call, wanted), sdpa.dense_cost(call, asked.is_causal)
+    computed, cost = chosen.computed_pairs(call), chosen.cost(call)
+    said = Explanation(
         call=call,
         backend=chosen.NAME,
-        reasons={name: _reason(call, name, wanted) for name in sorted(BACKENDS) if name != chosen.NAME},
+        reasons={name: _reason(call, name, wanted, baseline) for name in sorted(BACKENDS) if name != chosen.NAME},
         allowed_pairs=allowed_pairs(call.layout),
         computed_pairs=computed,
-        total_pairs=total,
-        relative_cost=(cost if isfinite(cost) else computed) / total,
+        total_pairs=call.layout.num_pairs,
+        baseline=BASELINES[asked.is_causal],
+        relative_cost=(cost if isfinite(cost) else computed) / baseline,
         memory_bytes=_memory(call, chosen),
+        model=line,
+        notes=asked.notes if call.softcap is None else (*asked.notes, UNCAPPED),
+    )
+    return _with_bias(said) if asked.has_bias else said
+
+
+def _with_bias(said: Explanation) -> Explanation:
+    """Return the explanation of a layer that adds a matrix to its scores, as it would without a pattern."""
+    reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
+    return replace(
+        said,
+        reasons=dict.fromkeys(said.reasons, reason),
+        computed_pairs=said.total_pairs,
+        relative_cost=1.0,
+        memory_bytes=said.memory_bytes + said.total_pairs * said.call.inputs.dtype.itemsize,
     )
 
 
@@ -178,12 +243,17 @@ def _num_allowed(layout: Layout) -> int:
             raise refusal from None
 
 
-def _reason(call: AttentionCall, name: str, wanted: str) -> str:
+def _reason(call: AttentionCall, name: str, wanted: str, baseline: float) -> str:
     """Return one sentence on why a backend does not compute a call."""
     cannot = BACKENDS[name].why_not(call)
     if cannot is not None:
         return cannot
-    return f"{wanted} was asked for." if wanted != AUTO else BACKENDS[name].remark(call)
+    if wanted != AUTO:
+        return f"{wanted} was asked for."
+    remark, cost = BACKENDS[name].remark(call), BACKENDS[name].cost(call)
+    # costs were not compared where one is known to be the fastest
+    is_compared = isfinite(cost) and not any(each.is_fastest(call) for each in BACKENDS.values())
+    return f"{remark.removesuffix('.')}; its cost would be {cost / baseline:.3f}." if is_compared else remark
 
 
 def _memory(call: AttentionCall, backend: Backend) -> int:

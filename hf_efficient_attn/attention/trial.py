@@ -16,7 +16,8 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns, layer_pattern
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, mark_parts, part_of
+from hf_efficient_attn.attention.layer_request import LayerRequest, asked_by
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, mark_parts
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, is_causal_request, with_kind
 from hf_efficient_attn.attention.trial_inputs import trial_inputs
@@ -32,8 +33,8 @@ NO_NUMBERS = "meta tensors"
 # on the meta device torch has grouped products only for the second, and Fourier transforms only for the first
 DTYPES = (torch.float32, torch.bfloat16)
 
-# the parts and layers that have followed a pattern in the running trial
-_followed: ContextVar[set[tuple[str, int | None]] | None] = ContextVar("_followed", default=None)
+# what the layers have asked for in the running trial
+_asked: ContextVar[list[LayerRequest] | None] = ContextVar("_asked", default=None)
 
 
 def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
@@ -49,15 +50,25 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
     """
     if getattr(model_class, "follows_patterns", False):
         return True
-    followed: set[tuple[str, int | None]] = set()
-    token = _followed.set(followed)
-    try:
-        is_run = takes_tables(model_class, config)
-    finally:
-        _followed.reset(token)
-    if is_run:
+    asked = trial_requests(model_class, config)
+    if asked is not None:
+        followed = {(each.part, each.layer) for each in asked if not each.followed.is_own}
         check_followed(model_class.__name__, config.get_text_config(), followed)
-    return is_run
+    return asked is not None
+
+
+def trial_requests(model_class: Any, config: PreTrainedConfig) -> list[LayerRequest] | None:
+    """Return what the layers of a model ask the attention function for, in their order; None: no trial can be run.
+
+    Raises:
+        EfficientAttentionError: as `takes_tables`.
+    """
+    asked: list[LayerRequest] = []
+    token = _asked.set(asked)
+    try:
+        return asked if takes_tables(model_class, config) else None
+    finally:
+        _asked.reset(token)
 
 
 def base_class(config: PreTrainedConfig) -> Any:
@@ -131,9 +142,9 @@ def trial_attention(
     followed = layer_pattern(module, kwargs, attention_mask)
     # refuses heads that cannot share the patterns
     followed.pattern.heads(query.shape[1])
-    noted = _followed.get()
-    if not followed.is_own and noted is not None:
-        noted.add((part_of(module), getattr(module, "layer_idx", None)))
+    asked = _asked.get()
+    if asked is not None:
+        asked.append(asked_by(module, query, key, value, followed, kwargs))
     return matrix_trial_attention(module, query, key, value)
 
 
@@ -172,6 +183,8 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
             model = model_class(config).to(dtype).eval()
             mark_parts(model)
             for inputs in trial_inputs(model):
+                # what an input asked for that did not work does not count
+                (_asked.get() or []).clear()
                 failures.append(_stopped_by(model, inputs))
                 if failures[-1] is None:
                     break

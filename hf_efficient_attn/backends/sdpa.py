@@ -1,5 +1,6 @@
 """Attention by torch's scaled_dot_product_attention over all pairs: the fastest for full, causal and short patterns."""
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.dense.pairs import is_idle, num_mask_bytes
 from hf_efficient_attn.layout.dense.single_query import common_intervals, gathered, intervals_of_any, read_keys
 from hf_efficient_attn.layout.sinks import join_sinks
+from hf_efficient_attn.patterns.bands import Causal, Full
 from hf_efficient_attn.patterns.intervals import Intervals, size
 
 NAME = "sdpa"
@@ -28,6 +30,10 @@ SCORES_PER_MASKED_SCORE_ELSEWHERE = 3.0
 SCORES_PER_MASK_ENTRY = 50
 # ... and for a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
 SCORES_PER_UNFUSED_SCORE = 4.0
+# of a causal triangle, kernels skip blocks of so many keys (measured on a CPU: 1.00, 0.76, 0.64, 0.59 and 0.50 of the
+# time of all pairs at 512, 1,024 ... 8,192 tokens); elsewhere estimated, not measured
+TRIANGLE_BLOCK_TOKENS = 512
+TRIANGLE_BLOCK_TOKENS_ELSEWHERE = 128
 # memory per pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
@@ -81,12 +87,12 @@ def cost(call: AttentionCall) -> float:
     if is_single(call):
         per_score = SCORES_PER_UNFUSED_SCORE if has_no_kernel(call) else SCORES_PER_MASKED_SCORE
         return computed_pairs(call) * (per_score + SCORES_PER_KEY)
-    plain = maskless(layout)
+    plain = _unmasked(call)
+    if plain is not None:
+        start, stop, _ = plain
+        return computed_pairs(call) + SCORES_PER_KEY * layout.num_heads * (stop - start)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
-    if plain is not None and call.tokens.is_empty and not is_unfused:
-        start, stop, is_causal = plain
-        return layout.num_heads * (stop - start) * (layout.num_queries / (1 + is_causal) + SCORES_PER_KEY)
-    if plain is not None and not is_unfused:
+    if maskless(layout) is not None and not is_unfused:
         per_key = float(layout.num_queries + SCORES_PER_KEY)
     else:
         # in cached decoding every step has a mask of its own
@@ -95,6 +101,22 @@ def cost(call: AttentionCall) -> float:
         per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_score
         per_key = per_score * layout.num_queries + SCORES_PER_KEY + per_mask
     return layout.num_heads * layout.num_keys * per_key
+
+
+def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
+    """Return `maskless` of a call that a fused kernel computes without a mask; None for others."""
+    is_unfused = call.inputs.device == "cpu" and has_no_kernel(call)
+    return None if call.terms or not call.tokens.is_empty or is_unfused else maskless(call.layout)
+
+
+def dense_cost(call: AttentionCall, is_causal: bool) -> float:
+    """Return the estimated time of plain attention: queries read all keys, or those up to themselves, without terms.
+
+    What transformers makes once for all layers, the mask of a causal call after cached tokens, is not counted.
+    """
+    reads_triangle = is_causal and call.layout.query_offset == 0
+    layout = replace(call.layout, pattern=Causal() if reads_triangle else Full())
+    return cost(replace(call, layout=layout, terms=()))
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -109,9 +131,19 @@ def remark(call: AttentionCall) -> str:
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the number of all pairs; for a single query only that of the keys which any head reads."""
+    """Return the number of all pairs, without the keys and the half of a triangle that are left out without a mask."""
     layout = call.layout
-    return layout.num_heads * size(intervals_of_any(layout)) if is_single(call) else layout.num_pairs
+    if is_single(call):
+        return layout.num_heads * size(intervals_of_any(layout))
+    plain = _unmasked(call)
+    if plain is None:
+        return layout.num_pairs
+    start, stop, is_causal = plain
+    pairs = layout.num_queries * (stop - start)
+    if is_causal:
+        block = TRIANGLE_BLOCK_TOKENS if call.inputs.device == "cpu" else TRIANGLE_BLOCK_TOKENS_ELSEWHERE
+        pairs = min(pairs, layout.num_queries * (layout.num_queries + block) // 2)
+    return layout.num_heads * pairs
 
 
 def working_bytes(call: AttentionCall) -> int:

@@ -1,14 +1,18 @@
 """`explain` and its command: what is chosen and why, and counts that agree with the closed forms."""
 
 import importlib
+import json
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import functional
+from hf_efficient_attn.attention import call, functional
 from hf_efficient_attn.attention.explain import allowed_pairs
 from hf_efficient_attn.attention.select import BACKENDS
+from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError, UnsupportedBackendError
@@ -91,6 +95,119 @@ def test_refusals() -> None:
         hea.explain(Band(1, 1), backend="flash")
     with pytest.raises(EfficientAttentionError, match="at least as many keys as queries"):
         hea.explain(Band(1, 1), 8, key_tokens=4)
+
+
+@pytest.mark.parametrize("tokens", [64, 2048])
+def test_a_causal_pattern_is_compared_with_causal_attention(tokens: int) -> None:
+    """Pairs and costs agree: what kernels skip above the diagonal is neither computed nor paid."""
+    dense, causal, band = (hea.explain(pattern, tokens) for pattern in (Full(), Causal(), Band(16, 0)))
+    assert (dense.baseline, dense.relative_cost, dense.block_density) == ("dense attention", 1.0, 1.0)
+    assert (causal.baseline, causal.relative_cost) == (band.baseline, 1.0) == ("dense causal attention", 1.0)
+    assert causal.density < causal.block_density <= 1.0
+    assert (causal.block_density < 1.0) is (tokens > sdpa.TRIANGLE_BLOCK_TOKENS)
+    assert band.relative_cost == BACKENDS[band.backend].cost(band.call) / sdpa.cost(causal.call)
+
+
+LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 32}
+SINKS = Band(8, 0) | GlobalTokens([0])
+
+
+def sparse_llama() -> transformers.LlamaConfig:
+    return hea.sparsify(transformers.LlamaConfig(**LLAMA), [None, SINKS])
+
+
+# (model or config, options, pattern, heads, key heads, head_dim, whether it is causal)
+MODELS: dict[str, tuple[Any, dict[str, Any], hea.patterns.Pattern, int, int, int, bool]] = {
+    "its own": (transformers.LlamaConfig(**LLAMA), {}, Causal(), 4, 2, 8, True),
+    "None for a layer": (sparse_llama(), {}, Causal(), 4, 2, 8, True),
+    "causal form": (sparse_llama(), {"layer": 1}, SINKS.causal(), 4, 2, 8, True),
+    "sliding": (transformers.MistralConfig(**LLAMA, sliding_window=16), {}, Band(15, 0), 4, 2, 8, True),
+    "encoder": (hea.sparsify(transformers.BertConfig(**SMALL), Band(8, 0)), {}, Band(8, 0), 4, 4, 8, False),
+    "no layer_idx": (transformers.ViTConfig(**SMALL), {"layer": 1}, Full(), 4, 4, 8, False),
+    "text of a composite": (transformers.LlavaConfig(text_config=sparse_llama()), {}, Causal(), 4, 2, 8, True),
+    "family": (hea.SparseTransformerConfig(**SMALL, attention_pattern=Band(8, 8)), {}, Band(8, 8), 4, 4, 8, False),
+    "global tokens": (
+        hea.SparseTransformerConfig(**SMALL, attention_pattern=Band(8, 8), global_tokens="first"),
+        {},
+        Band(8, 8) | GlobalTokens([0]),
+        4,
+        4,
+        8,
+        False,
+    ),
+    "shaped": (hea.sparsify(hea.SimplifiedTransformerConfig(**SMALL), Band(8, 8)), {}, Band(8, 0), 4, 4, 8, True),
+    "span limit": (hea.AdaptiveSpanConfig(**SMALL, span_limit=64), {}, Band(64, -1), 4, 4, 8, True),
+    "encoder part": (
+        hea.SparseSeq2SeqConfig(hidden_size=32, encoder_layers=1, decoder_layers=1, num_attention_heads=4),
+        {},
+        Full(),
+        4,
+        4,
+        8,
+        False,
+    ),
+    "decoder part": (
+        transformers.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, decoder_attention_heads=4),
+        {"part": "decoder"},
+        Causal(),
+        4,
+        4,
+        8,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS.keys())
+def test_a_config(case: tuple[Any, dict[str, Any], hea.patterns.Pattern, int, int, int, bool]) -> None:
+    config, options, pattern, *heads, is_causal = case
+    explanation = hea.explain(config, 128, **options)
+    layout, inputs = explanation.call.layout, explanation.call.inputs
+    assert layout.pattern == pattern
+    assert [layout.num_heads, inputs.num_key_heads, inputs.head_dim] == heads
+    assert explanation.baseline == ("dense causal attention" if is_causal else "dense attention")
+    assert config.model_type in str(explanation).splitlines()[0]
+    json.dumps(explanation.to_dict())
+
+
+def test_learned_spans_of_a_model() -> None:
+    model = hea.AdaptiveSpanModel(hea.AdaptiveSpanConfig(**SMALL, span_limit=64, position_embedding_type="rope"))
+    with torch.no_grad():
+        model.layers[0].self_attn.spans.ratio.copy_(torch.tensor([0.0, 0.5, 0.4, 1.0]))
+    # each head reads its span and a ramp of 32 tokens, in steps of 32, up to the limit; not the query itself
+    bands = hea.explain(model, 100).call.layout.head_patterns()
+    assert bands == (Band(32, -1), Band(64, -1), Band(64, -1), Band(64, -1))
+
+
+def test_the_call_of_a_model_is_the_one_that_its_layer_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(sparse_llama()).to(torch.bfloat16).eval()
+    made: list[Any] = []
+    monkeypatch.setattr(call, "_built", lambda *args, _own=call._built: (made.append(_own(*args)), made[-1])[1])
+    with torch.no_grad():
+        model(torch.ones(1, 77, dtype=torch.long))
+    explained = hea.explain(model, 77, layer=1).call
+    (own,) = [each for each in made if each.layout.pattern != Causal()]
+    assert (own.layout, own.inputs) == (explained.layout, explained.inputs)
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        (transformers.LlamaConfig(**LLAMA), {"layer": 2}, r"layer=2 of LlamaModel has no attention.*\[0, 1\]"),
+        (transformers.LlamaConfig(**LLAMA), {"num_heads": 4}, "num_heads=4 is given with a LlamaConfig"),
+        (transformers.LlamaConfig(**LLAMA), {"part": "decoder"}, "LlamaConfig is none"),
+        (transformers.LongformerConfig(), {}, "does not use the attention interface"),
+        (torch.nn.Linear(1, 1), {}, "not Linear"),
+        (5, {}, "attention_pattern is 5"),
+        ("band(", {}, "band"),
+        ([Causal(), None], {"layer": 1}, "Layer 1 has no pattern"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_models(what: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EfficientAttentionError, match=message):
+        hea.explain(what, 64, **options)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ function showBackend(shown) {
   );
 }
 
-function explanationBox({ setting, backend, cost, memory, reasons }) {
-  const times = cost < 1 ? `about ${percent(cost)} of the time of dense attention` : `about ${cost.toFixed(1)} × the time of dense attention`;
+function explanationBox({ setting, backend, cost, baseline, memory, reasons }) {
+  const times = cost < 1 ? `about ${percent(cost)} of the time of ${baseline}` : `about ${cost.toFixed(1)} × the time of ${baseline}`;
   const why = make("ul", {}, ...Object.entries(reasons).map(([name, reason]) => make("li", {}, `not ${name}: ${reason}`)));
   return make(
     "div",

@@ -42,11 +42,8 @@ def rank_while_compiling(call: AttentionCall) -> int | None:
 
 
 def remark(call: AttentionCall) -> str:
-    """Return what it costs, or why its masks are refused."""
-    refusal = estimate(call.layout).refusal
-    if refusal is not None:
-        return refusal
-    return f"blocked is estimated at {cost(call) / call.layout.num_pairs:.3f} times the time of dense attention."
+    """Return what it computes, or why its masks are refused."""
+    return estimate(call.layout).refusal or "blocked computes the blocks of pairs that hold an allowed one."
 
 
 def computed_pairs(call: AttentionCall) -> int:

@@ -26,6 +26,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -45,6 +46,7 @@ from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, check_segment
 from hf_efficient_attn.models.spans.module import DYNAMIC, Spans
 from hf_efficient_attn.models.spans.penalty import mean_span, span_penalty
+from hf_efficient_attn.models.spans.request import span_request
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
@@ -111,6 +113,10 @@ class SpanAttention(nn.Module):
         )
         self.spans.note(spans, real_tokens)
         return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens)
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        """Return what this layer asks the engine for at a length in tokens."""
+        return span_request(self.config, self.spans, num_keys, self.config.position_embedding_type == "relative_keys")
 
 
 class AdaptiveSpanLayer(GradientCheckpointingLayer):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.spans.attention import attend_spans
@@ -19,6 +20,7 @@ from hf_efficient_attn.models.spans.bounds import SpanBounds, layer_bounds
 from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.module import Spans
 from hf_efficient_attn.models.spans.penalty import mean_span
+from hf_efficient_attn.models.spans.request import span_request
 
 
 class SpannedAttention(nn.Module):
@@ -69,3 +71,7 @@ class SpannedAttention(nn.Module):
             centre, _ = attend_spans(torch.zeros_like(query), key, value, *where, **common)
         self.spans.note(spans, real_tokens)
         return out, weights, centre, mean_span(spans, real_tokens)
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        """Return what this layer asks the engine for at a length in tokens."""
+        return span_request(self.config, self.spans, num_keys)

@@ -13,8 +13,11 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.terms import Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
@@ -22,8 +25,9 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.positions import rotate
-from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups
+from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups, reach_of
 from hf_efficient_attn.models.sparse.bigbird_evaluation import repeat_first_block, split_random
+from hf_efficient_attn.models.sparse.inputs import known_globals
 from hf_efficient_attn.models.sparse.remembered import remembered
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -116,6 +120,33 @@ class SparseAttention(nn.Module):
                 weights = replace_rows(weights, rows, read_weights, 2)
         return out, weights
 
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        """Return what this layer asks the engine for at a length in tokens, in a model with a head for this task."""
+        chosen, notes = ((), ()) if self.is_decoder else known_globals(self.config, task, num_keys)
+        followed = self._followed(chosen, num_keys)
+        if not self.training:
+            followed = self._in_evaluation(followed)[0]
+        labels: tuple[Label, ...] = ()
+        if self.relative is not None:
+            reach = (self.config.max_position_embeddings, self.num_heads)
+            labels = (reach_of(followed.pattern, *reach),)
+        if self.global_attention is not None:
+            notes = (*notes, "Rows of global tokens have projections of their own, and are computed besides.")
+        return LayerRequest(
+            followed,
+            self.num_heads,
+            self.config.key_value_heads,
+            self.head_dim,
+            self.head_dim,
+            self.config,
+            part=part_of(self),
+            is_causal=self.is_causal,
+            layer=self.layer_idx,
+            labels=labels,
+            backend=backend_of(self.config),
+            notes=notes,
+        )
+
     def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
         if isinstance(position_embeddings, dict):
             return position_embeddings[self.config.rope_theta_per_layer[self.layer_idx]]
@@ -152,13 +183,19 @@ class SparseAttention(nn.Module):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        is_replaced = self.config.random_blocks_in_eval == "transformers" and not self.training
-        if is_replaced and not followed.is_causal and not followed.reads_all:
-            rest, *blocks = remembered(self, split_random, followed.pattern)
-            if rest != followed.pattern:
-                followed = replace(followed, pattern=rest)
+        if not self.training:
+            followed, blocks = self._in_evaluation(followed)
+            if blocks is not None:
                 query, key = repeat_first_block(*blocks, query, key, self.scaling, options["tokens"])
         return attend_layer(query, key, value, followed, **options)
+
+    def _in_evaluation(self, followed: LayerPattern) -> tuple[LayerPattern, tuple[int, int] | None]:
+        """Return what is followed in evaluation, and (tokens, number) of the random blocks that block 0 replaces."""
+        is_replaced = self.config.random_blocks_in_eval == "transformers"
+        if not is_replaced or followed.is_causal or followed.reads_all:
+            return followed, None
+        rest, *blocks = remembered(self, split_random, followed.pattern)
+        return (followed, None) if rest == followed.pattern else (replace(followed, pattern=rest), (*blocks,))
 
     def _attend_relative(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.host_copies import derived
+from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.rows import check_positions, find_global_rows, global_keys
 from hf_efficient_attn.models.global_tokens.rules import (
     AUTO_RULES,
@@ -18,6 +19,7 @@ from hf_efficient_attn.models.global_tokens.rules import (
     Rule,
     choose_by_mask,
     choose_by_rule,
+    needs_input_ids,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.prologue import PreparedCall
@@ -42,6 +44,14 @@ def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | 
 def resolved_rule(config: Any, task: str | None) -> Rule:
     """Return the rule for global tokens that holds in a task."""
     return AUTO_RULES.get(task or "") if config.global_tokens == "auto" else config.global_tokens
+
+
+def known_globals(config: Any, task: str | None, num_keys: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the global tokens of a text of this length in tokens, and a note if they depend on its words."""
+    rule = resolved_rule(config, task)
+    if needs_input_ids(rule):
+        return (), (f"The global tokens of global_tokens={shown(rule)} depend on the text, and are left out.",)
+    return choose_by_rule(rule, num_keys, None, None, None).positions, ()
 
 
 def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor | None:

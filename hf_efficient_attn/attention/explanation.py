@@ -1,0 +1,112 @@
+"""What is said about one call of attention: who computes it and why, the pairs, the cost; as a table and as JSON."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hf_efficient_attn.attention.select import BACKENDS
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.messages import shown
+
+MEBIBYTE = 2**20
+PATTERN_LETTERS = 100
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How one call of attention would be computed; it prints as a small table.
+
+    Attributes:
+        call: without tensors.
+        backend: the name of the backend that computes it.
+        reasons: for every other backend, one sentence on why it cannot compute the call, or was not chosen.
+        allowed_pairs: pairs (query, key) that the pattern allows, in all heads of one example.
+        computed_pairs: scores that the backend computes for them, allowed or not.
+        total_pairs: all pairs of queries and keys, in all heads.
+        baseline: what would be computed without the pattern: "dense causal attention", whose kernels skip most of what
+            lies above the diagonal, or "dense attention".
+        relative_cost: estimated time over that of the baseline.
+        memory_bytes: estimated peak memory of one example, beyond its inputs.
+        model: which layer of which model this is; None: a pattern was explained.
+        notes: what the numbers leave out, in sentences.
+    """
+
+    call: AttentionCall
+    backend: str
+    reasons: dict[str, str]
+    allowed_pairs: int
+    computed_pairs: int
+    total_pairs: int
+    baseline: str
+    relative_cost: float
+    memory_bytes: int
+    model: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def density(self) -> float:
+        """Share of all pairs that is allowed."""
+        return self.allowed_pairs / self.total_pairs
+
+    @property
+    def block_density(self) -> float:
+        """Share of all pairs that is computed."""
+        return self.computed_pairs / self.total_pairs
+
+    def _elsewhere(self) -> str:
+        """Return what "auto" chooses where more is installed than here, if that differs."""
+        device = self.call.inputs.device
+        lacking = {name: backend.missing(self.call) for name, backend in BACKENDS.items()}
+        found = next(((name, what) for name, what in lacking.items() if what is not None), None)
+        if device == "cpu" or found is None:
+            return ""
+        return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
+
+    def __str__(self) -> str:
+        layout, inputs = self.call.layout, self.call.inputs
+        keys_shared = inputs.num_key_heads != layout.num_heads
+        rows = {
+            **({} if self.model is None else {"model": self.model}),
+            "pattern": shown(layout.pattern, PATTERN_LETTERS),
+            "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
+            f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
+            f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
+            f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
+            "backend": self.backend + self._elsewhere(),
+            "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
+            "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
+            "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
+            "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
+            **{f"not {name}": reason for name, reason in self.reasons.items()},
+            **{"note" if index == 0 else f"note {index + 1}": note for index, note in enumerate(self.notes)},
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in JSON types: pairs of all heads of one example, the cost over the baseline's, bytes."""
+        layout, inputs = self.call.layout, self.call.inputs
+        return {
+            "model": self.model,
+            "pattern": layout.pattern.to_dict(),
+            "call": {
+                "num_heads": layout.num_heads,
+                "num_key_heads": inputs.num_key_heads,
+                "head_dim": inputs.head_dim,
+                "query_tokens": layout.num_queries,
+                "key_tokens": layout.num_keys,
+                "dtype": str(inputs.dtype).removeprefix("torch."),
+                "device": inputs.device,
+                "training": inputs.needs_grad,
+                "dropout": self.call.dropout,
+                "cross": layout.is_cross,
+            },
+            "backend": self.backend,
+            "reasons": self.reasons,
+            "allowed_pairs": self.allowed_pairs,
+            "computed_pairs": self.computed_pairs,
+            "total_pairs": self.total_pairs,
+            "baseline": self.baseline,
+            "relative_cost": self.relative_cost,
+            "memory_bytes": self.memory_bytes,
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,82 @@
+"""What the layers of a model or config ask the engine for, found without computing anything."""
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.model_check import check_class
+from hf_efficient_attn.attention.model_parts import ENCODER, PARTS
+from hf_efficient_attn.attention.trial import base_class, trial_requests
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+
+
+def layer_request(
+    model_or_config: PreTrainedModel | PreTrainedConfig, layer: int, part: str | None, num_keys: int
+) -> tuple[LayerRequest, str]:
+    """Return what a layer of self-attention asks for, and a line that names it.
+
+    Args:
+        layer: its index in its part; in a composite model (vision and language) a layer of the text part.
+        part: "encoder" (None) or "decoder", for an encoder-decoder.
+        num_keys: the length of the text in tokens, on which the attention of some models depends.
+
+    Raises:
+        ConfigurationError: no such part or layer.
+        UnsupportedBackendError: the model does not use the attention interface of transformers, or no trial of it can
+            be run.
+    """
+    config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
+    text_config = config.get_text_config()
+    part = _checked_part(part, text_config)
+    model_class = base_class(config) if model_or_config is config else type(model_or_config)
+    name = type(config).__name__ if model_class is None else model_class.__name__
+    asked = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys)
+    asked = [each for each in asked if not each.is_cross and type(each.config) is type(text_config)]
+    if not asked:
+        raise UnsupportedBackendError(
+            f"Nothing is known about the attention of {name}: no trial of it can be run, or it does not call the "
+            "attention interface of transformers. Explain its pattern, with num_heads and head_dim."
+        )
+    if text_config.is_encoder_decoder:
+        asked = [each for each in asked if each.part == part]
+    numbered = dict(enumerate(asked)) if any(each.layer is None for each in asked) else {e.layer: e for e in asked}
+    if layer not in numbered:
+        raise ConfigurationError(
+            f"layer={shown(layer)} of {name} has no attention; the layers with attention"
+            f"{f' of its {part}' if text_config.is_encoder_decoder else ''} are {shown(sorted(numbered))}."
+        )
+    return numbered[layer], _line(name, config, numbered[layer], layer, len(numbered))
+
+
+def _checked_part(part: str | None, config: Any) -> str:
+    if part is not None and not (part in PARTS and config.is_encoder_decoder):
+        raise ConfigurationError(
+            f"part={shown(part)} is for an encoder-decoder, {' or '.join(map(repr, sorted(PARTS)))}; "
+            f"{type(config).__name__} is {'one' if config.is_encoder_decoder else 'none: leave it out'}."
+        )
+    return part or ENCODER
+
+
+def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, num_keys: int) -> list[LayerRequest]:
+    model: Any = model_or_config
+    if model is config:
+        with torch.device("meta"):
+            model = model_class(copy.deepcopy(config)).eval()
+    # the layers of our families that do not call the attention interface say it themselves
+    own: list[Any] = [module for module in model.modules() if hasattr(module, "layer_request")]
+    if own:
+        return [module.layer_request(num_keys, getattr(model, "task", None)) for module in own]
+    check_class(model_class, config)
+    return trial_requests(model_class, config) or []
+
+
+def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int, num_layers: int) -> str:
+    where = f"layer {layer} of {num_layers} with attention"
+    if config.get_text_config().is_encoder_decoder:
+        where = f"{request.part} {where}"
+    follows = "its own attention" if request.followed.is_own else "attention_pattern"
+    return f"{name} ({config.model_type}), {where}, {'causal' if request.is_causal else 'bidirectional'}, {follows}"
