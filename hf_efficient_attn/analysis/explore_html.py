@@ -4,6 +4,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
+STYLES = ("page.css", "views.css")
 # later ones use what earlier ones define
 SCRIPTS = (
     "intervals.js",
@@ -22,6 +23,7 @@ SCRIPTS = (
     "backend_facts.js",
     "pattern_view.js",
     "model_data.js",
+    "heads_map.js",
     "text_view.js",
     "start.js",
 )
@@ -30,7 +32,7 @@ SCRIPTS = (
 def render_page(data: dict[str, Any]) -> str:
     """Return the HTML of the page that shows `data`, which are JSON types; it loads nothing from anywhere."""
     parts = {
-        "{{style}}": _part("page.css"),
+        "{{style}}": "\n".join(map(_part, STYLES)),
         "{{script}}": "\n".join(map(_part, SCRIPTS)),
         "{{data}}": embedded(data),
     }

@@ -162,6 +162,9 @@ def test_typed_patterns(page: Page) -> None:
         "2 layers49",
         "3 layers49",
     ]
+    # three layers, of which the second is dense
+    overall = (2 * pairs + 4656) / 3 / 96**2
+    assert page.text("#overall") == f"{overall:.1%} in all layers and heads together."
     page.type("#expression", "bnd(3, 0)")
     assert page.text("#problem").startswith("No pattern is called bnd; there are band, bigbird")
     assert page.tab.get_attribute("#expression", "aria-invalid") == "true"

@@ -3,31 +3,35 @@
 function showBackend(shown) {
   const text = shown.lines[shown.layer % shown.lines.length];
   const known = data.explanations.filter(
-    (each) => each.expression === text && each.tokens === shown.tokens && each.causal === shown.causal
+    (each) => each.expression === text && each.tokens === shown.tokens && each.causal === shown.causal,
   );
   if (known.length && shown.heads === data.heads) {
     element("backend").replaceChildren(
       ...known.map(explanationBox),
-      make("p", { className: "hint" }, `${known[0].call}. Estimates of hf_efficient_attn ${data.version}; measure with hf-efficient-attn bench attention.`)
+      make(
+        "p",
+        { className: "hint" },
+        `${known[0].call}. Estimates of hf_efficient_attn ${data.version}; hf-efficient-attn bench attention measures.`,
+      ),
     );
     return;
   }
   element("backend").replaceChildren(
     make("p", { className: "hint" }, "Python says it for this pattern and length:"),
-    make("pre", {}, explainCommand(shown, text))
+    make("pre", {}, explainCommand(shown, text)),
   );
 }
 
 function explanationBox({ setting, backend, cost, baseline, memory, reasons }) {
-  const times = cost < 1 ? `about ${percent(cost)} of the time of ${baseline}` : `about ${cost.toFixed(1)} × the time of ${baseline}`;
-  const why = make("ul", {}, ...Object.entries(reasons).map(([name, reason]) => make("li", {}, `not ${name}: ${reason}`)));
+  const times = cost < 1 ? `about ${percent(cost)} of` : `about ${cost.toFixed(1)} ×`;
+  const lines = Object.entries(reasons).map(([name, reason]) => make("li", {}, `not ${name}: ${reason}`));
   return make(
     "div",
     { className: "backend" },
     make("b", {}, backend),
     setting,
-    make("p", { className: "hint" }, `${times}, ${memory}`),
-    make("details", { className: "hint" }, make("summary", {}, "why not another"), why)
+    make("p", { className: "hint" }, `${times} the time of ${baseline}, ${memory}`),
+    make("details", { className: "hint" }, make("summary", {}, "why not another"), make("ul", {}, ...lines)),
   );
 }
 

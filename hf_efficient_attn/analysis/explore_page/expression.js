@@ -19,7 +19,8 @@ class ExpressionReader {
     const end = text.trimEnd().length;
     while (SIGNS.lastIndex < end) {
       const [, number, name, string, mark, other] = SIGNS.exec(text);
-      if (other !== undefined) throw new PatternError(`${other} has no place in a pattern; write e.g. band(4, 4) | global(0).`);
+      if (other !== undefined)
+        throw new PatternError(`${other} has no place in a pattern; write e.g. band(4, 4) | global(0).`);
       if (number !== undefined) this.signs.push({ number: Number(number.replaceAll("_", "")) });
       else if (name !== undefined) this.signs.push({ name });
       else if (string !== undefined) this.signs.push({ string: string.slice(1, -1) });
@@ -29,7 +30,8 @@ class ExpressionReader {
 
   whole() {
     const value = this.union();
-    if (this.at < this.signs.length) throw new PatternError("The expression goes on after its end; join patterns with | or &.");
+    if (this.at < this.signs.length)
+      throw new PatternError("The expression goes on after its end; join patterns with | or &.");
     return value;
   }
 

@@ -30,7 +30,9 @@ const INTEGERS = {
 };
 const ROWS = {
   test: (value) =>
-    Array.isArray(value) && value.length > 0 && value.every((row) => INTEGERS.test(row) && row.every((key) => key >= 0)),
+    Array.isArray(value) &&
+    value.length > 0 &&
+    value.every((row) => INTEGERS.test(row) && row.every((key) => key >= 0)),
   says: "a list with the keys of every query, such as [[0], [0, 1]]",
 };
 
@@ -45,16 +47,31 @@ const BUILDERS = oneOf("fixed", "release");
 const KINDS = {
   full: ["Full", [], () => new Distances(null, null, 1)],
   causal: ["Causal", [], () => new Distances(null, 0, 1)],
-  band: ["Band", [["left", LIMIT], ["right", LIMIT]], (left, right) => new Distances(left, right, 1)],
+  band: [
+    "Band",
+    [
+      ["left", LIMIT],
+      ["right", LIMIT],
+    ],
+    (left, right) => new Distances(left, right, 1),
+  ],
   dilated: [
     "Dilated",
-    [["left", LIMIT], ["right", LIMIT], ["step", atLeast(1)]],
+    [
+      ["left", LIMIT],
+      ["right", LIMIT],
+      ["step", atLeast(1)],
+    ],
     (left, right, step) => new Distances(left, right, step),
   ],
   strided: ["Strided", [["step", atLeast(1)]], (step) => new Distances(null, null, step)],
   global_tokens: [
     "GlobalTokens",
-    [["positions", INTEGERS], ["reads_all", BOOL, true], ["read_by_all", BOOL, true]],
+    [
+      ["positions", INTEGERS],
+      ["reads_all", BOOL, true],
+      ["read_by_all", BOOL, true],
+    ],
     (positions, readsAll, readByAll) => {
       if (readsAll || readByAll) return new GlobalTokens(positions, readsAll, readByAll);
       throw new PatternError("global_tokens: reads_all and read_by_all are both False; set at least one.");
@@ -63,7 +80,10 @@ const KINDS = {
   block_local: ["BlockLocal", [["block_tokens", atLeast(1)]], (size) => new Blocks(new Distances(0, 0, 1), size)],
   blocks: [
     "Blocks",
-    [["pattern", PATTERN], ["block_tokens", atLeast(1)]],
+    [
+      ["pattern", PATTERN],
+      ["block_tokens", atLeast(1)],
+    ],
     (pattern, size) => new Blocks(pattern, size),
   ],
   random_blocks: [
@@ -79,7 +99,12 @@ const KINDS = {
   ],
   bigbird_blocks: [
     "BigBirdBlocks",
-    [["num_blocks", atLeast(1)], ["block_tokens", atLeast(1)], ["seed", atLeast(0), 0], ["plan", oneOf(...PLANS), PLANS[0]]],
+    [
+      ["num_blocks", atLeast(1)],
+      ["block_tokens", atLeast(1)],
+      ["seed", atLeast(0), 0],
+      ["plan", oneOf(...PLANS), PLANS[0]],
+    ],
     (...fields) => new BigBirdBlocks(...fields),
   ],
   bigbird: [
@@ -95,19 +120,24 @@ const KINDS = {
   ],
   span_tree: [
     "SpanTree",
-    [["num_nodes", atLeast(1)], ["is_causal", BOOL, false], ["builder", BUILDERS, "fixed"]],
+    [
+      ["num_nodes", atLeast(1)],
+      ["is_causal", BOOL, false],
+      ["builder", BUILDERS, "fixed"],
+    ],
     (...fields) => new SpanTree(...fields),
   ],
   sized_span_tree: [
     "SizedSpanTree",
-    [["num_tokens", atLeast(1)], ["num_nodes", atLeast(1)], ["left_only", BOOL, false], ["builder", BUILDERS, "fixed"]],
+    [
+      ["num_tokens", atLeast(1)],
+      ["num_nodes", atLeast(1)],
+      ["left_only", BOOL, false],
+      ["builder", BUILDERS, "fixed"],
+    ],
     (...fields) => new SizedSpanTree(...fields),
   ],
-  key_table: [
-    "KeyTable",
-    [["rows", ROWS]],
-    (rows) => new KeyTable(rows.length, (query) => intervalsOf(rows[query])),
-  ],
+  key_table: ["KeyTable", [["rows", ROWS]], (rows) => new KeyTable(rows.length, (query) => intervalsOf(rows[query]))],
   per_head: ["PerHead", [["patterns", PATTERNS]], (patterns) => new PerHead(patterns)],
   union: ["Union", [["patterns", PATTERNS]], (patterns) => new Union(patterns)],
   intersection: ["Intersection", [["patterns", PATTERNS]], (patterns) => new Intersection(patterns)],
@@ -146,7 +176,8 @@ function makePattern(name, values, options) {
 
 function argumentsOf(name, fields, values, options) {
   const names = fields.map(([field]) => field);
-  const form = `write ${name}(${fields.map(([field, , other]) => field + (other === undefined ? "" : "=…")).join(", ")})`;
+  const written = fields.map(([field, , other]) => field + (other === undefined ? "" : "=…"));
+  const form = `write ${name}(${written.join(", ")})`;
   const unknown = Object.keys(options).find((option) => !names.includes(option));
   if (unknown !== undefined || values.length > fields.length) {
     throw new PatternError(`${name} takes ${unknown === undefined ? "fewer arguments" : `no ${unknown}`}; ${form}.`);

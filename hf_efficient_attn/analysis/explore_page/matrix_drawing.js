@@ -62,7 +62,9 @@ Matrix.prototype.drawToken = function (context, colors, width, height) {
   context.fillRect(0, top, width, thickness);
   context.fillRect(left, 0, thickness, height);
   context.fillStyle = colors["--read-by"];
-  fillIntervals(readBy || [], view.y, view.scale, height, (at, length) => context.fillRect(left, at, thickness, length));
+  fillIntervals(readBy || [], view.y, view.scale, height, (at, length) =>
+    context.fillRect(left, at, thickness, length),
+  );
   context.fillStyle = colors["--reads"];
   fillIntervals(keys, view.x, view.scale, width, (at, length) => context.fillRect(at, top, length, thickness));
 };
@@ -99,7 +101,8 @@ Matrix.prototype.drawAxes = function (context, colors, width, height) {
   for (let query = Math.ceil(view.y / down) * down; query < numTokens; query += down) {
     const at = (query + 0.5 - view.y) * view.scale;
     if (!inside(at, height)) break;
-    if (!near(query, 1)) context.fillText(query.toLocaleString("en"), MARGIN.left - 8, MARGIN.top + Math.min(height - 5, Math.max(5, at)));
+    if (!near(query, 1))
+      context.fillText(query.toLocaleString("en"), MARGIN.left - 8, MARGIN.top + Math.min(height - 5, Math.max(5, at)));
   }
   const at = (token + 0.5 - view.y) * view.scale;
   if (!inside(at, height)) return;

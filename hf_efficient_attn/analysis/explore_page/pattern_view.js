@@ -54,7 +54,10 @@ function choosePreset(index) {
 // Take over what the controls say; a problem is shown, and the page stays as it was.
 function readControls() {
   const next = {
-    lines: element("expression").value.split("\n").map((line) => line.trim()).filter(Boolean),
+    lines: element("expression")
+      .value.split("\n")
+      .map((line) => line.trim())
+      .filter(Boolean),
     tokens: inBounds(element("tokens"), 1, MAX_TOKENS),
     layers: inBounds(element("layers"), 1, 128),
     heads: inBounds(element("heads"), 1, 256),
@@ -109,14 +112,33 @@ function showPattern() {
   element("alike").textContent = alikeText();
   element("share").textContent = "counting …";
   fillList(element("counts"), []);
+  element("overall").textContent = "";
   startJob("count", checked(countPairs(pattern, state.tokens, showCounts)));
+  startJob("overall", checked(countOverall()));
   showBackend(state);
+}
+
+// The pairs of all layers and heads, where they differ; random blocks are as many in each.
+function* countOverall() {
+  const { patterns, tokens, layers, heads } = state;
+  const numGroups = patterns.map((pattern) => pattern.numHeadPatterns);
+  if (patterns.some((pattern) => pattern.isRandom) || (patterns.length === 1 && numGroups[0] === 1)) return;
+  let total = 0;
+  for (const [line, groups] of numGroups.entries()) {
+    const numLayers = range(0, layers).filter((layer) => layer % patterns.length === line).length;
+    for (const group of numLayers ? range(0, groups) : []) {
+      const pattern = resolved(state, line, (group * heads) / groups);
+      yield* countPairs(pattern, tokens, ({ pairs }) => (total += (pairs * numLayers) / groups));
+    }
+  }
+  element("overall").textContent = `${percent(total / layers / tokens ** 2)} in all layers and heads together.`;
 }
 
 function alikeText() {
   const pattern = state.patterns[state.layer % state.patterns.length];
   const parts = [];
-  if (state.lines.length > 1) parts.push(`Layer ${state.layer} follows line ${(state.layer % state.lines.length) + 1}.`);
+  if (state.lines.length > 1)
+    parts.push(`Layer ${state.layer} follows line ${(state.layer % state.lines.length) + 1}.`);
   if (pattern.isRandom) parts.push("Random blocks differ in each layer and head.");
   if (pattern.numHeadPatterns > 1) parts.push(`Heads differ in groups of ${state.heads / pattern.numHeadPatterns}.`);
   return parts.join(" ");
@@ -154,11 +176,16 @@ function showToken(token) {
   element("token").value = token;
   element("summary").textContent = `Token ${count(token)} reads ${count(sizeOf(keys))} of ${count(tokens)} tokens.`;
   showReads(keys);
-  startJob("readers", checked(findReaders(pattern, token, tokens, (readers) => {
-    state.readers = readers;
-    matrix.setReadBy(readers);
-    showReads(keys);
-  })));
+  startJob(
+    "readers",
+    checked(
+      findReaders(pattern, token, tokens, (readers) => {
+        state.readers = readers;
+        matrix.setReadBy(readers);
+        showReads(keys);
+      }),
+    ),
+  );
   element("reach").replaceChildren();
   startJob("reach", checked(findReach(patternsOfHeads, state.layers, token, tokens, showReach)));
 }
@@ -186,7 +213,9 @@ function showReach(layers, reached) {
   fill.style.width = `${100 * share}%`;
   const text = share === 1 ? "all tokens" : `${count(reached)} · ${percent(share)}`;
   const name = `${layers} layer${layers > 1 ? "s" : ""}`;
-  element("reach").append(make("li", {}, make("span", {}, name), make("span", { className: "bar" }, fill), make("span", {}, text)));
+  element("reach").append(
+    make("li", {}, make("span", {}, name), make("span", { className: "bar" }, fill), make("span", {}, text)),
+  );
 }
 
 function drawRibbon() {
@@ -202,7 +231,9 @@ function drawRibbon() {
   context.fillStyle = colors["--reads"];
   fillIntervals(matrix.keys, 0, scale, width, (at, length) => context.fillRect(at, 6, length, middle - 8));
   context.fillStyle = colors["--read-by"];
-  fillIntervals(state.readers || [], 0, scale, width, (at, length) => context.fillRect(at, middle + 2, length, middle - 8));
+  fillIntervals(state.readers || [], 0, scale, width, (at, length) =>
+    context.fillRect(at, middle + 2, length, middle - 8),
+  );
   context.fillStyle = colors["--ink"];
   context.fillRect(Math.min(width - 2, (matrix.token + 0.5) * scale - 1), 0, 2, 2 * middle);
 }

@@ -135,7 +135,11 @@ class Blocks extends Pattern {
     const size = this.blockTokens;
     const [start, stop] = [Math.floor(from / size), Math.ceil(to / size)];
     const blocks = this.pattern[method](Math.floor(first / size), Math.floor(last / size), start, stop);
-    return clip(blocks.map((block) => block * size), from, to);
+    return clip(
+      blocks.map((block) => block * size),
+      from,
+      to,
+    );
   }
 }
 

@@ -12,7 +12,7 @@ class RandomBlocks extends Pattern {
     if (isCausal && exclude && exclude.dependsOnLength) {
       throw new PatternError(
         "These random blocks have no causal form: they exclude a pattern that depends on the length. Write " +
-          "bigbird(..., causal=True), or exclude no such pattern."
+          "bigbird(..., causal=True), or exclude no such pattern.",
       );
     }
   }
@@ -38,7 +38,7 @@ class RandomBlocks extends Pattern {
     const numRows = Math.ceil(place.numKeys / blockTokens);
     if (numRows * (16 + Math.min(numRows, numBlocks)) > MAX_DRAWN_BLOCKS) {
       throw new PatternError(
-        `random_blocks: ${numRows} rows of blocks of ${blockTokens} tokens are too many to draw. Take longer blocks.`
+        `random_blocks: ${numRows} rows of blocks of ${blockTokens} tokens are too many to draw. Take longer blocks.`,
       );
     }
     const numTokens = numRows * blockTokens;
@@ -113,7 +113,7 @@ class BigBirdBlocks extends Pattern {
     if (numHeads * this.numShuffled(numRows) > MAX_SHUFFLED_BLOCKS) {
       throw new PatternError(
         `bigbird_blocks: the published code would shuffle too many blocks of ${this.blockTokens} tokens. Take longer ` +
-          "blocks, or plan='seeded'."
+          "blocks, or plan='seeded'.",
       );
     }
     const stream = new MersenneTwister((this.seed + layer) >>> 0);

@@ -1,6 +1,8 @@
 // Long work in small slices between frames, so that the page never stutters.
 
-const SLICE_MS = 6;
+const SLICE_MS = 8;
+// what is seen first is done first
+const JOB_ORDER = ["tiles", "readers", "count", "overall", "reach"];
 const jobs = new Map();
 let isTicking = false;
 let redraw = null;
@@ -9,10 +11,6 @@ let redraw = null;
 function startJob(name, generator) {
   jobs.set(name, generator);
   requestTick();
-}
-
-function stopJob(name) {
-  jobs.delete(name);
 }
 
 // Draw the canvases before the next frame.
@@ -31,10 +29,10 @@ function tick() {
   isTicking = false;
   const end = performance.now() + SLICE_MS;
   while (jobs.size && performance.now() < end) {
-    const [name, job] = jobs.entries().next().value;
-    // the jobs take turns
-    jobs.delete(name);
-    if (!job.next().done && !jobs.has(name)) jobs.set(name, job);
+    const name = JOB_ORDER.find((each) => jobs.has(each));
+    const job = jobs.get(name);
+    // a job may start another one of its name
+    if (job.next().done && jobs.get(name) === job) jobs.delete(name);
   }
   if (redraw) {
     const draw = redraw;

@@ -21,7 +21,10 @@ function chooseView(name) {
 setUpPatternView();
 if (data.model) {
   element("views").hidden = false;
-  for (const [name, other] of [["pattern", "text"], ["text", "pattern"]]) {
+  for (const [name, other] of [
+    ["pattern", "text"],
+    ["text", "pattern"],
+  ]) {
     const tab = element(`tab-${name}`);
     tab.addEventListener("click", () => chooseView(name));
     tab.addEventListener("keydown", (event) => {

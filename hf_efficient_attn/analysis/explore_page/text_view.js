@@ -1,27 +1,16 @@
-// The view of a model on a text: heads to choose from, the text with what a token reads, the strongest weights.
+// The view of a model on a text: the text with what a token reads in the chosen head, and the strongest weights.
 
-const MEASURES = {
-  span: { title: "learned span", text: tokensText },
-  distance: { title: "mean distance", text: tokensText },
-  effective: { title: "tokens in effect", text: tokensText },
-  first: { title: "on the first token", text: percent },
-};
 // a weight from which on, or from the largest, a token has the full colour: heads that read much evenly look pale
 const FULL_WEIGHT = 0.05;
 // beside the token, in the lower strip
 const NEAR_TOKENS = 64;
-const model = data.model ? new ReadText(data.model) : null;
-const chosen = { layer: 0, head: 0, place: 0 };
-
 function setUpTextView() {
   element("model-name").textContent = model.name;
   const read = `${count(model.tokens.length)} tokens, of which ${count(model.rows.length)} are measured (underlined).`;
   const leftOut = model.left_out ? ` The text has ${count(model.left_out)} more, which are not read.` : "";
   element("model-facts").textContent = `${model.kind}. ${read}${leftOut}`;
   element("model-notes").textContent = [...model.notes, globalText()].join(" ");
-  const measures = Object.entries(MEASURES).filter(([name]) => name !== "span" || model.spans.length);
-  element("measure").append(...measures.map(([name, { title }]) => make("option", { value: name }, title)));
-  element("measure").addEventListener("change", showHeads);
+  setUpHeads();
   fillText();
   element("text").addEventListener("click", (event) => {
     const token = event.target.dataset?.token;
@@ -30,13 +19,7 @@ function setUpTextView() {
   element("text").addEventListener("keydown", stepRows);
   element("row-before").addEventListener("click", () => chooseRow(chosen.place - 1));
   element("row-after").addEventListener("click", () => chooseRow(chosen.place + 1));
-  element("heads-map").addEventListener("keydown", stepHeads);
   chosen.place = Math.floor(model.rows.length / 2);
-  showHeads();
-}
-
-function tokensText(number) {
-  return `${number < 100 ? number.toFixed(1) : count(number)} tokens`;
 }
 
 function globalText() {
@@ -67,48 +50,6 @@ function fillText() {
   }
 }
 
-function showHeads() {
-  const measure = element("measure").value;
-  const map = element("heads-map");
-  const numbers = range(0, model.layers).map((layer) => range(0, model.heads).map((head) => model.ofHead(measure, layer, head)));
-  const [lowest, highest] = [Math.min(...numbers.flat()), Math.max(...numbers.flat())];
-  const { text } = MEASURES[measure];
-  map.style.gridTemplateColumns = `28px repeat(${model.heads}, minmax(12px, 1fr))`;
-  const heading = make("div", { style: "display: contents" }, make("span", {}, ""), ...range(0, model.heads).map((head) => make("span", {}, head)));
-  const rows = numbers.map((row, layer) => {
-    const cells = row.map((number, head) => {
-      const isChosen = layer === chosen.layer && head === chosen.head;
-      const label = `layer ${layer}, head ${head}: ${text(number)}`;
-      const cell = make("button", { title: label, tabIndex: isChosen ? 0 : -1, role: "gridcell", ariaLabel: label, ariaSelected: String(isChosen) });
-      cell.style.setProperty("--level", highest > lowest ? (number - lowest) / (highest - lowest) : 0);
-      cell.addEventListener("click", () => chooseHead(layer, head));
-      return cell;
-    });
-    return make("div", { role: "row", style: "display: contents" }, make("span", {}, layer), ...cells);
-  });
-  heading.setAttribute("aria-hidden", "true");
-  map.replaceChildren(heading, ...rows);
-  element("scale").replaceChildren(make("span", {}, text(lowest)), make("span", {}, text(highest)));
-  element("head-title").textContent = `Layer ${chosen.layer}, head ${chosen.head}`;
-  const facts = Object.entries(MEASURES).filter(([name]) => name !== "span" || model.spans.length);
-  fillList(element("head-facts"), facts.map(([name, { title, text: write }]) => [title, write(model.ofHead(name, chosen.layer, chosen.head))]));
-}
-
-function chooseHead(layer, head) {
-  chosen.layer = Math.max(0, Math.min(model.layers - 1, layer));
-  chosen.head = Math.max(0, Math.min(model.heads - 1, head));
-  showHeads();
-  showRow();
-}
-
-function stepHeads(event) {
-  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  if (!steps[event.key]) return;
-  event.preventDefault();
-  chooseHead(chosen.layer + steps[event.key][0], chosen.head + steps[event.key][1]);
-  element("heads-map").querySelector('[aria-selected="true"]').focus();
-}
-
 function stepRows(event) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step) return;
@@ -119,7 +60,8 @@ function stepRows(event) {
 function chooseToken(token) {
   const place = model.places.get(token);
   if (place === undefined) {
-    element("row-title").textContent = `Token ${count(token)} “${model.word(token)}” is not measured. Write the page with --rows ${token}.`;
+    element("row-title").textContent =
+      `Token ${count(token)} “${model.word(token)}” is not measured. Write the page with --rows ${token}.`;
     return;
   }
   chosen.place = place;
@@ -143,7 +85,8 @@ function showRow() {
   const found = model.strongest(layer, head, place);
   const at = model.at(layer, head, place);
   const numRead = model.num_read[at];
-  for (const span of element("text").querySelectorAll(".read, .chosen")) span.classList.remove("read", "chosen", "strong");
+  const marked = element("text").querySelectorAll(".read, .chosen");
+  marked.forEach((span) => span.classList.remove("read", "chosen", "strong"));
   const largest = found.length ? found[0].weight : 1;
   for (const { key, weight } of found) {
     const span = element(`token-${key}`);
@@ -153,11 +96,15 @@ function showRow() {
     span.style.setProperty("--weight", level);
   }
   element(`token-${row}`).classList.add("chosen");
-  element("row-title").textContent = `Token ${count(row)} “${model.word(row)}” reads ${count(numRead)} tokens in layer ${layer}, head ${head}.`;
+  element("row-title").textContent =
+    `Token ${count(row)} “${model.word(row)}” reads ${count(numRead)} tokens in layer ${layer}, head ${head}.`;
   element("read-title").textContent = found.length ? "It reads, the strongest first" : "It reads nothing";
   const rest = numRead - found.length;
-  const others = rest > 0 ? ` The other ${count(rest)} have ${percent(1 - model.share[at])} together and are not in this page.` : "";
-  element("read-facts").textContent = found.length ? `These ${found.length} have ${percent(model.share[at])} of its weight.${others}` : "";
+  const others =
+    rest > 0 ? ` The other ${count(rest)} have ${percent(1 - model.share[at])} together and are not in this page.` : "";
+  element("read-facts").textContent = found.length
+    ? `These ${found.length} have ${percent(model.share[at])} of its weight.${others}`
+    : "";
   element("read-table").tBodies[0].replaceChildren(...found.map((each) => readLine(each, row, largest)));
   requestRedraw();
 }

@@ -1,0 +1,85 @@
+// The map of layers and heads: coloured by a measure, it chooses the head that the text shows.
+
+const MEASURES = {
+  span: { title: "learned span", text: tokensText },
+  distance: { title: "mean distance", text: tokensText },
+  effective: { title: "tokens in effect", text: tokensText },
+  first: { title: "on the first token", text: percent },
+};
+const model = data.model ? new ReadText(data.model) : null;
+const chosen = { layer: 0, head: 0, place: 0 };
+
+function setUpHeads() {
+  element("measure").append(...measures().map(([name, { title }]) => make("option", { value: name }, title)));
+  element("measure").addEventListener("change", showHeads);
+  element("heads-map").addEventListener("keydown", stepHeads);
+  showHeads();
+}
+
+// What can be said of this model's heads.
+function measures() {
+  return Object.entries(MEASURES).filter(([name]) => name !== "span" || model.spans.length);
+}
+
+function tokensText(number) {
+  return `${number < 100 ? number.toFixed(1) : count(number)} tokens`;
+}
+
+function showHeads() {
+  const measure = element("measure").value;
+  const [layers, heads] = [range(0, model.layers), range(0, model.heads)];
+  const numbers = layers.map((layer) => heads.map((head) => model.ofHead(measure, layer, head)));
+  const [lowest, highest] = [Math.min(...numbers.flat()), Math.max(...numbers.flat())];
+  const level = (number) => (highest > lowest ? (number - lowest) / (highest - lowest) : 0);
+  const { text } = MEASURES[measure];
+  const names = mapRow(["", ...heads].map((name) => make("span", {}, name)));
+  names.setAttribute("aria-hidden", "true");
+  const rows = numbers.map((row, layer) => {
+    const cells = row.map((number, head) => headCell(layer, head, text(number), level(number)));
+    return mapRow([make("span", {}, layer), ...cells]);
+  });
+  element("heads-map").style.gridTemplateColumns = `28px repeat(${model.heads}, minmax(12px, 1fr))`;
+  element("heads-map").replaceChildren(names, ...rows);
+  element("scale").replaceChildren(make("span", {}, text(lowest)), make("span", {}, text(highest)));
+  showHeadFacts();
+}
+
+function mapRow(cells) {
+  const row = make("div", { style: "display: contents" }, ...cells);
+  row.setAttribute("role", "row");
+  return row;
+}
+
+function headCell(layer, head, text, level) {
+  const isChosen = layer === chosen.layer && head === chosen.head;
+  const title = `layer ${layer}, head ${head}: ${text}`;
+  const cell = make("button", { title, tabIndex: isChosen ? 0 : -1 });
+  cell.setAttribute("role", "gridcell");
+  cell.setAttribute("aria-label", title);
+  cell.setAttribute("aria-selected", String(isChosen));
+  cell.style.setProperty("--level", level);
+  cell.addEventListener("click", () => chooseHead(layer, head));
+  return cell;
+}
+
+function showHeadFacts() {
+  const { layer, head } = chosen;
+  element("head-title").textContent = `Layer ${layer}, head ${head}`;
+  const facts = measures().map(([name, { title, text }]) => [title, text(model.ofHead(name, layer, head))]);
+  fillList(element("head-facts"), facts);
+}
+
+function chooseHead(layer, head) {
+  chosen.layer = Math.max(0, Math.min(model.layers - 1, layer));
+  chosen.head = Math.max(0, Math.min(model.heads - 1, head));
+  showHeads();
+  showRow();
+}
+
+function stepHeads(event) {
+  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  if (!steps[event.key]) return;
+  event.preventDefault();
+  chooseHead(chosen.layer + steps[event.key][0], chosen.head + steps[event.key][1]);
+  element("heads-map").querySelector('[aria-selected="true"]').focus();
+}
