@@ -14,7 +14,7 @@ from hf_efficient_attn.layout.dense.additive import additive_mask, term_bias
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.dense.pairs import is_idle, num_mask_bytes
-from hf_efficient_attn.layout.dense.single_query import common_intervals, gathered, intervals_of_any, read_keys
+from hf_efficient_attn.layout.dense.single_query import gathered, read_keys, row_of
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.patterns.bands import Causal, Full
 from hf_efficient_attn.patterns.intervals import Intervals, size
@@ -44,6 +44,8 @@ FEW_SCORES = 1 << 10
 MAX_KEY_READS = 1 << 17
 # more intervals than these are copied together, not read one by one
 MAX_JOINED = 8
+# ... and fewer elements, which takes less time than to call a kernel again
+MAX_COPIED = 1 << 17
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -71,7 +73,7 @@ def is_fastest(call: AttentionCall) -> bool:
         return True
     if not is_single(call):
         return is_bare(call)
-    return bool(common_intervals(layout)) or layout.num_heads * size(intervals_of_any(layout)) <= MAX_KEY_READS
+    return len(row_of(layout).common) > 0 or computed_pairs(call) <= MAX_KEY_READS
 
 
 def is_single(call: AttentionCall) -> bool:
@@ -134,7 +136,7 @@ def computed_pairs(call: AttentionCall) -> int:
     """Return the number of all pairs, without the keys and the half of a triangle that are left out without a mask."""
     layout = call.layout
     if is_single(call):
-        return layout.num_heads * size(intervals_of_any(layout))
+        return layout.num_heads * size(row_of(layout).read)
     plain = _unmasked(call)
     if plain is None:
         return layout.num_pairs
@@ -154,7 +156,7 @@ def working_bytes(call: AttentionCall) -> int:
     layout, inputs = call.layout, call.inputs
     if is_single(call):
         # keys and values that are copied
-        num_keys = inputs.batch_size * inputs.num_key_heads * size(intervals_of_any(layout))
+        num_keys = inputs.batch_size * inputs.num_key_heads * size(row_of(layout).read)
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None
     num_examples = 1 if call.tokens.is_empty else inputs.batch_size
@@ -182,7 +184,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     need_lse = need_lse or call.sinks is not None
     # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
-    if 1 < len(intervals) <= MAX_JOINED and not (call.inputs.needs_grad or has_no_kernel(call)):
+    if len(intervals) > 1 and _is_joined(k, intervals, call):
         out, lse = _joined(scaled, k, v, intervals, mask, scale, need_lse)
     else:
         keys, values = (gathered(each, intervals) if intervals else each for each in (k, v))
@@ -218,6 +220,13 @@ def _read(q: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Ten
         mask = mask.masked_fill(closed, 0.0)
         keyless = closed if keyless is None else closed | keyless
     return (), mask, keyless, False
+
+
+def _is_joined(k: Tensor, intervals: Intervals, call: AttentionCall) -> bool:
+    """Return whether the kernel is called for each of several intervals of the keys: the alternative is a copy."""
+    num_copied = k.shape[0] * k.shape[1] * size(intervals) * k.shape[3]
+    is_worth_it = num_copied > MAX_COPIED and len(intervals) <= MAX_JOINED
+    return is_worth_it and not (call.inputs.needs_grad or has_no_kernel(call))
 
 
 def _joined(

@@ -1,7 +1,7 @@
 """Layout: a pattern laid over the positions of a sequence, with everything about a call that is not a tensor."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import NamedTuple
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.cache import cached
@@ -120,21 +120,22 @@ class Layout:
 
         Heads are counted within this call.
         """
-        return self._own_groups if self.num_queries == 1 else _head_groups(*self._drawn)
+        return self._own_groups() if self.num_queries == 1 else _head_groups(*self._drawn)
 
     @property
     def _drawn(self) -> tuple[Pattern, Heads, int, int]:
         """What the drawn patterns depend on."""
         return self.pattern, self.heads, self.drawn_tokens, self.layer
 
-    # every step of decoding has a length of its own, and what is kept for it would not be asked for again
-    @cached_property
+    # every step of decoding has a length of its own: to keep its groups would take longer than to find them
     def _own_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
-        return _groups_of(_draw(*self._drawn))
+        own = _undrawn(self.pattern, self.heads)
+        if not own.are_alike:
+            return _groups_of(_draw(*self._drawn))
+        return ((0, self.num_heads, own.patterns[0].resolve(self.drawn_tokens, self.layer)),)
 
-    @cached_property
     def intervals_of_heads(self) -> tuple[Intervals, ...]:
-        """What each head of the only query reads."""
+        """Return what each head of the only query reads."""
         read: list[Intervals] = []
         for _, count, pattern in self.head_groups():
             read += [pattern.key_intervals(self.query_offset, self.query_offset, self.num_keys)] * count
@@ -162,18 +163,29 @@ def drawn_layer(pattern: Pattern, layer: int) -> int:
     return layer if pattern.is_random else 0
 
 
-def _draw(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[Pattern, ...]:
+class Undrawn(NamedTuple):
+    """The patterns of some heads before random parts are drawn, and whether they are one pattern without such parts."""
+
+    patterns: tuple[Pattern, ...]
+    are_alike: bool
+
+
+@cached()
+def _undrawn(pattern: Pattern, heads: Heads) -> Undrawn:
     first, count, total = heads
     own = pattern.heads(total)[first : first + count]
-    if not pattern.is_random and all(one is own[0] for one in own):
-        return (own[0].resolve(num_tokens, layer, first, total),) * count
-    return tuple(one.resolve(num_tokens, layer, head, total) for head, one in enumerate(own, first))
+    return Undrawn(own, not pattern.is_random and all(one == own[0] for one in own))
+
+
+def _draw(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[Pattern, ...]:
+    own, total = _undrawn(pattern, heads).patterns, heads[2]
+    return tuple(one.resolve(num_tokens, layer, head, total) for head, one in enumerate(own, heads[0]))
 
 
 def _groups_of(drawn: tuple[Pattern, ...]) -> tuple[tuple[int, int, Pattern], ...]:
     groups: list[tuple[int, int, Pattern]] = []
     for head, pattern in enumerate(drawn):
-        if groups and (groups[-1][2] is pattern or groups[-1][2] == pattern):
+        if groups and groups[-1][2] == pattern:
             first, count, _ = groups[-1]
             groups[-1] = (first, count + 1, pattern)
         else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.dense import additive
+from hf_efficient_attn.layout.dense import additive, single_query
 from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
@@ -87,7 +87,9 @@ ROW_PATTERNS = {
 def test_a_single_query_reads_its_keys_only(
     pattern: Pattern, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without gradients, of heads that share keys; no mask of all keys is made."""
+    """With and without gradients, of heads that share keys; gaps are masked, copied around, or between two calls."""
+    forget_single_queries()
+    monkeypatch.setattr(single_query, "MAX_GAP_READS", 4 * 10)
     q, k, v = (tensor.double().requires_grad_() for tensor in draw(1, ROW))
     layout = Layout(pattern, 4, 1, ROW, ROW - 1)
     call = call_of(q, k, v, layout, tokens=tokens)
@@ -97,6 +99,21 @@ def test_a_single_query_reads_its_keys_only(
     out, lse = sdpa.attend(q, k, v, call)
     torch.testing.assert_close((out, lse), expected)
     torch.testing.assert_close(torch.autograd.grad(out.square().sum(), (q, k, v)), wanted)
+    for gap, largest in ((4 * 10, sdpa.MAX_COPIED), (4 * 10, 0), (4 * ROW, 0)):
+        forget_single_queries()
+        monkeypatch.setattr(single_query, "MAX_GAP_READS", gap)
+        monkeypatch.setattr(sdpa, "MAX_COPIED", largest)
+        check_without_gradients(q.detach(), k.detach(), v.detach(), layout, tokens)
+    forget_single_queries()
+
+
+def forget_single_queries() -> None:
+    single_query.row_of.cache_clear()
+    single_query._masked_of_layout.cache_clear()
+    single_query._read.clear()
+
+
+def check_without_gradients(q: Tensor, k: Tensor, v: Tensor, layout: Layout, tokens: TokenMask) -> None:
     with torch.no_grad():
         sinks = torch.randn(4, dtype=torch.double)
         call = call_of(q, k, v, layout, tokens=tokens, sinks=sinks)

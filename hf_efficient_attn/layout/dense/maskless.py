@@ -4,7 +4,7 @@ import torch
 
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.dense.single_query import common_intervals
+from hf_efficient_attn.layout.dense.single_query import row_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.counting import CrossingError, Moving
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -31,7 +31,7 @@ def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 def _of_single(layout: Layout) -> tuple[int, int, bool] | None:
-    intervals = common_intervals(layout)
+    intervals = row_of(layout).common
     return (*intervals[0], False) if len(intervals) == 1 else None
 
 

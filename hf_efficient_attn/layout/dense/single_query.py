@@ -5,20 +5,21 @@ Its tensors are made on the CPU, where token masks can be read without waiting.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.blocks.run_masks import places_of
-from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.dense.additive import additive
 from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.patterns.intervals import Intervals, normalize, union
 
-# so many keys that no query reads are read with a mask, which takes less time than another call of a kernel
-MAX_GAP = 64
+# keys of all heads between two intervals that are read with a mask, which takes less time than to call a kernel again
+MAX_GAP_READS = 1 << 12
 # more intervals than these are gathered by an index
 MAX_SLICES = 8
 
@@ -49,8 +50,7 @@ def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.d
         dtype: of the mask.
     """
     if is_idle(tokens):
-        intervals = common_intervals(layout)
-        return ReadKeys(intervals) if intervals else _masked([layout.intervals_of_heads], layout, NO_MASK, dtype)
+        return row_of(layout).unmasked or _masked_of_layout(layout, dtype)
 
     def build() -> ReadKeys:
         return _masked(_by_example(layout, tokens, batch_size), layout, tokens, dtype)
@@ -59,23 +59,50 @@ def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.d
     return _read.get_of(tokens.tensors, (layout, batch_size, dtype), build)
 
 
-def common_intervals(layout: Layout) -> Intervals:
-    """Return what every head of the only query reads; nothing if heads differ."""
-    heads = layout.intervals_of_heads
-    return heads[0] if all(intervals == heads[0] for intervals in heads) else ()
+class Row(NamedTuple):
+    """What the heads of a single query read, token masks aside.
+
+    Attributes:
+        common: the keys of every head, if all read the same; otherwise none.
+        read: the keys of any head.
+        unmasked: the same keys; None: heads differ, or a mask is faster than several intervals.
+    """
+
+    common: Intervals
+    read: Intervals
+    unmasked: ReadKeys | None
 
 
-def intervals_of_any(layout: Layout) -> Intervals:
-    """Return what any head of the only query reads, token masks aside."""
-    return common_intervals(layout) or union(*layout.intervals_of_heads)
+@cached()
+def row_of(layout: Layout) -> Row:
+    """Return what the only query of a layout reads."""
+    heads = layout.intervals_of_heads()
+    if any(intervals != heads[0] for intervals in heads):
+        return Row((), union(*heads), None)
+    common = heads[0]
+    needs_mask = len(common) == 0 or common != _without_gaps(common, layout)
+    return Row(common, common, None if needs_mask else ReadKeys(common))
+
+
+@cached()
+def _masked_of_layout(layout: Layout, dtype: torch.dtype) -> ReadKeys:
+    return _masked([layout.intervals_of_heads()], layout, NO_MASK, dtype)
+
+
+def _without_gaps(intervals: Intervals, layout: Layout) -> Intervals:
+    """Return the intervals with small gaps between them filled."""
+    gap = MAX_GAP_READS // layout.num_heads
+    return tuple((start, stop - gap) for start, stop in normalize((start, stop + gap) for start, stop in intervals))
 
 
 def gathered(tensor: Tensor, intervals: Intervals) -> Tensor:
     """Return the given keys of a tensor [batch, heads, keys, width]: a view of a single interval, otherwise a copy."""
+    if len(intervals) == 1:
+        start, stop = intervals[0]
+        return tensor if stop - start == tensor.shape[2] else tensor.narrow(2, start, stop - start)
     if len(intervals) > MAX_SLICES:
         return tensor.index_select(2, places_of([intervals])[0])
-    parts = [tensor[:, :, start:stop] for start, stop in intervals]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return torch.cat([tensor[:, :, start:stop] for start, stop in intervals], 2)
 
 
 def _by_example(layout: Layout, tokens: TokenMask, batch_size: int) -> list[Sequence[Intervals]]:
@@ -86,7 +113,7 @@ def _by_example(layout: Layout, tokens: TokenMask, batch_size: int) -> list[Sequ
         for document in documents:
             own = layout.of_document(document)
             if own.num_queries:
-                for head, intervals in enumerate(own.intervals_of_heads):
+                for head, intervals in enumerate(own.intervals_of_heads()):
                     moved = tuple((start + document.start, stop + document.start) for start, stop in intervals)
                     heads[head] = union(heads[head], moved)
         read.append(heads)
@@ -98,7 +125,7 @@ def _masked(read: list[Sequence[Intervals]], layout: Layout, tokens: TokenMask, 
     if all(intervals == heads[0] for heads in read for intervals in heads):
         read = [heads[:1] for heads in read]
     together = union(*(intervals for heads in read for intervals in heads)) or ((0, 1),)
-    together = tuple((start, stop - MAX_GAP) for start, stop in normalize((a, b + MAX_GAP) for a, b in together))
+    together = _without_gaps(together, layout)
     first, last = together[0][0], together[-1][1]
     allowed = _inside([intervals for heads in read for intervals in heads], first, last)
     allowed = allowed.view(len(read), len(read[0]), 1, last - first)
