@@ -24,6 +24,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",
     ("explore",): "hf_efficient_attn.analysis.explore",
+    ("families",): "hf_efficient_attn.analysis.families",
 }
 
 

@@ -1,12 +1,16 @@
 """The command line: every command explains itself, and wrong ones say what exists."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 import hf_efficient_attn
 from hf_efficient_attn.cli import COMMANDS, main
+from hf_efficient_attn.models.register import FAMILIES
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -95,6 +99,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "full()", "--heads", "0"], "num_heads is 0"),
         (["explain", "full()", "--heads", "4", "--key-heads", "3"], "num_key_heads=3"),
         (["explain", "full()", "--dropout", "3"], "dropout=3.0"),
+        (["explain", "no/model"], "There is no folder 'no/model'"),
+        (["explain", "{folder}"], "{folder} is a folder without config.json"),
+        (["explain", "{folder}/unknown.json"], "transformers cannot read {folder}/unknown.json"),
+        (["explain", "{folder}/llama.json", "--layer", "7"], "layer=7 of LlamaModel has no attention"),
+        (["explain", "{folder}/llama.json", "--causal"], "--causal is for patterns"),
+        (["explain", "{folder}/llama.json", "--heads", "4"], "num_heads=4 is given with a LlamaConfig"),
         (["convert", "{folder}/nothing", "{folder}/new"], "{folder}/nothing"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -105,6 +115,8 @@ def test_wrong_paths_and_values(
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "number.json").write_text("[" + "9" * 5000 + "]")
+    (tmp_path / "unknown.json").write_text('{"model_type": "unknown to transformers"}')
+    (tmp_path / "llama.json").write_text('{"model_type": "llama", "num_hidden_layers": 1}')
     with pytest.raises(SystemExit) as stop:
         main([argument.format(folder=tmp_path) for argument in arguments])
     assert stop.value.code == 2
@@ -112,3 +124,34 @@ def test_wrong_paths_and_values(
     assert error.startswith("hf-efficient-attn: error: ")
     assert message.format(folder=tmp_path) in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_families_are_those_that_are_registered(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["families", "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == len(FAMILIES)
+    for facts in listed:
+        config_class = type(transformers.AutoConfig.for_model(facts["model_type"]))
+        for head in facts["heads"]:
+            assert config_class in getattr(transformers, head)._model_mapping
+        # a paper is named where the config is explained
+        assert all(f"arXiv:{paper}" in " ".join(config_class.__doc__.split()) for paper in facts["papers"])
+        assert all(callable(getattr(config_class, preset)) for preset in facts["presets"])
+        assert facts["papers"]
+        assert re.search(r"\bn\b", facts["cost"])
+    main(["families"])
+    printed = capsys.readouterr().out
+    assert all(f"{facts['model_type']}\n  config  {facts['config']}\n" in printed for facts in listed)
+
+
+@pytest.mark.parametrize("file", ["", "config.json"])
+def test_explain_a_saved_model(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Learned spans are read from the weights of a folder; a config alone knows their limit."""
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+    config = hf_efficient_attn.AdaptiveSpanConfig(**sizes, span_limit=512, span_init=0.25)
+    hf_efficient_attn.AdaptiveSpanForCausalLM(config).save_pretrained(tmp_path)
+    capsys.readouterr()
+    main(["explain", str(tmp_path / file), "--tokens", "1024", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert said["pattern"]["left"] == (512 if file else 128 + config.span_ramp)
+    assert (said["call"]["num_heads"], said["baseline"]) == (2, "dense causal attention")

@@ -1,34 +1,48 @@
-"""Explain which backend computes a pattern and why, how many pairs there are, and what they cost.
+"""Explain which backend computes a pattern or a layer of a model and why, how many pairs there are, and their cost.
 
-The pattern is an expression, JSON, or a file with JSON, also the config.json of a model:
+The first argument is an expression, JSON, a file with JSON, or a saved model: its folder or config.json, which says
+heads, key heads, width, dtype and direction itself:
     hf-efficient-attn explain "band(256, 256) | global(0)" --tokens 8192 --training
+    hf-efficient-attn explain path/to/model --layer 3 --tokens 32768 --device cuda
+
+Lengths are in tokens, memory is in MiB. Pairs are those of all heads of one example. The cost is the estimated time
+over that of the baseline that is named beside it: dense attention, or dense causal attention where the layer is causal.
+With --json: {"model", "pattern", "call", "backend", "reasons", "allowed_pairs", "computed_pairs", "total_pairs",
+"baseline", "relative_cost", "memory_bytes", "notes"}, where "reasons" says why not the other backends.
 """
 
 import argparse
+import json
+from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoConfig, PreTrainedConfig
 
 from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.analysis.span_sources import load_span_model
 from hf_efficient_attn.attention.explain import explain
+from hf_efficient_attn.attention.model_parts import PARTS
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
+from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.messages import cut, shown
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument("pattern", help="an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON")
+    text = "an expression such as 'band(4, 4) | global(0)', JSON, a file with JSON, or the folder of a saved model"
+    parser.add_argument("what", help=text)
     parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="number of queries (default %(default)s)")
     parser.add_argument("--key-tokens", type=int, metavar="N", help="number of keys (default: as many as queries)")
-    parser.add_argument("--heads", type=int, default=8, metavar="N", help="number of query heads (default %(default)s)")
-    parser.add_argument(
-        "--key-heads", type=int, metavar="N", help="number of key heads (default: as many as query heads)"
-    )
-    parser.add_argument("--head-dim", type=int, default=64, metavar="N", help="width of a head (default %(default)s)")
-    parser.add_argument(
-        "--device", default="cpu", help="cpu, cuda, ..., which this machine need not have (default %(default)s)"
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the inputs (default %(default)s)")
+    parser.add_argument("--heads", type=int, metavar="N", help="number of query heads of a pattern (default 8)")
+    text = "number of key heads of a pattern (default: as many as query heads)"
+    parser.add_argument("--key-heads", type=int, metavar="N", help=text)
+    parser.add_argument("--head-dim", type=int, metavar="N", help="width of a head of a pattern (default 64)")
+    parser.add_argument("--device", help="cpu, cuda, ..., which this machine need not have (default cpu)")
+    text = "dtype of the inputs (default: that of the model, or float32)"
+    parser.add_argument("--dtype", choices=DTYPES, help=text)
     parser.add_argument("--cross", action="store_true", help="queries and keys are of different sequences")
     parser.add_argument("--training", action="store_true", help="ask for gradients")
     parser.add_argument(
@@ -38,22 +52,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help="backend to ask for (default %(default)s)"
     )
     parser.add_argument("--layer", type=int, default=0, help="index of the layer, if layers differ (default 0)")
-    parser.add_argument("--causal", action="store_true", help="explain the causal form of the pattern")
+    parser.add_argument("--part", choices=sorted(PARTS), help="part of an encoder-decoder (default encoder)")
+    parser.add_argument("--causal", action="store_true", help="explain the causal form of a pattern")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def main(args: argparse.Namespace) -> None:
     """Print the explanation.
 
     Raises:
-        EfficientAttentionError: no such pattern, lengths or heads it cannot have, a backend that cannot compute it.
+        EfficientAttentionError: no such pattern or model, lengths or heads it cannot have, a backend that cannot
+            compute it.
     """
-    pattern = read_pattern(args.pattern, args.layer)
+    config = read_config(args.what)
+    if config is None:
+        what: Any = read_pattern(args.what, args.layer)
+        what = what.causal() if args.causal else what
+    elif args.causal:
+        raise InputError(f"--causal is for patterns; {args.what} is a model, which says itself whether it is causal.")
+    else:
+        is_folder = Path(args.what).is_dir()
+        # learned spans are known from the weights alone
+        what = load_span_model(args.what, seed=0) if is_folder and getattr(config, "span", None) else config
     explanation = explain(
-        pattern.causal() if args.causal else pattern,
+        what,
         query_tokens=args.tokens,
         key_tokens=args.key_tokens,
         device=args.device,
-        dtype=getattr(torch, args.dtype),
+        # spans are loaded in float32, whatever the model is saved in
+        dtype=getattr(torch, args.dtype) if args.dtype else getattr(config, "dtype", None),
         num_heads=args.heads,
         num_key_heads=args.key_heads,
         head_dim=args.head_dim,
@@ -62,5 +89,44 @@ def main(args: argparse.Namespace) -> None:
         backend=args.backend,
         layer=args.layer,
         cross=args.cross,
+        part=args.part,
     )
-    print(explanation)
+    print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation)
+
+
+def read_config(source: str) -> PreTrainedConfig | None:
+    """Return the config of a saved model, its folder or its config.json; None: the source is neither.
+
+    Raises:
+        InputError: a folder without config.json, or a config that transformers cannot read.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"{source} is a folder without config.json. Give the folder of a saved model.")
+    elif not (path.suffix == ".json" or any(sign in source for sign in "({[")):
+        raise InputError(
+            f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
+            "models of the Hub to a folder first."
+        )
+    if path.suffix != ".json" or not path.is_file() or not _has_model_type(path):
+        return None
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path)
+    except EfficientAttentionError:
+        raise
+    # the classes of configs raise what they like
+    except Exception as error:
+        what = f"{type(error).__name__}: {cut(str(error), 200, 60)}"
+        raise InputError(f"transformers cannot read {path} ({what}).") from error
+    return config
+
+
+def _has_model_type(path: Path) -> bool:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    # what is no JSON is refused as a pattern
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "model_type" in data

@@ -1,6 +1,7 @@
 """What the layers of a model or config ask the engine for, found without computing anything."""
 
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def layer_request(
     config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
     text_config = config.get_text_config()
     part = _checked_part(part, text_config)
-    model_class = base_class(config) if model_or_config is config else type(model_or_config)
+    model_class = saved_class(config) if model_or_config is config else type(model_or_config)
     name = type(config).__name__ if model_class is None else model_class.__name__
     asked = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys)
     asked = [each for each in asked if not each.is_cross and type(each.config) is type(text_config)]
@@ -50,6 +51,13 @@ def layer_request(
             f"{f' of its {part}' if text_config.is_encoder_decoder else ''} are {shown(sorted(numbered))}."
         )
     return numbered[layer], _line(name, config, numbered[layer], layer, len(numbered))
+
+
+def saved_class(config: PreTrainedConfig) -> Any:
+    """Return the class of the model that was saved with a config, or else its base class; None: neither is known."""
+    base = base_class(config)
+    name = next(iter(getattr(config, "architectures", None) or ()), None)
+    return base if base is None or name is None else getattr(sys.modules[base.__module__], name, base)
 
 
 def _checked_part(part: str | None, config: Any) -> str:

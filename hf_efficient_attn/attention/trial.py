@@ -73,7 +73,9 @@ def trial_requests(model_class: Any, config: PreTrainedConfig) -> list[LayerRequ
 
 def base_class(config: PreTrainedConfig) -> Any:
     """Return the base model class of a config; None: the Auto classes have none."""
-    return MODEL_MAPPING.get(type(config), None)
+    found = MODEL_MAPPING.get(type(config), None)
+    # the first of several
+    return found[0] if isinstance(found, tuple) else found
 
 
 def takes_tables(model_class: Any, config: PreTrainedConfig) -> bool:

@@ -1,6 +1,7 @@
 """Tell transformers' Auto classes about every family. A new family is one more module in `FAMILIES`."""
 
 from types import ModuleType
+from typing import Any
 
 import transformers
 
@@ -30,12 +31,20 @@ RENAMED_HEADS = {"ConditionalGeneration": "Seq2SeqLM"}
 def register_families() -> None:
     """Register each family's config, backbone and heads; calling it again changes nothing."""
     for family in FAMILIES:
-        classes = {name: getattr(family, name) for name in family.__all__}
-        backbone = next(cls for name, cls in classes.items() if name.endswith("Model") and "PreTrained" not in name)
-        config, prefix = backbone.config_class, backbone.__name__.removesuffix("Model")
+        classes = auto_classes(family)
+        config = classes["AutoModel"].config_class
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-        transformers.AutoModel.register(config, backbone, exist_ok=True)
-        for head, auto_name in [*zip(HEADS, HEADS, strict=True), *RENAMED_HEADS.items()]:
-            if f"{prefix}For{head}" in classes:
-                auto_class = getattr(transformers, f"AutoModelFor{auto_name}")
-                auto_class.register(config, classes[f"{prefix}For{head}"], exist_ok=True)
+        for name, model_class in classes.items():
+            getattr(transformers, name).register(config, model_class, exist_ok=True)
+
+
+def auto_classes(family: ModuleType) -> dict[str, Any]:
+    """Return the classes of a family, the backbone first, by the names of the Auto classes that load them."""
+    classes = {name: getattr(family, name) for name in family.__all__}
+    backbone = next(cls for name, cls in classes.items() if name.endswith("Model") and "PreTrained" not in name)
+    prefix = backbone.__name__.removesuffix("Model")
+    return {"AutoModel": backbone} | {
+        f"AutoModelFor{auto_name}": classes[f"{prefix}For{head}"]
+        for head, auto_name in [*zip(HEADS, HEADS, strict=True), *RENAMED_HEADS.items()]
+        if f"{prefix}For{head}" in classes
+    }

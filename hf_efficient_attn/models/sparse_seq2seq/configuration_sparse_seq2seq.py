@@ -79,6 +79,12 @@ class SparseSeq2SeqConfig(SparseFields, DropoutFields, HeadSizes, LibraryConfig,
     """
 
     model_type = "sparse_seq2seq"
+    papers = ("1706.03762", "2004.05150", "2007.14062")
+    # scores of a head in a layer, for n tokens
+    attention_cost = (
+        "in the encoder the pairs of attention_pattern, such as n · (left + right + 1) of a band; "
+        "in the decoder of m tokens m² / 2 and m · n"
+    )
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "encoder_layers"}
 

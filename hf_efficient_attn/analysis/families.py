@@ -1,0 +1,78 @@
+"""List the model families of this package: paper, heads, presets, direction, and what their attention costs.
+
+    hf-efficient-attn families
+    hf-efficient-attn families --json
+
+A model of a family is built with AutoModelFor….from_config(Config(...)), or loaded with from_pretrained, once
+hf_efficient_attn is imported. Costs are scores that a head computes in a layer, for n tokens.
+With --json: a list of {"model_type", "config", "papers", "heads", "presets", "causal", "cost"}, where "heads" holds the
+names of Auto classes of transformers and "papers" the ids of arXiv.
+"""
+
+import argparse
+import json
+from textwrap import fill
+from types import ModuleType
+from typing import Any
+
+from hf_efficient_attn.models.register import FAMILIES, auto_classes
+
+COLUMNS = 110
+OTHERS = "Any other model of transformers with full attention: hea.sparsify(model, pattern) gives it a pattern."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command to its parser."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the families."""
+    listed = [family_facts(family) for family in FAMILIES]
+    if args.json:
+        print(json.dumps(listed, indent=1, ensure_ascii=False))
+        return
+    print("\n\n".join(map(_text, listed)), OTHERS, sep="\n\n")
+
+
+def family_facts(family: ModuleType) -> dict[str, Any]:
+    """Return what is known about a family, in JSON types.
+
+    family: its modeling module, as in `FAMILIES`.
+    """
+    classes = auto_classes(family)
+    config = classes["AutoModel"].config_class
+    presets = [name for name, value in vars(config).items() if _is_preset(value)]
+    return {
+        "model_type": config.model_type,
+        "config": config.__name__,
+        "papers": list(config.papers),
+        "heads": list(classes),
+        "presets": presets,
+        "causal": _direction(config()),
+        "cost": config.attention_cost,
+    }
+
+
+def _is_preset(value: Any) -> bool:
+    return isinstance(value, classmethod) and value.__func__.__module__.endswith(".presets")
+
+
+def _direction(config: Any) -> str:
+    if config.is_encoder_decoder:
+        return "the decoder; the encoder reads both sides"
+    return f"as is_causal says, by default {'yes' if config.is_causal else 'no'}"
+
+
+def _text(facts: dict[str, Any]) -> str:
+    papers = ", ".join(f"arXiv:{paper}" for paper in facts["papers"])
+    rows = {
+        "config": facts["config"],
+        "papers": papers,
+        "heads": ", ".join(facts["heads"]),
+        "presets": ", ".join(facts["presets"]),
+        "causal": facts["causal"],
+        "cost": facts["cost"],
+    }
+    lines = (fill(f"  {name.ljust(8)}{text}", COLUMNS, subsequent_indent=" " * 10) for name, text in rows.items())
+    return "\n".join([facts["model_type"], *lines])
