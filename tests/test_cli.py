@@ -138,7 +138,7 @@ def test_families_are_those_that_are_registered(capsys: pytest.CaptureFixture[st
         assert all(f"arXiv:{paper}" in " ".join(config_class.__doc__.split()) for paper in facts["papers"])
         assert all(callable(getattr(config_class, preset)) for preset in facts["presets"])
         assert facts["papers"]
-        assert re.search(r"\bn\b", facts["cost"])
+        assert re.search(r"\bn(\b|²)", facts["cost"])
     main(["families"])
     printed = capsys.readouterr().out
     assert all(f"{facts['model_type']}\n  config  {facts['config']}\n" in printed for facts in listed)
