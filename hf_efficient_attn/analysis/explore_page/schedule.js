@@ -1,8 +1,8 @@
 // Long work in small slices between frames, so that the page never stutters.
 
 const SLICE_MS = 8;
-// what is seen first is done first
-const JOB_ORDER = ["tiles", "readers", "count", "overall", "reach"];
+// what takes least time, or is looked at first, is done first
+const JOB_ORDER = ["readers", "tiles", "count", "overall", "reach"];
 const jobs = new Map();
 let isTicking = false;
 let redraw = null;

@@ -86,14 +86,12 @@ function showRow() {
   const at = model.at(layer, head, place);
   const numRead = model.num_read[at];
   const marked = element("text").querySelectorAll(".read, .chosen");
-  marked.forEach((span) => span.classList.remove("read", "chosen", "strong"));
+  marked.forEach((span) => span.classList.remove("read", "chosen"));
   const largest = found.length ? found[0].weight : 1;
   for (const { key, weight } of found) {
     const span = element(`token-${key}`);
     span.classList.add("read");
-    const level = Math.sqrt(weight / Math.max(largest, FULL_WEIGHT));
-    span.classList.toggle("strong", level > 0.7);
-    span.style.setProperty("--weight", level);
+    span.style.setProperty("--weight", Math.sqrt(weight / Math.max(largest, FULL_WEIGHT)));
   }
   element(`token-${row}`).classList.add("chosen");
   element("row-title").textContent =
@@ -143,7 +141,7 @@ function drawStrip(context, colors, { first, last, title, row, found, top, heigh
   const bottom = top + height - 3;
   context.fillStyle = colors["--soft"];
   context.font = "11px system-ui, sans-serif";
-  context.fillText(title, 0, top + 10);
+  context.fillText(title, 6, top + 10);
   context.fillStyle = colors["--line"];
   context.fillRect(0, bottom, width, 1);
   context.fillStyle = colors["--reads"];
