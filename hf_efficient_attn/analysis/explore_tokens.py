@@ -45,6 +45,8 @@ def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) ->
         raise InputError(f"--text {path}: no such file.")
     content, tokenizer = path.read_bytes(), _tokenizer_of(source, config)
     longest = _longest(config, tokenizer, max_tokens)
+    if longest < 2:
+        raise InputError(f"--tokens {longest}: attention between tokens needs at least 2.")
     special: list[int] = []
     if tokenizer is None:
         ids, texts, num_tokens = list(content[:longest]), _byte_texts(content)[:longest], len(content)

@@ -175,6 +175,7 @@ def test_the_page(browser: Any, tmp_path: Path) -> None:
         (["--model", "{folder}/empty", "--text", "{folder}/text.txt"], "holds no config.json"),
         (["--model", "{folder}/model", "--text", "{folder}/none.txt"], "--text {folder}/none.txt: no such file"),
         (["--model", "{folder}/model"], "--model and --text belong together"),
+        (["--model", "{folder}/bytes", "--text", "{folder}/text.txt", "--tokens", "1"], "--tokens 1: attention"),
         (["--model", "{folder}/model", "--text", "{folder}/text.txt"], "it has no tokenizer"),
         (["--model", "{folder}/model", "--text", "{folder}/text.txt", "--rows", "a"], "give the numbers of tokens"),
     ],
@@ -183,6 +184,7 @@ def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys
     (tmp_path / "text.txt").write_text("a text")
     (tmp_path / "empty").mkdir()
     adaptive(vocab_size=61).save_pretrained(tmp_path / "model")
+    adaptive().save_pretrained(tmp_path / "bytes")
     given = [each.format(folder=tmp_path) for each in arguments]
     with pytest.raises(SystemExit) as stop:
         main(["explore", "--output", str(tmp_path / "page.html"), *given])

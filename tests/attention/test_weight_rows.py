@@ -11,7 +11,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.weight_rows import weights_of_rows
 
 ROWS = (0, 1, 7, 20)
-SPARSIFIED = ("llama", "gemma3", "bert", "modernbert")
+SPARSIFIED = ("llama", "gemma3", "bert", "modernbert", "bart", "t5")
 
 
 def is_alibi(case: Case) -> bool:
@@ -53,6 +53,7 @@ def test_families(case: Case) -> None:
 @pytest.mark.parametrize("name", SPARSIFIED)
 def test_other_models(name: str) -> None:
     model = hea.sparsify(attention_models.build(name), attention_models.PATTERN).base_model
+    model = model.get_encoder() if model.config.is_encoder_decoder else model
     ids = attention_models.token_ids(2, 21)
     compare(model, 1e-6, input_ids=ids, attention_mask=attention_models.padding(ids, "right"))
 
