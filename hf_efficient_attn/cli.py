@@ -6,6 +6,8 @@ shows its docstring.
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     try:
         args.main(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # who reads the output, such as `head`, has seen enough; what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        parser.exit(1)
     except (EfficientAttentionError, OSError, ImportError) as error:
         message = _sentence(error)
         if message is None:

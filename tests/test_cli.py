@@ -1,6 +1,7 @@
 """The command line: every command explains itself, and wrong ones say what exists."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,7 +19,11 @@ def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
     assert stop.value.code == 0
-    assert f"hf-efficient-attn {' '.join(command)} [-h]" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"hf-efficient-attn {' '.join(command)} [-h]" in printed
+    # and an example of its own
+    examples = [line.split() for line in printed.splitlines() if line.split()[:1] == ["hf-efficient-attn"]]
+    assert any(example[1 : len(command) + 1] == list(command) for example in examples)
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +147,29 @@ def test_families_are_those_that_are_registered(capsys: pytest.CaptureFixture[st
     main(["families"])
     printed = capsys.readouterr().out
     assert all(f"{facts['model_type']}\n  config  {facts['config']}\n" in printed for facts in listed)
+
+
+def test_analyses_print_what_they_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+    hf_efficient_attn.AdaptiveSpanConfig(**sizes, span_limit=8).save_pretrained(tmp_path)
+    config, tokens = str(tmp_path / "config.json"), ["--tokens", "16"]
+    for name, arguments in {"spans": [config], "signal": ["--model", config, "--batch-size", "1"]}.items():
+        main(["analyze", name, *arguments, *tokens, "--output", str(tmp_path), "--json"])
+        printed = capsys.readouterr()
+        assert json.loads(printed.out) == json.loads((tmp_path / f"{name}.json").read_text())
+        assert f"Measuring {config}" in printed.err
+
+
+def test_a_reader_may_stop_reading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `| head` does: no traceback, and no message about it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as stop:
+            main(["families"])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("file", ["", "config.json"])

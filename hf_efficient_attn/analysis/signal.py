@@ -6,11 +6,17 @@ the differences between tokens away, while shaped attention α·I + β·A − γ
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), sections 2 and 4.1, after Noci et al.
 (arXiv:2306.17759). The papers print no curve; the measure here is the mean cosine between tokens of a sequence.
+
+    hf-efficient-attn analyze signal --model pre_ln sas outputs/my_model --tokens 256
+
+Cosines lie between -1 and 1, entropies are in nats. signal.json, which --json prints, holds {"settings", "models"},
+where a model has a list of its layers.
 """
 
 import argparse
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +31,7 @@ from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, S
 from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
+from hf_efficient_attn.pictures import new_figure
 
 # module that scales a part of W = a·W_init + b·ΔW -> the config field of its gain
 MATRIX_GAINS = {
@@ -209,6 +216,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("signal"), help="folder of signal.json and signal.png (default %(default)s)"
     )
+    parser.add_argument("--json", action="store_true", help="print signal.json instead of tables")
     parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
 
 
@@ -218,17 +226,24 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(
             f"--tokens {args.tokens} --batch-size {args.batch_size}: need at least 2 tokens in at least 1 sequence."
         )
+    # refuses to measure what it could not draw
+    new_figure(1, 1)
     reports = []
     for source in args.model:
         model = load_model(source, args.seed)
         text = None if args.random_tokens else args.text
         input_ids = load_tokens(source, model, args.tokens, args.batch_size, args.seed, text, args.random_tokens)
+        print(f"Measuring {source} ...", file=sys.stderr)
         reports.append(replace(analyze_signal(model, input_ids), model=label(source)))
-        print(reports[-1], end="\n\n")
+        if not args.json:
+            print(reports[-1], end="\n\n")
     args.output.mkdir(parents=True, exist_ok=True)
     settings = {"tokens": args.tokens, "batch_size": args.batch_size, "seed": args.seed}
     results = {"settings": settings, "models": [report.to_dict() for report in reports]}
-    (args.output / "signal.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    written = json.dumps(results, indent=1, ensure_ascii=False)
+    if args.json:
+        print(written)
+    (args.output / "signal.json").write_text(written + "\n", encoding="utf-8")
     picture = args.picture or args.output / "signal.png"
     plot_signal(reports, picture)
-    print(f"Wrote {args.output / 'signal.json'} and {picture}.")
+    print(f"Wrote {args.output / 'signal.json'} and {picture}.", file=sys.stderr if args.json else sys.stdout)

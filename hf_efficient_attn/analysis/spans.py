@@ -2,12 +2,16 @@
 
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt --compare outputs/fixed-256 outputs/fixed-512
 
+Spans and distances are in tokens, costs in FLOPs of a token. spans.json, which --json prints, holds {"settings",
+"notes", "compared"} and the report on the first model.
+
 The pictures are those of Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), figures 1, 3
 (without its losses, which are training's), 4 and 5.
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from hf_efficient_attn.analysis.plot_spans import plot_spans
@@ -50,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("spans"), help="folder of spans.json and spans.png (default %(default)s)"
     )
+    parser.add_argument("--json", action="store_true", help="print spans.json instead of tables")
     parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
 
 
@@ -67,21 +72,22 @@ def main(args: argparse.Namespace) -> None:
     report, notes = analyze(args.model, text, args.tokens, args.seed)
     compared = [cost_of(source, text, args.tokens, args.seed) for source in args.compare]
     costs = [report.cost, *compared]
-    print(report, cost_table(costs), "\n".join(notes), sep="\n\n")
     settings = {"text": TEXT_NAME if args.text is None else str(args.text), "tokens": args.tokens, "seed": args.seed}
     results = {"settings": settings, "notes": notes, **report.to_dict(), "compared": [vars(cost) for cost in compared]}
     args.output.mkdir(parents=True, exist_ok=True)
-    path = args.output / "spans.json"
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path, written = args.output / "spans.json", json.dumps(results, indent=1, ensure_ascii=False)
+    print(*([written] if args.json else [report, cost_table(costs), "\n".join(notes)]), sep="\n\n")
+    path.write_text(written + "\n", encoding="utf-8")
     picture = args.picture or args.output / "spans.png"
     plot_spans(report, costs, picture)
-    print(f"\nWritten: {path}, {picture}")
+    print(f"\nWritten: {path}, {picture}", file=sys.stderr if args.json else sys.stdout)
 
 
 def analyze(source: str, text: bytes, max_tokens: int, seed: int) -> tuple[SpanReport, list[str]]:
     """Return the report on a model that reads as much of a text as it needs, and notes in sentences."""
     model = load_span_model(source, seed)
     tokens = tokenize(source, model, text)
+    print(f"Measuring {source} ...", file=sys.stderr)
     needed = tokens_needed(model.config, longest_keys(model))
     num_read = min(len(tokens.ids), needed, max_tokens)
     report = measure_spans(label(source), model, TextTokens(tokens.ids[:num_read], tokens.symbols[:num_read]))

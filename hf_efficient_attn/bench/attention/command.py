@@ -6,6 +6,7 @@ dense SDPA without a mask in the same round. All calls of a length take turns. P
 """
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,10 @@ def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     `overhead` has one per pattern and length of its own.
     """
     shape = Shape(settings["batch_size"], settings["heads"], settings["head_dim"], settings["dtype"], device.type)
+    print("Measuring the overhead of short calls ...", file=sys.stderr)
     overhead = measure_overhead(shape, settings["repeats"])
     dense, rows = [], []
-    for tokens in settings["lengths"]:
+    for tokens in logging.tqdm(settings["lengths"], desc="lengths", unit="length", leave=False):
         dense_row, its_rows = measure_length(tokens, shape, settings)
         dense.append(dense_row)
         rows += its_rows

@@ -1,7 +1,9 @@
 """Speed, memory and size of the blocks beside each other and beside transformers' GPT-2, all of one shape.
 
 All models are held at once and timed in turns: in float32 this takes about 12 bytes for each of their
-parameters, weights and AdamW. Each step is one of real training, in the chosen dtype throughout.
+parameters, weights and AdamW. Each step is one of real training, in the chosen dtype throughout. Speeds are in tokens
+a second, memory is in MiB:
+    hf-efficient-attn bench blocks --quick
 """
 
 import argparse
@@ -125,7 +127,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     rows, against_gpt2 = [], {}
     for dtype in settings["dtype"]:
         peaks = measure_memory(args, names, dtype, device)
-        models = {name: build_model(name, shape_of(args), dtype, device, args.compile) for name in names}
+        building = logging.tqdm(names, desc=f"building in {dtype}", unit="model", leave=False)
+        models = {name: build_model(name, shape_of(args), dtype, device, args.compile) for name in building}
         timings = measure_speed(args, models, device)
         for name in names:
             row = {"model": name, "dtype": dtype, **speeds(args, timings, name), "peak_memory_bytes": peaks[name]}

@@ -137,7 +137,7 @@ def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     rows: list[Row] = []
     differences: dict[str, dict[str, float]] = {}
     peaks = measure_memory(settings, device)
-    for tokens in settings["lengths"]:
+    for tokens in logging.tqdm(settings["lengths"], desc="lengths", unit="length", leave=False):
         its_rows, its_differences = measure_length(shape_of(settings, tokens, device), settings)
         rows += its_rows
         for name, difference in its_differences.items():

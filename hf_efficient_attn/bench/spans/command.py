@@ -135,7 +135,7 @@ def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     # first, while this process is small
     peaks = measure_memory(shapes, settings, device)
     rows: list[Row] = []
-    for shape in shapes:
+    for shape in logging.tqdm(shapes, desc="span limits", unit="limit", leave=False):
         rows += measure_shape(shape, settings)
     for row in rows:
         row["peak_memory_bytes"] = peaks.get((row["positions"], row["limit"], row["model"]))
