@@ -1,6 +1,6 @@
 // Long work in small slices between frames, so that the page never stutters.
 
-const SLICE_MS = 8;
+const SLICE_MS = 6;
 // what takes least time, or is looked at first, is done first
 const JOB_ORDER = ["readers", "tiles", "count", "overall", "reach"];
 const jobs = new Map();
