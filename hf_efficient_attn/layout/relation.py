@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.work import spend
 
+# of work, what a look at tensors takes however few pairs there are
+STEPS_PER_TENSORS = 64
 # parts that occur again are kept until then, at most so many
 MAX_KEPT = 8
 # so many intervals of a query are few, however few keys there are
@@ -114,6 +117,7 @@ class Relation:
         return found
 
     def _look(self, pattern: Pattern, queries: Tensor, keys: Tensor) -> Tensor:
+        spend(STEPS_PER_TENSORS)
         intervals = self._intervals(pattern, queries, keys.shape[2]) if self.is_sorted else None
         if intervals is not None:
             return filled(intervals, queries, keys)

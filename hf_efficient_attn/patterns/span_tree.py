@@ -15,8 +15,11 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_bool, check_choice, check_integer, check_length
 from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.work import spend
 
 BUILDERS = ("fixed", "release")
+# of work, what a level takes where its intervals are tensors, however short
+STEPS_PER_LEVEL = 64
 
 
 def span_tree_nodes(num_tokens: int) -> int:
@@ -121,6 +124,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return reads
 
     def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
+        spend(STEPS_PER_LEVEL * len(self._levels))
         is_token = query < self.num_tokens
         intervals = []
         for level, (offset, size) in enumerate(self._levels):

@@ -11,8 +11,8 @@ from contextvars import ContextVar
 
 from hf_efficient_attn.errors import WorkLimitError
 
-# of one question: about a second
-MAX_STEPS = 1 << 20
+# of one question: most of a second
+MAX_STEPS = 3 << 18
 # what every look at a pattern takes, however few intervals it finds
 STEPS_PER_LOOK = 2
 # the part of them that is spent on what is answered without them, too, only worse

@@ -16,7 +16,7 @@ def test_steps_are_counted_to_the_last() -> None:
         spend(MAX_STEPS)
         with bounded("Another question"):
             spend(MAX_STEPS)
-        with pytest.raises(WorkLimitError, match=r"^This would take more than 1,048,576 steps"):
+        with pytest.raises(WorkLimitError, match=r"^This would take more than 786,432 steps"):
             spend(1)
     spend(2 * MAX_STEPS)
 
