@@ -32,6 +32,11 @@ def layer_request(
     """
     config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
     text_config = config.get_text_config()
+    if text_config is not config and config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"{type(config).__name__} joins two models, each with a config of its own. Explain model.encoder or "
+            "model.decoder."
+        )
     part = _checked_part(part, text_config)
     model_class = saved_class(config) if model_or_config is config else type(model_or_config)
     name = type(config).__name__ if model_class is None else model_class.__name__

@@ -1,7 +1,8 @@
 """Time and memory of attention with a pattern against dense attention and against other libraries, in one run.
 
 The headline is the useful-pair efficiency: the allowed pairs computed per second, over the pairs per second of torch's
-dense SDPA without a mask in the same round. All calls of a length take turns. Patterns are presets or expressions:
+dense SDPA without a mask in the same round. All calls of a length take turns. Times are in milliseconds, memory is in
+MiB, lengths are in tokens. Patterns are presets or expressions:
     hf-efficient-attn bench attention --patterns band "band(64, 64) | global(0)" --lengths 4096 8192 --backends auto
 """
 

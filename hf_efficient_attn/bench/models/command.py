@@ -3,7 +3,8 @@
 Ours are converted from theirs; before anything is timed, their outputs are compared. `self_only`, whose tokens read
 only themselves, shows how far any attention could get around the same linear maps. All encoders of a length take turns,
 on a CPU each in a process of its own.
-A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW:
+A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW. Times
+are in milliseconds, memory is in MiB, lengths are in tokens:
     hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
 """
 

@@ -3,7 +3,8 @@
 The authors' small network, with the spans of a trained one (`spans_profile.py`), in four forms: `fixed`, all heads read
 the whole limit; `adaptive`; `frozen`, the same spans as constants; `dense`, GPT-NeoX with torch's SDPA. All of a span
 limit take turns. A training step is forward, loss, backward and AdamW on a segment of 512 tokens after a full memory; a
-decode step reads one token of one text, and of several side by side, after a full cache:
+decode step reads one token of one text, and of several side by side, after a full cache. Times are in milliseconds,
+memory is in MiB, span limits are in tokens:
     hf-efficient-attn bench spans --limits 1024 4096 --positions rope
 """
 
