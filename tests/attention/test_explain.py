@@ -171,6 +171,36 @@ def test_a_config(case: tuple[Any, dict[str, Any], hea.patterns.Pattern, int, in
     json.dumps(explanation.to_dict())
 
 
+def test_a_position_bias_takes_all_pairs_whatever_the_pattern() -> None:
+    config = transformers.T5Config(num_layers=1, d_model=32, num_heads=4, d_kv=8)
+    explanation = hea.explain(hea.sparsify(config, Band(8, 8)), 2048)
+    assert explanation.density < 0.01
+    assert (explanation.backend, explanation.block_density, explanation.relative_cost) == ("sdpa", 1.0, 1.0)
+    assert all("position_bias" in reason for reason in explanation.reasons.values())
+
+
+def test_notes_say_what_the_numbers_leave_out() -> None:
+    capped = hea.explain(transformers.Gemma2Config(num_hidden_layers=1), 64)
+    assert capped.call.softcap == 50
+    assert "without caps" in str(capped)
+    # the head that a config was saved with decides which tokens are global
+    config = hea.SparseTransformerConfig.longformer(**SMALL)
+    heads = ["SparseTransformerForQuestionAnswering", "SparseTransformerForSequenceClassification"]
+    question, first = (hea.explain(saved_with(config, [head]), 64) for head in heads)
+    assert "depend on the text" in str(question)
+    assert "depend on the text" not in str(first)
+    assert len(first.call.layout.pattern.members()) == 1 + len(question.call.layout.pattern.members())
+
+
+def saved_with(config: Any, architectures: list[str]) -> Any:
+    return type(config)(**{**config.to_dict(), "architectures": architectures})
+
+
+def test_an_expression_is_the_pattern_that_it_writes() -> None:
+    said, given = hea.explain("band(8, 8) | global(0)", 64), hea.explain(Band(8, 8) | GlobalTokens([0]), 64)
+    assert str(said) == str(given)
+
+
 def test_learned_spans_of_a_model() -> None:
     model = hea.AdaptiveSpanModel(hea.AdaptiveSpanConfig(**SMALL, span_limit=64, position_embedding_type="rope"))
     with torch.no_grad():
