@@ -234,7 +234,7 @@ class Cached(Generic[P, T]):
 
     def __init__(self, function: Callable[P, T], max_bytes: int) -> None:
         update_wrapper(self, function)
-        self.function = bounded("Laying this pattern out")(function)
+        self.compute = function
         self.cache: BoundedCache[T | Refusal] = BoundedCache(max_bytes)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -244,6 +244,13 @@ class Cached(Generic[P, T]):
         if isinstance(value, Refusal):
             raise value.error(value.message)
         return value
+
+    def function(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns, without looking for it or keeping it."""
+        # longer layouts may take longer
+        num_rows = max((getattr(each, "num_rows", 0) for each in args), default=0)
+        with bounded("Laying this pattern out", num_rows=num_rows):
+            return self.compute(*args, **kwargs)
 
     def _answer(self, *args: P.args, **kwargs: P.kwargs) -> T | Refusal:
         try:

@@ -102,6 +102,11 @@ class Layout:
         return max(self.num_keys, self.num_positions or 0)
 
     @property
+    def num_rows(self) -> int:
+        """How many queries there are in all heads."""
+        return self.num_heads * self.num_queries
+
+    @property
     def num_pairs(self) -> int:
         """How many pairs of a query and a key there are, allowed or not, in all heads."""
         return self.num_heads * self.num_queries * self.num_keys

@@ -1,7 +1,8 @@
 """How much work a question about a pattern may take, counted in steps, so that it is the same on every machine.
 
 A step is what looking at one interval of keys takes, a microsecond or less. Patterns take steps where they make
-intervals; a question that needs too many of them is refused. What is remembered, such as a compiled layout, is a
+intervals; a question that needs too many of them is refused: more than are taken in most of a second, or for long inputs
+more than so many for each query of each head. What is remembered, such as a compiled layout, is a
 question of its own, so that no answer depends on what was asked before.
 """
 
@@ -13,6 +14,8 @@ from hf_efficient_attn.errors import WorkLimitError
 
 # of one question: most of a second
 MAX_STEPS = 3 << 18
+# more for each query of each head, since longer inputs may take longer
+STEPS_PER_ROW = 40
 # what every look at a pattern takes, however few intervals it finds
 STEPS_PER_LOOK = 2
 # the part of them that is spent on what is answered without them, too, only worse
@@ -43,7 +46,7 @@ class Question:
         self.num_steps += num_steps
         if self.num_steps > self.max_steps:
             raise WorkLimitError(
-                f"{self.what} would take more than {self.max_steps:,} steps, at most about a second. {self.advice}"
+                f"{self.what} would take more than {self.max_steps:,} steps, of about a microsecond. {self.advice}"
             )
 
 
@@ -52,12 +55,15 @@ _asked: ContextVar[Question | None] = ContextVar("asked", default=None)
 
 
 @contextmanager
-def bounded(what: str, advice: str = ADVICE, share: int = 1) -> Iterator[None]:
-    """Refuse what is asked within, or by the decorated function, where it takes more than MAX_STEPS // share steps.
+def bounded(what: str, advice: str = ADVICE, share: int = 1, num_rows: int = 0) -> Iterator[None]:
+    """Refuse what is asked within, or by the decorated function, where it takes too many steps.
 
-    what, advice: as in `Question`.
+    Args:
+        what, advice: as in `Question`.
+        share: that many questions together may take as many steps as one.
+        num_rows: how many queries the question is about, in all heads.
     """
-    token = _asked.set(Question(what, advice, MAX_STEPS // share))
+    token = _asked.set(Question(what, advice, max(MAX_STEPS, STEPS_PER_ROW * num_rows) // share))
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from hf_efficient_attn.layout.dense.pairs import MAX_MASK_BYTES as MAX_DENSE_MAS
 from hf_efficient_attn.layout.relation import RowTables, relation
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.work import MAX_STEPS, spend
+from hf_efficient_attn.patterns.work import spend
 
 # of all masks of a layout together
 MAX_MASK_BYTES = 4 * 2**30
@@ -65,12 +65,7 @@ class Budget:
         try:
             spend(num_pairs * looks_at_pair(pattern) // PAIRS_PER_STEP)
         except WorkLimitError as error:
-            most = MAX_STEPS * PAIRS_PER_STEP // looks_at_pair(pattern)
-            self.refuse(
-                f"would look at about {self.num_pairs:,} pairs one by one, and keep masks of "
-                f"{4 * self.num_pairs / 2**30:.1f} GiB; of such a pattern at most {most:,} pairs are looked at",
-                error,
-            )
+            self.refuse(f"would look at about {self.num_pairs:,} pairs one by one", error)
 
     def refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise a MaskLimitError that says why, and what to do."""
