@@ -16,6 +16,12 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
 
+# compilers cannot compare what its layers read
+OTHER_PATTERN = (
+    "This PatternCache was made for a model with another attention_pattern than the compiled one that computes. Make a "
+    "new PatternCache(model.config)."
+)
+
 
 class PatternCache(Cache):
     """A cache for `generate` whose size does not grow with the text, for patterns made of a band and first tokens.
@@ -105,10 +111,14 @@ class PatternCache(Cache):
         Args:
             config: the config of the model that computes; None: it is unknown, and nothing is checked.
         """
-        if config is None or torch.compiler.is_compiling():
+        if config is None:
             return
         text_config = config.get_text_config(decoder=True)
         spec = getattr(text_config, FIELD, None)
+        if torch.compiler.is_compiling():
+            if spec is not self.checked_spec and spec != self.checked_spec:
+                raise ConfigurationError(OTHER_PATTERN)
+            return
         if self.rope is not None and self.rope != rope_of(text_config):
             raise ConfigurationError(
                 'This PatternCache(positions="cache") was made for a model with another RoPE, '
@@ -117,6 +127,11 @@ class PatternCache(Cache):
         if spec is self.checked_spec:
             return
         wanted = () if spec is None else readable_per_layer(text_config)
+        if len(wanted) > len(self.layers):
+            raise ConfigurationError(
+                f"This PatternCache has {len(self.layers)} layers, but the model that computes has {len(wanted)}. Make "
+                "a new PatternCache(model.config)."
+            )
         for layer, kept in enumerate(self.layers):
             if isinstance(kept, PatternLayer):
                 num_first, left = (wanted[layer] if layer < len(wanted) else None) or (0, None)

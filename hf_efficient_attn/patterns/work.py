@@ -1,9 +1,9 @@
 """How much work a question about a pattern may take, counted in steps, so that it is the same on every machine.
 
 A step is what looking at one interval of keys takes, a microsecond or less. Patterns take steps where they make
-intervals; a question that needs too many of them is refused: more than are taken in most of a second, or for long inputs
-more than so many for each query of each head. What is remembered, such as a compiled layout, is a
-question of its own, so that no answer depends on what was asked before.
+intervals; a question that needs too many of them is refused: more than are taken in most of a second, or for long
+inputs more than so many for each query of each head. What is remembered, such as a compiled layout, is a question of
+its own, so that no answer depends on what was asked before.
 """
 
 from collections.abc import Iterator

@@ -142,6 +142,18 @@ def test_dense_models_are_refused_once_tokens_are_dropped(names: tuple[str, str]
             model(ids, past_key_values=cache)
 
 
+@torch.no_grad()
+def test_other_caches_are_refused_by_compiled_models_and_by_deeper_ones() -> None:
+    wide, narrow = (hea.sparsify(build("llama"), Band(left, 0)) for left in (6, 3))
+    step = torch.compile(wide, backend="eager")
+    with pytest.raises(hea.ConfigurationError, match=r"Make a new PatternCache\(model.config\)"):
+        step(token_ids(1, 9), past_key_values=hea.PatternCache(narrow.config))
+    cache = hea.PatternCache(narrow.config)
+    del cache.layers[1:]
+    with pytest.raises(hea.ConfigurationError, match="has 1 layers, but the model that computes has 2"):
+        wide(token_ids(1, 9), past_key_values=cache)
+
+
 def test_a_cache_is_made_for_a_config() -> None:
     for other, message in (
         (build("llama"), "a model: pass"),

@@ -185,10 +185,10 @@ def known_spans(model: nn.Module) -> list[Spans]:
     Raises:
         InputError: the model has none, or their parameters are offloaded.
     """
-    found = span_modules(model)
+    found = span_modules(model) if isinstance(model, nn.Module) else []
     if not found:
         raise InputError(
-            f"{type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
+            f"A {type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
             "span."
         )
     away = [spans.layer_idx for spans in found if spans.is_away]
