@@ -148,6 +148,7 @@ def test_other_caches_are_refused_by_compiled_models_and_by_deeper_ones() -> Non
     step = torch.compile(wide, backend="eager")
     with pytest.raises(hea.ConfigurationError, match=r"Make a new PatternCache\(model.config\)"):
         step(token_ids(1, 9), past_key_values=hea.PatternCache(narrow.config))
+    torch.compiler.reset()
     cache = hea.PatternCache(narrow.config)
     del cache.layers[1:]
     with pytest.raises(hea.ConfigurationError, match="has 1 layers, but the model that computes has 2"):
