@@ -27,8 +27,8 @@ class PatternCache(Cache):
     """A cache for `generate` whose size does not grow with the text, for patterns made of a band and first tokens.
 
     `model.generate(..., past_key_values=PatternCache(model.config))` generates the same tokens as the default cache. A
-    layer keeps the keys of the pattern's first tokens, counted from each row's first token that is not padding, and of
-    the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
+    layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
+    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
     Another model that reads more is refused, and so is one on another attention, such as a dense model on "sdpa".
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,

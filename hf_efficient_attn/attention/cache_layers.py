@@ -11,7 +11,7 @@ from hf_efficient_attn.layout.host_copies import on_host
 
 
 class Padding:
-    """How many tokens at the start of each row are padding; shared by the layers of a cache.
+    """How many tokens at the start of each example are padding; shared by the layers of a cache.
 
     Attributes:
         num_tokens: int [batch]; None: there is none.
@@ -41,9 +41,9 @@ class Padding:
 class PatternLayer(DynamicLayer):
     """The keys and values of one layer, for the first `num_first` tokens and the last `left` ones.
 
-    A row with fewer tokens has its keys at the end. With new keys appended, the pattern therefore reads on the axis of
-    these keys what it reads on the axis of all tokens: distances within the band are unchanged, and the first tokens
-    come first.
+    An example with fewer tokens has its keys at the end. With new keys appended, the pattern therefore reads on the
+    axis of these keys what it reads on the axis of all tokens: distances within the band are unchanged, and the first
+    tokens come first.
 
     Attributes:
         num_first, left: in tokens.
@@ -81,12 +81,12 @@ class PatternLayer(DynamicLayer):
         slots = torch.arange(num_slots - num_kept, num_slots, device=device)[None]
         first = self._first_slots(num_slots, device)
         slots = slots.expand(first.shape[0], -1)
-        # a row with fewer tokens keeps all of them
+        # an example with fewer tokens keeps all of them
         first = torch.minimum(first, slots[:, : self.num_first])
         return torch.cat([first, slots[:, self.num_first :]], 1)
 
     def _first_slots(self, num_slots: int, device: torch.device) -> Tensor:
-        """Return the slots of the first tokens, [batch or 1, num_first]; of a row with fewer, where they would be."""
+        """Return the slots of the first tokens, [batch or 1, num_first]; with fewer of them, where they would be."""
         first = torch.arange(self.num_first, device=device)[None]
         if self.padding.num_tokens is None:
             return first

@@ -111,13 +111,13 @@ class StreamingLayer(PatternLayer):
         self.query_shifts = None
         keys, values = super().update(key_states, value_states)
         num_new = key_states.shape[-2]
-        # no row has dropped a token yet
+        # no example has dropped a token yet
         if self.cumulative_length - 1 <= self.num_first + self.left:
             return keys, values
         shifts = self._shifts(num_new, keys.device)
         if num_new == 1:
-            # rows that have dropped tokens have their first keys at the front; the shift of the others is 0. What is
-            # kept has been copied from these keys
+            # examples that have dropped tokens have their first keys at the front; the shift of the others is 0. What
+            # is kept has been copied from these keys
             keys[:, :, : self.num_first] = self.rotation(keys[:, :, : self.num_first], -shifts)
             return keys, values
         if torch.compiler.is_compiling():
@@ -209,7 +209,7 @@ def rotary_model(model: Any, config: Any) -> Any:
 
 @torch.no_grad()
 def probed_layers(decoder: Any, config: Any) -> list[Any]:
-    """Return the layers of a cache that holds one token in two rows, at the positions PROBED."""
+    """Return the layers of a cache that holds one token in two examples, at the positions PROBED."""
     device = decoder.get_input_embeddings().weight.device
     cache = DynamicCache(config=config)
     # any token that is not special

@@ -48,8 +48,8 @@ def warn_of_unseen_documents(config: Any) -> None:
         return
     _mixing[key] = weakref.ref(config, lambda _: _mixing.pop(key, None))
     message = (
-        f"position_ids restart within a row of this model ({type(config).__name__}), as those of packed documents do, "
-        "but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "
+        f"position_ids restart within an example of this model ({type(config).__name__}), as those of packed documents "
+        "do, but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "
         "whose masks ignore position_ids: these documents read each other. Pass seq_idx with them, the number of each "
         "token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
     )

@@ -243,7 +243,7 @@ class ShareCompiler:
             yield self.run(group, len(group), row_step(group))
 
     def share_mask(self, group: list[Row], row: Row) -> bool:
-        """Return whether a row may join a group: it may not if both are windows of a sheet, but different ones."""
+        """Return whether a row may join a group: it may not if both are parts of a sheet, but different ones."""
         step = row.intervals[0][0] - group[-1].intervals[0][0]
         return not self.masks.has_sheet(row) or step == row.tokens
 

@@ -1,6 +1,6 @@
 """The masks of runs: which pairs of a row of blocks are allowed, in memory that is linear in the length.
 
-If a share is invariant along the sequence, the masks of all rows are windows of one sheet: the mask of one row over all
+If a share is invariant along the sequence, the masks of all rows are parts of one sheet: the mask of one row over all
 keys that any row can reach from its place.
 """
 
@@ -29,7 +29,7 @@ MAX_MASK_BYTES = 4 * 2**30
 PAIRS_PER_STEP = 256
 # only masks with more entries are checked for rows that are all equal
 LARGE_MASK = 1 << 16
-# entries of the masks of rows that could be windows of a sheet, all together
+# entries of the masks of rows that could be parts of a sheet, all together
 MAX_SINGLE_MASKS = 1 << 20
 CPU = torch.device("cpu")
 
@@ -136,16 +136,16 @@ class RunMasks:
             return Mask(None, None, sum(row.num_pairs for row in rows))
         sheet = self.sheets.get(rows[0].tokens)
         if sheet is not None and len(rows) == 1 and self.has_sheet(rows[0]):
-            return sheet.window(rows[0])
+            return sheet.part(rows[0])
         return self.single(rows)
 
     def has_sheet(self, row: Row) -> bool:
-        """Return whether the mask of a row is a window of a sheet."""
+        """Return whether the mask of a row is a part of a sheet."""
         sheet = self.sheets.get(row.tokens)
         return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
 
     def single(self, rows: list[Row]) -> Mask:
-        """Return a mask that is no window; if all queries of a block read the same keys, one row is expanded to all."""
+        """Return a mask of its own; if all queries of a block read the same keys, one row is expanded to all."""
         allowed = self.allowed(rows)
         # `sum` would first copy them as integers
         num_allowed = int(allowed.count_nonzero())
@@ -225,7 +225,7 @@ class Sheet:
         start, stop = self.columns(row)
         return start >= 0 and stop <= self.bias.shape[1]
 
-    def window(self, row: Row) -> Mask:
+    def part(self, row: Row) -> Mask:
         """Return the mask of a row, a view."""
         start, stop = self.columns(row)
         counts = self.counts[:, stop] - self.counts[:, start]
