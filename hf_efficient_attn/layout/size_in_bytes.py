@@ -12,6 +12,7 @@ NUMBERS = frozenset((int, float, bool, type(None)))
 def size_in_bytes(value: object) -> int:
     """Return about how much memory a value takes: each storage of tensors once, and what Python objects hold.
 
+    >>> import torch
     >>> size_in_bytes(torch.zeros(1000)[:10]) - OBJECT_BYTES
     4000
     """

@@ -188,7 +188,7 @@ def known_spans(model: nn.Module) -> list[Spans]:
     found = span_modules(model) if isinstance(model, nn.Module) else []
     if not found:
         raise InputError(
-            f"A {type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
+            f"{type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
             "span."
         )
     away = [spans.layer_idx for spans in found if spans.is_away]
