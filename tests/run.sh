@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 source environment.sh test,lint
 # a browser for the page of `explore`, whose tests are skipped without one
 if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null ||
+    timeout 240 sh -c "apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium" >/dev/null ||
         echo "No Chromium can be installed: the tests of explore's page are skipped."
 fi
 "$python" -m ruff check .
