@@ -45,10 +45,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
     only_check = parser.parse_args().check
-    stale = [page for page, text in pages().items() if page.read_text(encoding="utf-8") != text]
-    for page in stale:
+    stale = {page: text for page, text in pages().items() if page.read_text(encoding="utf-8") != text}
+    for page, text in stale.items():
         if not only_check:
-            page.write_text(pages()[page], encoding="utf-8")
+            page.write_text(text, encoding="utf-8")
         print(f"{page} {'differs from its results' if only_check else 'written'}")
     if not only_check:
         for name in measured():

@@ -18,7 +18,7 @@ MAX_STEPS = 3 << 18
 STEPS_PER_ROW = 40
 # what every look at a pattern takes, however few intervals it finds
 STEPS_PER_LOOK = 2
-# the part of them that is spent on what is answered without them, too, only worse
+# questions whose answers only help, such as with a warning, take this part of the steps
 SMALL_SHARE = 8
 ADVICE = (
     "Its rows differ nearly everywhere, or are many intervals each: use a pattern of whole blocks (Blocks), fewer "
@@ -56,7 +56,7 @@ _asked: ContextVar[Question | None] = ContextVar("asked", default=None)
 
 @contextmanager
 def bounded(what: str, advice: str = ADVICE, share: int = 1, num_rows: int = 0) -> Iterator[None]:
-    """Refuse what is asked within, or by the decorated function, where it takes too many steps.
+    """Refuse what is asked within the block where it takes too many steps.
 
     Args:
         what, advice: as in `Question`.
