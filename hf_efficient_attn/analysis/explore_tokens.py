@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
-from hf_efficient_attn.analysis.span_sources import NUM_BYTES
+from hf_efficient_attn.analysis.model_text import check_tokens, decoded, read_bytes, tokenizer_of
 from hf_efficient_attn.errors import InputError
 
 MAX_TOKENS = 16384
@@ -39,11 +37,10 @@ def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) ->
         max_tokens: the most to read; None: 16,384, or as many as the model has positions.
 
     Raises:
-        InputError: no file, no tokenizer where one is needed, one that does not fit the model, or fewer than 2 tokens.
+        InputError: no file, one that is not in UTF-8, no tokenizer where one is needed, one that does not fit the
+            model, or fewer than 2 tokens.
     """
-    if not path.is_file():
-        raise InputError(f"--text {path}: no such file.")
-    content, tokenizer = path.read_bytes(), _tokenizer_of(source, config)
+    content, tokenizer = read_bytes(path), tokenizer_of(source, config.vocab_size)
     longest = _longest(config, tokenizer, max_tokens)
     if longest < 2:
         raise InputError(f"--tokens {longest}: attention between tokens needs at least 2.")
@@ -51,14 +48,8 @@ def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) ->
     if tokenizer is None:
         ids, texts, num_tokens = list(content[:longest]), _byte_texts(content)[:longest], len(content)
     else:
-        ids, special, texts, num_tokens = _tokenized(tokenizer, content.decode(errors="replace"), longest)
-    if len(ids) < 2:
-        raise InputError(f"--text {path}: it has {len(ids)} tokens; attention between tokens needs at least 2.")
-    if max(ids) >= config.vocab_size:
-        raise InputError(
-            f"{source}: its tokenizer gives token {max(ids)}, but the model has {config.vocab_size:,} tokens. Save the "
-            "tokenizer the model was trained with beside it."
-        )
+        ids, special, texts, num_tokens = _tokenized(tokenizer, decoded(content), longest)
+    check_tokens(source, ids, config.vocab_size)
     return ShownTokens(tuple(ids), tuple(texts), tuple(special), num_tokens - len(ids))
 
 
@@ -71,18 +62,6 @@ def _tokenized(tokenizer: Any, text: str, longest: int) -> tuple[list[int], list
     if tokenizer.is_fast:
         texts = _texts_at(text, encoded["offset_mapping"], texts, set(special))
     return ids, special, texts, len(tokenizer(text, verbose=False)["input_ids"])
-
-
-def _tokenizer_of(source: str, config: Any) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        if config.vocab_size == NUM_BYTES:
-            return None
-        raise InputError(
-            f"{source}: it has no tokenizer, and its {config.vocab_size:,} tokens cannot be the {NUM_BYTES} bytes. "
-            "Save its tokenizer beside it."
-        ) from error
 
 
 def _longest(config: Any, tokenizer: Any, max_tokens: int | None) -> int:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging
 
+from hf_efficient_attn.analysis.model_text import decoded, read_bytes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
     SimplifiedTransformerConfig,
@@ -84,6 +85,8 @@ def load_model(source: str, seed: int) -> Any:
     is_local = path.is_absolute() or source.startswith(".") or len(path.parts) > 2 or path.suffix == ".json"
     if is_local and not path.exists():
         raise InputError(f"--model {source}: no such file or folder.")
+    if path.is_file() and path.suffix != ".json":
+        raise InputError(f"--model {source}: a file. Give the folder of a saved model, or a config.json.")
     if path.suffix == ".json":
         return _at_start(AutoConfig.from_pretrained(source), seed)
     if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -116,7 +119,7 @@ def load_tokens(
     The text is cut into `batch_size` pieces of equal length, of which the first `tokens` tokens are taken.
 
     Raises:
-        InputError: a checkpoint without tokenizer, a text file that is not there or too short.
+        InputError: a checkpoint without tokenizer, a text file that is not there, not in UTF-8 or too short.
     """
     if random_tokens or source in NAMED_BLOCKS or source.endswith(".json"):
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -129,9 +132,7 @@ def load_tokens(
             f"--model {source}: it has no tokenizer to read text with. Save one beside it, or pass --random-tokens."
         ) from error
     path = Path(argparse.__file__) if text is None else text
-    if not path.is_file():
-        raise InputError(f"--text {path}: no such file.")
-    content = path.read_text(encoding="utf-8")
+    content = decoded(read_bytes(path))
     size = len(content) // batch_size
     pieces = [content[i * size : (i + 1) * size] for i in range(batch_size)]
     rows = tokenizer(pieces, truncation=True, max_length=tokens)["input_ids"]

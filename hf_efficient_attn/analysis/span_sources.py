@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
+from hf_efficient_attn.analysis.model_text import check_tokens, decoded, read_bytes, tokenizer_of
 from hf_efficient_attn.analysis.signal_sources import load_model
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.spans.module import known_spans
 
-NUM_BYTES = 256
 # what a picture can show of characters that leave no ink; half a character of UTF-8 is decoded as U+FFFD
 VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "→", "\ufffd": "·"})
 TEXT_NAME = "the text that comes with the command"
@@ -65,38 +63,23 @@ def read_text(path: Path | None) -> bytes:
     Raises:
         InputError: no such file.
     """
-    if path is None:
-        return TEXT.encode()
-    if not path.is_file():
-        raise InputError(f"--text {path}: no such file.")
-    return path.read_bytes()
+    return TEXT.encode() if path is None else read_bytes(path)
 
 
 def tokenize(source: str, model: Any, text: bytes) -> TextTokens:
     """Return the tokens of a text, by the tokenizer beside the model or, for 256 tokens and no tokenizer, its bytes.
 
     Raises:
-        InputError: no tokenizer where one is needed, one that does not fit the model, or fewer than 2 tokens.
+        InputError: a text that is not in UTF-8, no tokenizer where one is needed, one that does not fit the model, or
+            fewer than 2 tokens.
     """
     vocab_size = model.config.vocab_size
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        if vocab_size != NUM_BYTES:
-            raise InputError(
-                f"{source}: it has no tokenizer, and its {vocab_size:,} tokens cannot be the {NUM_BYTES} bytes. Save "
-                "its tokenizer beside it."
-            ) from error
+    tokenizer = tokenizer_of(source, vocab_size)
+    if tokenizer is None:
         ids = list(text)
         symbols = [chr(byte) if byte < 128 else "\ufffd" for byte in ids]
     else:
-        ids = tokenizer(text.decode(errors="replace"), add_special_tokens=False, verbose=False)["input_ids"]
+        ids = tokenizer(decoded(text), add_special_tokens=False, verbose=False)["input_ids"]
         symbols = [str(tokenizer.decode([token])) for token in ids]
-    if len(ids) < 2:
-        raise InputError(f"The text has {len(ids)} tokens; attention between tokens needs at least 2.")
-    if max(ids) >= vocab_size:
-        raise InputError(
-            f"{source}: its tokenizer gives token {max(ids)}, but the model has {vocab_size:,} tokens. Save the "
-            "tokenizer the model was trained with beside it."
-        )
+    check_tokens(source, ids, vocab_size)
     return TextTokens(tuple(ids), tuple(symbol.translate(VISIBLE) for symbol in symbols))

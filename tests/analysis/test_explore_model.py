@@ -172,6 +172,7 @@ def test_the_page(browser: Any, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--model", "{folder}/none", "--text", "{folder}/text.txt"], "no such file or folder"),
+        (["--model", "{folder}/text.txt", "--text", "{folder}/text.txt"], "a file. Give the folder of a saved model"),
         (["--model", "{folder}/empty", "--text", "{folder}/text.txt"], "holds no config.json"),
         (["--model", "{folder}/model", "--text", "{folder}/none.txt"], "--text {folder}/none.txt: no such file"),
         (["--model", "{folder}/model"], "--model and --text belong together"),
