@@ -123,6 +123,7 @@ def train_block(run: Run, block: str, learning_rate: float, folder: Path) -> dic
         "train_seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "stopped": stopped,
+        "history": history,
         **describe_setup(run, trainer),
     }
     if run.training.process_index == 0:

@@ -3,7 +3,7 @@
 A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and `<!-- end of figures -->`. NAME is a
 benchmark, with results in `bench_NAME/NAME.json`, or an example, with results in `examples/NAME.json`. HEADING is that
 of a table which `hf-efficient-attn bench NAME` prints, or one of `OWN`, a function of this file. The benchmark's own
-page and picture are made again, too. With `--check` nothing is written, and a page that differs is an error.
+page, and all pictures, are made again, too. With `--check` nothing is written, and a page that differs is an error.
 """
 
 import argparse
@@ -14,9 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures_of_training
+
 from hf_efficient_attn.bench.attention import report as attention_report
 from hf_efficient_attn.bench.attention.summary import by_contestant
 from hf_efficient_attn.bench.blocks import report as blocks_report
+from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.models import report as models_report
 from hf_efficient_attn.bench.spans import report as spans_report
@@ -45,7 +48,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
     only_check = parser.parse_args().check
-    stale = {page: text for page, text in pages().items() if page.read_text(encoding="utf-8") != text}
+    stale = {
+        page: text for page, text in pages().items() if not page.exists() or page.read_text(encoding="utf-8") != text
+    }
     for page, text in stale.items():
         if not only_check:
             page.write_text(text, encoding="utf-8")
@@ -53,6 +58,8 @@ def main() -> int:
     if not only_check:
         for name in measured():
             REPORTS[name].results_figure(results(name)).savefig(CARDS / "pictures" / f"bench_{name}.png", dpi=160)
+        for name, draw in PICTURES.items():
+            draw(results(name)).savefig(CARDS / "pictures" / f"{name}.png", dpi=130)
     return int(only_check and bool(stale))
 
 
@@ -154,11 +161,31 @@ def span_kinds(found: dict[str, Any]) -> str:
     return f"{markdown_table(header, lines)}\n\n{machine(found)}"
 
 
+def blocks_setting(found: dict[str, Any]) -> str:
+    """Return the shape of the blocks that were compared, and what the columns of their tables mean."""
+    settings = found["settings"]
+    shape = (
+        f"Width {settings['hidden_size']:,}, {settings['num_layers']} layers, {settings['num_heads']} heads, "
+        f"MLP {settings['intermediate_size']:,}"
+    )
+    return f"{shape}; {machine_line(found['machine'])}. {blocks_report.legend(settings)}"
+
+
 OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": machine,
     "against dense": against_dense,
     "spam": spam,
     "span kinds": span_kinds,
+    "setting": blocks_setting,
+    "counts": lambda _: counts_table(paper_counts()),
+    "learning": figures_of_training.learning,
+    "faster llama": figures_of_training.faster_llama,
+    "llama, perplexity": figures_of_training.llama_perplexity,
+    "llama, prefill": figures_of_training.llama_prefill,
+}
+PICTURES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "sparsify_llama": figures_of_training.llama_figure,
+    "train_clm": figures_of_training.learning_figure,
 }
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def results_markdown(results: dict[str, Any]) -> str:
     ]
     for heading, table in sections(results).items():
         parts += [f"## {heading}", table]
-    return "\n\n".join([*parts, _legend(settings)])
+    return "\n\n".join([*parts, legend(settings)])
 
 
 def sections(results: dict[str, Any]) -> dict[str, str]:
@@ -65,7 +65,8 @@ def _ratio(summary: dict[str, float]) -> str:
     return f"{summary['median']:.2f} ({summary['first_quartile']:.2f}–{summary['third_quartile']:.2f})"
 
 
-def _legend(settings: dict[str, Any]) -> str:
+def legend(settings: dict[str, Any]) -> str:
+    """Return what the columns mean."""
     return (
         f"Medians of {settings['repeats']} interleaved rounds; × is the speed against the reference in the same round, "
         "median and quartiles, above 1 = faster. "

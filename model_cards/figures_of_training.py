@@ -1,0 +1,124 @@
+"""Tables and pictures of the examples that train: `train_clm.py` and `sparsify_llama.py`, for `figures.py`."""
+
+from statistics import median
+from typing import Any
+
+from hf_efficient_attn.bench.harness.panels import label_decades
+from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.pictures import new_figure
+
+NOT_MEASURED = "–"
+
+
+def learning(found: dict[str, Any]) -> str:
+    """Return the held-out loss that `train_clm.py` reached by block and learning rate, the best in bold."""
+    lines = []
+    for block, best in found["blocks"].items():
+        losses = [(tried["learning_rate"], f"{tried['eval_loss']:.3f}") for tried in best["tried"]]
+        cells = [f"**{loss}**" if rate == best["learning_rate"] else loss for rate, loss in losses]
+        lines.append([f"`{block}`", f"{best['parameters']:,}", *cells, f"{best['bits_per_byte']:.3f}"])
+    rates = [f"rate {tried['learning_rate']:g}" for tried in best["tried"]]
+    corpus = found["corpus"]
+    return f"""{markdown_table(["block", "parameters", *rates, "best: bits per byte"], lines)}
+
+Nats per token on {corpus["held_out_tokens"]:,} tokens of files that were held out of {corpus["source"]}, after \
+{best["num_steps"]:,} steps of {best["tokens_per_step"]:,} tokens; one seed; {best["shape"]}; {best["optimizer"]}."""
+
+
+def learning_figure(found: dict[str, Any]) -> Any:
+    """Return the picture of `learning` by step: a colour for each block, a kind of line for each rate."""
+    figure = new_figure(7.5, 4.5)
+    panel = figure.subplots()
+    for color, (block, best) in enumerate(found["blocks"].items()):
+        for style, tried in zip(("-", "--", ":"), best["tried"], strict=False):
+            points = [(entry["step"], entry["eval_loss"]) for entry in tried["history"] if "eval_loss" in entry]
+            options = {"color": f"C{color}", "linestyle": style, "marker": "o", "markersize": 4}
+            panel.plot(*zip(*points, strict=True), label=f"{block}, rate {tried['learning_rate']:g}", **options)
+    panel.set(title="Held-out loss while training", xlabel="step", ylabel="nats per token")
+    panel.grid(alpha=0.3)
+    panel.legend(handlelength=4)
+    return figure
+
+
+def prefill(found: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Return by model and length how many times as fast as dense attention a prompt is read, in the median round."""
+    ways = {
+        way: {int(tokens): seconds for tokens, seconds in of.items()} for way, of in found["prompt_seconds"].items()
+    }
+    return {
+        way: {
+            tokens: median(slow / fast for slow, fast in zip(ways["dense"][tokens], seconds, strict=True))
+            for tokens, seconds in of.items()
+        }
+        for way, of in ways.items()
+    }
+
+
+def faster_llama(found: dict[str, Any]) -> str:
+    """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`, in a few lines."""
+    way, settings = "band + first tokens", found["settings"]
+    speeds, perplexity = prefill(found)[way], found["perplexity"]
+    lines = [["prompt read, times as fast", *(f"{speed:.1f}" for speed in speeds.values())]]
+    for name in ("dense", way):
+        lines.append([f"perplexity, {name}", *(_perplexity(perplexity[name], tokens) for tokens in speeds)])
+    return f"""{markdown_table(["by tokens", *(f"{tokens:,}" for tokens in speeds)], lines)}
+
+{_llama(found["model"])}, with a band of {settings["left"]:,} and {settings["num_first"]} first tokens, against causal \
+SDPA: `{found["command"]}`, [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
+
+
+def llama_perplexity(found: dict[str, Any]) -> str:
+    """Return perplexity by position for every way in which the Llama reads."""
+    ends = [int(end) for end in found["perplexity"]["dense"]]
+    lines = [[way, *(_perplexity(of, end) for end in ends)] for way, of in found["perplexity"].items()]
+    header = ["perplexity at positions", *(f"{start:,}–{end:,}" for start, end in zip([0, *ends], ends, strict=False))]
+    settings = found["settings"]
+    return f"""{markdown_table(header, lines)}
+
+{_llama(found["model"])}. Band: {settings["left"]:,} tokens; first tokens: {settings["num_first"]}. \
+{settings["texts"]} texts of {settings["text_tokens"]:,} tokens from files that were held out."""
+
+
+def llama_prefill(found: dict[str, Any]) -> str:
+    """Return the time to read a prompt, and the speed against dense attention."""
+    speeds, lines = prefill(found), []
+    for way, of in found["prompt_seconds"].items():
+        times = [1000 * median(seconds) for seconds in of.values()]
+        cells = zip(times, speeds[way].values(), strict=True)
+        lines.append([way, *(f"{time:,.0f}" if way == "dense" else f"{time:,.0f} ({x:.1f}×)" for time, x in cells)])
+    header = ["milliseconds (× dense) at tokens", *(f"{tokens:,}" for tokens in speeds["dense"])]
+    rounds = len(next(iter(found["prompt_seconds"]["dense"].values())))
+    return (
+        f"{markdown_table(header, lines)}\n\nMedians of {rounds} interleaved rounds. *{machine_line(found['machine'])}*"
+    )
+
+
+def llama_figure(found: dict[str, Any]) -> Any:
+    """Return the picture of both: perplexity by position, and the time of a prompt by its length."""
+    figure = new_figure(11, 4.5)
+    seconds = {way: {end: median(each) for end, each in of.items()} for way, of in found["prompt_seconds"].items()}
+    titles = {"perplexity": "tokens at positions up to", "seconds to read a prompt": "tokens of the prompt"}
+    for panel, ways, (title, axis) in zip(
+        figure.subplots(1, 2), (found["perplexity"], seconds), titles.items(), strict=True
+    ):
+        for number, (way, of) in enumerate(ways.items()):
+            ends = [int(end) for end in of]
+            panel.plot(ends, list(of.values()), marker="o^sD"[number], markersize=5, label=way)
+        panel.set(title=title.capitalize(), xlabel=axis, yscale="log")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ends, [f"{end:,}" for end in ends])
+        panel.minorticks_off()
+        label_decades(panel)
+        panel.grid(alpha=0.3)
+        panel.legend()
+    return figure
+
+
+def _perplexity(by_position: dict[str, float], end: int) -> str:
+    found = by_position.get(str(end))
+    return NOT_MEASURED if found is None else f"{found:,.1f}" if found < 1000 else f"{found:,.0f}"
+
+
+def _llama(model: dict[str, Any]) -> str:
+    trained = f"trained on {model['positions']:,} tokens at a time"
+    return f"A Llama of {model['parameters'] / 1e6:.1f} million parameters, {trained}"
