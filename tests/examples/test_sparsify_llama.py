@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_efficient_attn as hea
 
-
 SCRIPT = "sparsify_llama.py"
 WAYS = ["dense", "band", "band + first tokens", "the same, positions in the cache"]
 TINY = ["--max_steps", "2", "--text_tokens", "600", "--max_eval_samples", "2", "--left", "60"]
