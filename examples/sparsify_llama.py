@@ -3,7 +3,7 @@
     pip install "hf-efficient-attn[train]"
     python examples/sparsify_llama.py
 
-trains a small dense Llama on Python source, 2,048 tokens at a time, in five minutes on two cores. With its weights it
+trains a small dense Llama on Python source, 2,048 tokens at a time, in six minutes on two cores. With its weights it
 reads held-out files of 8,192 tokens: densely, by a band, by a band and the first tokens ("sinks"), and by these with
 positions counted in the cache (StreamingLLM). Perplexity by position, and the time to read a prompt into a cache, with
 logits of the last token alone, against causal SDPA, are left in `outputs/sparsify_llama`. A model and a text of yours:
@@ -46,8 +46,8 @@ class Arguments:
     num_first: int = HfArg(default=4, help="First tokens that all others read, too.")
     dense_layers: list[int] = HfArg(default_factory=list, help="Layers that keep their dense attention.")
     text_tokens: int = HfArg(default=8192, help="Tokens of a text; prompts are timed up to twice that.")
-    max_eval_samples: int = HfArg(default=16, help="Read at most so many texts.")
-    max_steps: int = HfArg(default=800, help="Training steps of the small Llama, of 2,048 tokens.")
+    max_eval_samples: int = HfArg(default=8, help="Read at most so many texts.")
+    max_steps: int = HfArg(default=600, help="Training steps of the small Llama, of 2,048 tokens.")
     output_dir: str = HfArg(default="outputs/sparsify_llama", help="Folder of the results and the model.")
 
 
