@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import evaluate
-from datasets import ClassLabel, DatasetDict, load_dataset
+from datasets import ClassLabel, DatasetDict, Value, load_dataset
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -96,16 +96,17 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
-        files = {"train": args.train_file, "validation": args.validation_file}
-        kind = "csv" if args.train_file.endswith(".csv") else "json"
-        data = load_dataset(kind, data_files={split: file for split, file in files.items() if file})
+        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
+        data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
     else:
         from example_data import mails
 
         data = mails()
-    label = args.label_column
-    if not isinstance(data["train"].features[label], ClassLabel):
-        data = data.map(lambda row: {label: str(row[label])})
+    label, columns = args.label_column, data["train"].features
+    if without := [name for name in (args.text_column, label) if name not in columns]:
+        raise SystemExit(f"No column is called {' or '.join(without)}; the data has {', '.join(columns)}.")
+    if not isinstance(columns[label], ClassLabel):
+        data = data.cast_column(label, Value("string"))
         data = data.cast_column(label, ClassLabel(names=sorted(set(data["train"][label]))))
     if "validation" not in data:
         parts = {} if "test" in data else data["train"].train_test_split(0.1, seed=seed, stratify_by_column=label)
