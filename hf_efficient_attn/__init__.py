@@ -24,6 +24,7 @@ from hf_efficient_attn.errors import (
     InputError,
     UnsupportedBackendError,
 )
+from hf_efficient_attn.hub.saving import write_stubs
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
@@ -74,6 +75,7 @@ __version__ = requirements.VERSION
 
 register_families()
 interface.register_attention()
+write_stubs()
 
 __all__ = [
     "AdaptiveSpanConfig",

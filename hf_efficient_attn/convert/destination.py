@@ -10,11 +10,12 @@ from typing import Any
 
 from hf_efficient_attn.convert.reading import one_line
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.messages import shown
 
 # what is written, and hence replaced: weights in the names that transformers looks for, in one file or in shards
 WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
-CONFIGS = ("config.json", "generation_config.json")
+CONFIGS = ("config.json", "generation_config.json", FILE)
 TOKENIZERS = (
     "added_tokens.json",
     "additional_chat_templates",

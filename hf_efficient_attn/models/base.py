@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
-from hf_efficient_attn.models.config.library import count_key_heads
+from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 
 
@@ -30,6 +30,12 @@ class FamilyPreTrainedModel(PreTrainedModel):
         config.check()  # fields may have been assigned since the config was built
         count_key_heads(config)
         super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """As transformers', for classes of others; those of this package are saved with a stub (`hub.saving`)."""
+        if not cls.__module__.startswith(PACKAGE):
+            super().register_for_auto_class(auto_class)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import hf_efficient_attn as hea
 from hf_efficient_attn.convert import source
 from hf_efficient_attn.convert.registry import AUTO_CLASSES, head_of_class, resolve_head
+from hf_efficient_attn.hub.stub import FILE
 
 TOKENS, SEQUENCES, CHOICES, ANSWERS = (
     f"AutoModelFor{head}"
@@ -123,7 +124,7 @@ def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None
         done = subprocess.run(words, cwd=tmp_path, env=hub.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("dst: SparseTransformerForMaskedLM")
-    assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors", FILE}
 
 
 @pytest.mark.filterwarnings("ignore:Left behind", "ignore:New in")

@@ -3,6 +3,8 @@
 `test_shared_contract.py` runs it.
 """
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from models_cases import first_tensor, scalar, switch_off_dropout
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.hub.stub import FILE
 
 
 class SharedContract:
@@ -98,6 +101,16 @@ class SharedContract:
         assert isinstance(transformers.AutoConfig.for_model(case.config_class.model_type), case.config_class)
         for name, model_class in case.heads.items():
             assert type(getattr(transformers, name).from_config(case.config())) is model_class
+
+    def test_stub_beside_a_saved_config_has_every_class(self, case: Any, tmp_path: Path) -> None:
+        """So that programs which do not import the package can load it (`tests/sharing/test_stub_processes.py`)."""
+        case.config().save_pretrained(tmp_path)
+        names = runpy.run_path(str(tmp_path / FILE))
+        auto_map = transformers.AutoConfig.from_pretrained(tmp_path).auto_map
+        for name, cls in {"AutoConfig": case.config_class, **case.heads}.items():
+            module, _, found = auto_map[name].partition(".")
+            assert names[found] is cls
+            assert f"{module}.py" == FILE
 
     def test_built_on_meta(self, case: Any) -> None:
         with torch.device("meta"):

@@ -73,15 +73,15 @@ def test_only_safetensors_are_pushed(repo: str, hub: Hub, sent: dict[str, Any]) 
     """The repository holds model, tokenizer, configs and card, and no pickle."""
     names = {path.name for path in hub.files(repo).iterdir()}
     assert names >= {"config.json", "generation_config.json", "model.safetensors"}
-    assert names >= {"tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert names >= {"tokenizer.json", "tokenizer_config.json", "README.md", "modeling_hf_efficient_attn.py"}
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
 
 
-def test_without_the_import_transformers_says_so(hub: Hub, sent: dict[str, Any]) -> None:
-    """Whoever forgets `import hf_efficient_attn` gets transformers' own clear error, not a wrong model."""
+def test_without_the_import_transformers_asks_for_trust(hub: Hub, sent: dict[str, Any]) -> None:
+    """Whoever forgets `import hf_efficient_attn` is asked, and gets no wrong model; `test_stub_processes.py` trusts."""
     [answer] = run_client(hub, {"": ("fetch_without_package", "tester/fp32")}).values()
     assert not answer["package_imported"]
-    assert "`simplified_transformer` but Transformers does not recognize this architecture" in answer["error"]
+    assert "pass the argument `trust_remote_code=True`" in answer["error"]
 
 
 def test_trainer_pushes_model_and_card(hub: Hub, sent: dict[str, Any], received: dict[str, Any]) -> None:

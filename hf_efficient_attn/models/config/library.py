@@ -8,6 +8,9 @@ from hf_efficient_attn.models.config.errors import refused
 from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.config.unknown import check_names, warn_of_unknown
 
+# how the modules of classes begin whose files make no sense outside their package
+PACKAGE = "hf_efficient_attn."
+
 
 class LibraryConfig:
     """Mixin for configs, before `PreTrainedConfig`: checks, and fields that training and adapter libraries read.
@@ -29,6 +32,13 @@ class LibraryConfig:
         check_names(self, kwargs)
         parent.__post_init__(**{"auto_map": {}, **kwargs})
         warn_of_unknown(self, kwargs, LibraryConfig.__subclasses__())
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """As transformers', for classes of others; those of this package are saved with a stub (`hub.saving`)."""
+        if not cls.__module__.startswith(PACKAGE):
+            parent: Any = super()
+            parent.register_for_auto_class(auto_class)
 
     def to_dict(self) -> dict[str, Any]:
         """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`.

@@ -1,0 +1,52 @@
+"""Classes for the stubs of sparsified models of transformers, by the names of transformers' Auto classes.
+
+Each loads what the Auto class would load without the stub: the classes of transformers themselves. That this module has
+been imported is what matters: now "efficient" is an attention implementation.
+
+>>> from transformers import LlamaConfig
+>>> from hf_efficient_attn.hub.auto_classes import AutoModelForCausalLM
+>>> type(AutoModelForCausalLM._from_config(LlamaConfig(hidden_size=8, num_attention_heads=1, intermediate_size=8)))
+<class 'transformers.models.llama.modeling_llama.LlamaForCausalLM'>
+"""
+
+from typing import Any
+
+import transformers
+
+import hf_efficient_attn  # noqa: F401
+
+
+class LocalAuto:
+    """What transformers asks of a class that it found in a repository, answered by the Auto class of its name."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = None) -> None:
+        """Do nothing: a class of transformers needs no code of a repository to be loaded again.
+
+        transformers 5.16 has just made it what `auto_class` loads for every such config, which is undone.
+        """
+        mapping = getattr(auto_class, "_model_mapping", None)
+        registered = getattr(mapping, "_extra_content", {})
+        for config in [config for config, model in registered.items() if model is cls]:
+            del registered[config]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As the Auto class, with the code of transformers."""
+        return cls._auto_class().from_pretrained(*args, **{**kwargs, "trust_remote_code": False})
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        return cls._auto_class().from_config(config, **{**kwargs, "trust_remote_code": False})
+
+    @classmethod
+    def _auto_class(cls) -> Any:
+        return getattr(transformers, cls.__name__)
+
+
+def __getattr__(name: str) -> type[LocalAuto]:
+    # also for heads that only other versions of transformers know, which nobody will ask for here
+    if not name.startswith("Auto"):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    found = globals()[name] = type(name, (LocalAuto,), {"__module__": __name__})
+    return found

@@ -1,0 +1,75 @@
+"""A config that needs a stub is saved with it, and with the `auto_map` that names its classes.
+
+A method of transformers is replaced, since models, Trainer, PEFT and conversions all save configs by it, before the
+files of a push are listed.
+"""
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME
+
+from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, stub_text
+from hf_efficient_attn.models.config.library import LibraryConfig
+
+MARK = "_writes_stubs"
+CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
+
+
+def write_stubs() -> None:
+    """Have all configs that need a stub saved with it; may be called again."""
+    if not getattr(PreTrainedConfig.to_json_file, MARK, False):
+        PreTrainedConfig.to_json_file = with_stub(PreTrainedConfig.to_json_file)  # type: ignore[method-assign]
+
+
+def with_stub(to_json_file: Any) -> Any:
+    """Return a config's `to_json_file` that also writes the stub, or removes one that is no longer needed."""
+
+    @functools.wraps(to_json_file)
+    def saving(config: PreTrainedConfig, json_file_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        file = Path(json_file_path)
+        if file.name == CONFIG_NAME:
+            name_classes(config)
+            place_stub(config, file.parent)
+        to_json_file(config, json_file_path, *args, **kwargs)
+
+    setattr(saving, MARK, True)
+    return saving
+
+
+def name_classes(config: Any) -> None:
+    """Write the classes of the stub into `config.auto_map`, or remove them; entries of other code stay."""
+    known = getattr(config, "auto_map", None) or {}
+    others = {name: entry for name, entry in known.items() if not (isinstance(entry, str) and ENTRY.fullmatch(entry))}
+    stub = {name: f"{MODULE}.{cls}" for name, cls in stub_classes(config).items()}
+    if stub or others or isinstance(config, LibraryConfig):
+        config.auto_map = {**stub, **others}
+    elif known:
+        del config.auto_map
+
+
+def place_stub(config: PreTrainedConfig, folder: Path) -> None:
+    """Write the stub that a config needs into its folder, or remove one that it does not need."""
+    if stub_classes(config):
+        write_file(folder / FILE, stub_text(config))
+        if CHECKPOINT.fullmatch(folder.name):
+            # Trainer pushes a checkpoint by copies of its config and weights beside its folder
+            write_file(folder.parent / FILE, stub_text(config))
+    elif (folder / FILE).is_file() and (folder / FILE).read_text(encoding="utf-8").startswith(HEAD):
+        (folder / FILE).unlink()
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file, unless it is as it should be: in one step, since others may be reading it.
+
+    A link into a cache is replaced, and the cache stays as it is.
+    """
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        partial = file.with_name(f".{file.name}.{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)

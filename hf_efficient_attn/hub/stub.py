@@ -1,0 +1,72 @@
+"""The stub: a module beside a saved config that imports this package, for programs that do not.
+
+transformers runs it where `trust_remote_code=True` and the package is installed but not imported, as in the command
+lines of lm-eval, TRL and transformers itself, and says "pip install hf_efficient_attn" where it is not installed. Where
+the package is imported, transformers knows its classes and runs no code of a repository.
+"""
+
+import re
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+from transformers.models.auto import modeling_auto
+
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.models.register import FAMILIES, auto_classes
+
+MODULE = "modeling_hf_efficient_attn"
+FILE = f"{MODULE}.py"
+HEAD = '"""Load this model with the package hf_efficient_attn, which computes it: pip install hf_efficient_attn"""\n'
+# where the stub of a model of transformers finds classes by the names of transformers' Auto classes
+AUTO_CLASSES = "hf_efficient_attn.hub.auto_classes"
+# an entry of auto_map that names a class of the stub; before "--" stands the repository of the code
+ENTRY = re.compile(rf"([^-]+(-[^-]+)*--)?{MODULE}\.\w+")
+
+
+def stub_classes(config: PreTrainedConfig) -> dict[str, str]:
+    """Return the class in the stub for each Auto class that loads a model with this config; empty: it needs no stub.
+
+    >>> from hf_efficient_attn.models.adaptive_span import AdaptiveSpanConfig
+    >>> list(stub_classes(AdaptiveSpanConfig()).items())[:2]
+    [('AutoConfig', 'AdaptiveSpanConfig'), ('AutoModel', 'AdaptiveSpanModel')]
+    >>> stub_classes(transformers.LlamaConfig())
+    {}
+    """
+    family = _family_classes().get(type(config))
+    if family is not None:
+        return {"AutoConfig": type(config).__name__, **{name: cls.__name__ for name, cls in family.items()}}
+    if is_in_tree(config) and has_pattern(config):
+        return {name: name for name in ("AutoConfig", *_auto_names(config))}
+    return {}
+
+
+def stub_text(config: PreTrainedConfig) -> str:
+    """Return the source of the stub for a config that needs one."""
+    module = AUTO_CLASSES if is_in_tree(config) else "hf_efficient_attn"
+    names = "".join(f"    {name},\n" for name in sorted(set(stub_classes(config).values())))
+    return f"{HEAD}\nfrom {module} import (\n{names})\n"
+
+
+def is_in_tree(config: PreTrainedConfig) -> bool:
+    """Return whether a config is of transformers itself."""
+    return type(config).__module__.partition(".")[0] == transformers.__name__
+
+
+def has_pattern(config: PreTrainedConfig) -> bool:
+    """Return whether a config, or that of one of its parts, has an `attention_pattern`."""
+    parts = (getattr(config, name, None) for name in config.sub_configs)
+    return getattr(config, FIELD, None) is not None or any(
+        isinstance(part, PreTrainedConfig) and has_pattern(part) for part in parts
+    )
+
+
+def _family_classes() -> dict[type, dict[str, Any]]:
+    families = [auto_classes(family) for family in FAMILIES]
+    return {classes["AutoModel"].config_class: classes for classes in families}
+
+
+def _auto_names(config: PreTrainedConfig) -> list[str]:
+    """Return the names of the Auto classes of transformers that have a class for a config, AutoModel first."""
+    mappings = {name: getattr(cls, "_model_mapping", None) for name, cls in vars(modeling_auto).items()}
+    return sorted(name for name, known in mappings.items() if name.startswith("AutoModel") and type(config) in known)
