@@ -2,7 +2,9 @@
 
 transformers reads `attn_implementation` from config.json, removes it from the config and never writes it again. Without
 it, a model that is saved again (in another dtype, with merged adapters, with more embeddings, ...) would be loaded with
-its pattern ignored. A method of transformers is replaced, since no other code sees every config that is saved.
+its pattern ignored. What is written is the name of this package, which transformers shows where it is not imported:
+`Specified attn_implementation="hf_efficient_attn" is not supported`. Configs read it as "efficient". Two methods
+of transformers are replaced, since no other code sees every config that is saved or read.
 """
 
 import functools
@@ -13,13 +15,17 @@ from transformers import PreTrainedConfig
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 
 SAVED_IMPLEMENTATION = "attn_implementation"
+# in saved configs, and the property of configs that reads it
+SAVED_NAME = "hf_efficient_attn"
+PROPERTY = "_attn_implementation"
 MARK = "_writes_efficient"
 
 
 def write_implementations() -> None:
-    """Make `to_dict` of all configs write "efficient" with an `attention_pattern`; may be called again."""
+    """Make `to_dict` of all configs write the implementation with an `attention_pattern`; may be called again."""
     if not getattr(PreTrainedConfig.to_dict, MARK, False):
         PreTrainedConfig.to_dict = with_implementation(PreTrainedConfig.to_dict)  # type: ignore[method-assign]
+        setattr(PreTrainedConfig, PROPERTY, reading_saved_name(getattr(PreTrainedConfig, PROPERTY)))
 
 
 def with_implementation(to_dict: Any) -> Any:
@@ -29,8 +35,19 @@ def with_implementation(to_dict: Any) -> Any:
     def written(config: PreTrainedConfig) -> dict[str, Any]:
         found: dict[str, Any] = to_dict(config)
         if found.get(FIELD) is not None and config._attn_implementation in (None, NAME):
-            found[SAVED_IMPLEMENTATION] = NAME
+            found[SAVED_IMPLEMENTATION] = SAVED_NAME
         return found
 
     setattr(written, MARK, True)
     return written
+
+
+def reading_saved_name(implementation: Any) -> property:
+    """Return a config's property of its implementation that takes the saved name for "efficient"."""
+
+    def assign(config: PreTrainedConfig, value: Any) -> None:
+        implementation.fset(config, value)
+        if implementation.fget(config) == SAVED_NAME:
+            implementation.fset(config, NAME)
+
+    return property(implementation.fget, assign, doc=implementation.__doc__)

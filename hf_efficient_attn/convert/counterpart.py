@@ -24,6 +24,7 @@ COMMON_FIELDS = (
 # fields that say how a model was made, or nothing about the function it computes
 NO_FUNCTION = {
     "architectures",
+    "auto_map",
     "chunk_size_feed_forward",
     "dtype",
     "forced_bos_token_id",

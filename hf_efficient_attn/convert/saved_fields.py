@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_efficient_attn.attention.saved_implementation import SAVED_NAME
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.messages import shown
 
@@ -54,7 +55,7 @@ def _check_attention(path: str, saved: dict[str, Any]) -> None:
     """Refuse the attention of a repository on the Hub, whose code loading the model would run, and what is none."""
     for field in ("attn_implementation", "_attn_implementation"):
         name = saved.get(field)
-        if name is not None and name not in ("eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()):
+        if name is not None and name not in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
             raise ConfigurationError(
                 f"The config in {path} says {field}={shown(name)}, which is no attention of transformers or of this "
                 "package. Take the field out: attn_implementation is an argument of from_pretrained."

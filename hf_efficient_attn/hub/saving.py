@@ -44,12 +44,14 @@ def with_stub(to_json_file: Any) -> Any:
 
 def name_classes(config: Any) -> None:
     """Write the classes of the stub into `config.auto_map`, or remove them; entries of other code stay."""
-    known = getattr(config, "auto_map", None) or {}
+    found = getattr(config, "auto_map", None)
+    # a damaged one has said nothing
+    known = found if isinstance(found, dict) else {}
     others = {name: entry for name, entry in known.items() if not (isinstance(entry, str) and ENTRY.fullmatch(entry))}
     stub = {name: f"{MODULE}.{cls}" for name, cls in stub_classes(config).items()}
     if stub or others or isinstance(config, LibraryConfig):
         config.auto_map = {**stub, **others}
-    elif known:
+    elif found is not None:
         del config.auto_map
 
 

@@ -35,8 +35,10 @@ def test_a_model_saved_again_before_its_first_forward_keeps_its_pattern(name: st
         model.save_pretrained(tmp_path / str(turn))
         model = auto.from_pretrained(tmp_path / str(turn))
     torch.testing.assert_close(outputs_of(model.eval(), inputs), expected)
-    tr.AutoConfig.from_pretrained(tmp_path / "0").save_pretrained(tmp_path / "config")
-    assert json.loads((tmp_path / "config" / "config.json").read_text())["attn_implementation"] == "efficient"
+    config = tr.AutoConfig.from_pretrained(tmp_path / "0")
+    assert config._attn_implementation == "efficient"
+    config.save_pretrained(tmp_path / "config")
+    assert json.loads((tmp_path / "config" / "config.json").read_text())["attn_implementation"] == "hf_efficient_attn"
     hea.sparsify(model, None).save_pretrained(tmp_path / "restored")
     assert "attn_implementation" not in json.loads((tmp_path / "restored" / "config.json").read_text())
 

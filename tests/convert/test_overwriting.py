@@ -18,9 +18,12 @@ from hf_efficient_attn import cli
 from hf_efficient_attn.convert.destination import is_replaced
 from hf_efficient_attn.convert.move_journal import finish_interrupted
 from hf_efficient_attn.convert.write import write_folder
+from hf_efficient_attn.hub.stub import FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse")
 
+# of a model without a tokenizer
+WRITTEN = {"config.json", "model.safetensors", FILE}
 SIGNALLED = """
 import os, signal, sys
 import hf_efficient_attn as hea
@@ -69,7 +72,7 @@ def test_a_checkpoint_is_replaced_when_asked_and_all_else_stays(bert: Path, tmp_
         hea.convert(bert, old)
     with pytest.warns(UserWarning, match=r"Kept in .*old, .*: \.git, README\.md, checkpoint-500, notes\."):
         ours = hea.convert(bert, old, overwrite=True)
-    assert {name for name in contents(old) if name not in mine} == {"config.json", "model.safetensors"}
+    assert {name for name in contents(old) if name not in mine} == WRITTEN
     assert {name: (old / name).read_text() for name in mine} == mine
     loaded = transformers.AutoModel.from_pretrained(old)
     assert all(tensor.equal(ours.state_dict()[name]) for name, tensor in loaded.state_dict().items())
@@ -88,7 +91,7 @@ def test_the_working_folder_can_be_the_destination(bert: Path, tmp_path: Path, m
     folder = fill(tmp_path / "work", {"config.json": "{}"})
     monkeypatch.chdir(folder)
     hea.convert(bert, ".", overwrite=True)
-    assert contents(folder).keys() == {"config.json", "model.safetensors"}
+    assert contents(folder).keys() == WRITTEN
     assert Path.cwd().samefile(folder)
 
 
