@@ -68,5 +68,5 @@ def _family_classes() -> dict[type, dict[str, Any]]:
 
 def _auto_names(config: PreTrainedConfig) -> list[str]:
     """Return the names of the Auto classes of transformers that have a class for a config, AutoModel first."""
-    mappings = {name: getattr(cls, "_model_mapping", None) for name, cls in vars(modeling_auto).items()}
+    mappings: dict[str, Any] = {name: getattr(cls, "_model_mapping", None) for name, cls in vars(modeling_auto).items()}
     return sorted(name for name, known in mappings.items() if name.startswith("AutoModel") and type(config) in known)
