@@ -3,7 +3,7 @@
     pip install "hf-efficient-attn[train]"
     python examples/sparsify_llama.py
 
-trains a small dense Llama on Python source, 2,048 tokens at a time, in six minutes on two cores. With its weights it
+trains a small dense Llama on Python source, 1,024 tokens at a time, in six minutes on two cores. With its weights it
 reads held-out files of 8,192 tokens: densely, by a band, by a band and the first tokens ("sinks"), and by these with
 positions counted in the cache (StreamingLLM). Perplexity by position, and the time to read a prompt into a cache, with
 logits of the last token alone, against causal SDPA, are left in `outputs/sparsify_llama`. A model and a text of yours:
@@ -33,7 +33,7 @@ from hf_efficient_attn.patterns import Band, GlobalTokens
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8}
 DENSE, BAND, SINKS, STREAMED = "dense", "band", "band + first tokens", "the same, positions in the cache"
-TRAINED_TOKENS, CHUNK_TOKENS, REPEATS = 2048, 256, 5
+TRAINED_TOKENS, CHUNK_TOKENS, REPEATS = 1024, 256, 5
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Arguments:
 
     model_name_or_path: str | None = HfArg(default=None, help="Decoder with RoPE. Default: a small Llama is trained.")
     text_file: str | None = HfArg(default=None, help="Text that it has not seen. Default: held-out Python files.")
-    left: int = HfArg(default=508, help="Tokens before it that a token reads.")
+    left: int = HfArg(default=252, help="Tokens before it that a token reads.")
     num_first: int = HfArg(default=4, help="First tokens that all others read, too.")
     dense_layers: list[int] = HfArg(default_factory=list, help="Layers that keep their dense attention.")
     text_tokens: int = HfArg(default=8192, help="Tokens of a text; prompts are timed up to twice that.")
     max_eval_samples: int = HfArg(default=8, help="Read at most so many texts.")
-    max_steps: int = HfArg(default=600, help="Training steps of the small Llama, of 2,048 tokens.")
+    max_steps: int = HfArg(default=1200, help="Training steps of the small Llama, of 1,024 tokens.")
     output_dir: str = HfArg(default="outputs/sparsify_llama", help="Folder of the results and the model.")
 
 

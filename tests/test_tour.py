@@ -1,4 +1,7 @@
-"""examples/tour.ipynb runs from the first cell to the last, and is committed as it ran."""
+"""examples/tour.ipynb runs from the first cell to the last, and is committed as it ran.
+
+After a change `jupyter execute --inplace examples/tour.ipynb` renews what it shows.
+"""
 
 from pathlib import Path
 
