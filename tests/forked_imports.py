@@ -7,6 +7,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import datasets  # noqa: E402, F401
 import evaluate  # noqa: E402, F401
 import matplotlib.pyplot  # noqa: E402, F401
+import peft  # noqa: E402, F401
+import sentence_transformers.sentence_transformer.evaluation  # noqa: E402, F401
 import sklearn.feature_extraction.text  # noqa: E402, F401
 import torch  # noqa: E402
 import torch.distributed.tensor  # noqa: E402, F401

@@ -1,0 +1,142 @@
+"""Make a model that embeds short texts read long documents, and train it to find them.
+
+    pip install "hf-efficient-attn[train]"
+    python examples/run_sentence_embeddings.py
+
+gives a BERT of 512 positions (all-MiniLM-L6-v2, 84 MB, fetched once) 4,096 of them, and trains it on pairs of a query
+and its document with sentence-transformers. By default it learns to find the source of a function of Python's standard
+library by what its docstring says. With a checkpoint and rows of your own, in JSON or CSV:
+
+    python examples/run_sentence_embeddings.py --model_name_or_path BAAI/bge-small-en-v1.5 --train_file my.jsonl
+    torchrun --nproc_per_node 8 examples/run_sentence_embeddings.py --dataset_name NAME --document_column answer
+
+The model in `outputs/run_sentence_embeddings` is what `SentenceTransformer(folder)` loads after
+`import hf_efficient_attn`.
+"""
+
+from dataclasses import dataclass
+
+from datasets import DatasetDict, load_dataset
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from transformers import set_seed
+from transformers.hf_argparser import HfArg, HfArgumentParser
+
+import hf_efficient_attn as hea
+
+
+@dataclass
+class Arguments:
+    """What is trained on what."""
+
+    model_name_or_path: str | None = HfArg(default=None, help="BERT-like model. Default: a small one, fetched by pip.")
+    dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: docstrings and their source.")
+    dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
+    train_file: str | None = HfArg(default=None, help="A .json, .jsonl or .csv file instead.")
+    validation_file: str | None = HfArg(default=None, help="Its like, to evaluate on. Default: a tenth of the rows.")
+    query_column: str = HfArg(default="query", help="Column of the query.")
+    document_column: str = HfArg(default="document", help="Column of the document that it shall find.")
+    short_seq_length: int = HfArg(default=512, help="Tokens that are read of a text for comparison.")
+    max_seq_length: int = HfArg(default=4096, help="Tokens that are read of a text; more positions are made for them.")
+    attention_window: int = HfArg(default=256, help="Tokens that a token reads around itself, in a model made long.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on at most so many rows. Default data: 128.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on at most so many rows.")
+    resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
+
+
+def main() -> None:
+    parser = HfArgumentParser((Arguments, SentenceTransformerTrainingArguments))
+    parser.set_defaults(output_dir="outputs/run_sentence_embeddings", num_train_epochs=1, learning_rate=1e-4)
+    parser.set_defaults(per_device_train_batch_size=16, batch_sampler="no_duplicates", save_strategy="epoch")
+    parser.set_defaults(warmup_steps=0.1, logging_steps=1, report_to="none")
+    args, training = parser.parse_args_into_dataclasses()
+    set_seed(training.seed)
+
+    data = load_data(args, training.seed)
+    retrieval = retrieval_evaluator(args, data)
+    model = SentenceTransformer(args.model_name_or_path or default_model(), device=str(training.device))
+    metrics = {}
+
+    def measure(what: str, max_seq_length: int) -> None:
+        """Evaluate the model as it is, reading so much."""
+        model.max_seq_length = max_seq_length
+        scores = retrieval(model)
+        metrics.update({f"{what}_{name}": scores[f"cosine_{name}"] for name in ("accuracy@1", "mrr@10")})
+        if training.should_log:
+            print(f"MRR@10, {what.replace('_', ' ')}: {metrics[f'{what}_mrr@10']:.3f}", flush=True)
+
+    if model[0].config.max_position_embeddings < args.max_seq_length:
+        measure(f"short_model_{args.short_seq_length}_tokens", args.short_seq_length)
+        model[0].model = hea.convert(
+            model[0].model, max_position_embeddings=args.max_seq_length, attention_window=args.attention_window
+        ).to(training.device)
+    measure("before_training", args.max_seq_length)
+
+    trainer = SentenceTransformerTrainer(
+        model,
+        training,
+        train_dataset=data["train"],
+        # a batch of many long documents, of which as many are in memory at a time as one of full length needs
+        loss=CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length),
+        evaluator=retrieval,
+    )
+    last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
+    trainer.save_model()
+    measure(f"after_training_{args.short_seq_length}_tokens", args.short_seq_length)
+    measure("after_training", args.max_seq_length)
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    if training.push_to_hub:
+        trainer.push_to_hub()
+
+
+def load_data(args: Arguments, seed: int) -> DatasetDict:
+    """Return `train` and `validation`, of two columns: a query, and its document."""
+    if args.dataset_name:
+        data = load_dataset(args.dataset_name, args.dataset_config_name)
+    elif args.train_file:
+        files = {"train": args.train_file, "validation": args.validation_file}
+        kind = "csv" if args.train_file.endswith(".csv") else "json"
+        data = load_dataset(kind, data_files={split: file for split, file in files.items() if file})
+    else:
+        from example_code_search import code_search_pairs
+
+        data = code_search_pairs()
+        # as much as is learned in minutes on two cores
+        args.max_train_samples = args.max_train_samples or 128
+    if "validation" not in data:
+        parts = {} if "test" in data else data["train"].train_test_split(0.1, seed=seed)
+        data = DatasetDict(train=parts.get("train", data["train"]), validation=(parts or data)["test"])
+    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
+    data = DatasetDict({split: data[split].shuffle(seed).take(limits[split] or len(data[split])) for split in limits})
+    return data.select_columns([args.query_column, args.document_column])
+
+
+def retrieval_evaluator(args: Arguments, data: DatasetDict) -> InformationRetrievalEvaluator:
+    """Return the evaluator that looks for the document of each query among those of all queries."""
+    relevant: dict[str, set[str]] = {}
+    for row in data["validation"]:
+        relevant.setdefault(row[args.query_column], set()).add(row[args.document_column])
+    documents = sorted(set().union(*relevant.values()))
+    if len(documents) < 2:
+        raise SystemExit("All queries of validation have the same document: more rows are needed to tell them apart.")
+    # texts are their own names
+    return InformationRetrievalEvaluator(
+        {query: query for query in relevant}, {text: text for text in documents}, relevant, batch_size=2
+    )
+
+
+def default_model() -> str:
+    from example_data import pretrained_bert
+
+    return str(pretrained_bert())
+
+
+if __name__ == "__main__":
+    main()
