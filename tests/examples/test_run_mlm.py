@@ -1,0 +1,96 @@
+"""examples/run_mlm.py, run as its users run it, on a tiny BERT."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from datasets import Dataset
+from run_example import finish_example, start_forked, write_rows
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    DataCollatorForLanguageModeling,
+)
+
+from hf_efficient_attn.patterns import Band
+
+WORDS = ("the", "list", "of", "a", "file", "path", "returns", "opens", "value")
+TINY = ["--max_seq_length", "32", "--disable_tqdm", "True", "--max_train_samples", "4"]
+
+
+def run(folder: Path, *arguments: str, exit_code: int = 0) -> str:
+    return finish_example(start_forked(folder, "run_mlm.py", *TINY, *arguments), exit_code)
+
+
+def texts(num: int) -> list[str]:
+    random = Random(num)
+    return [" ".join(random.choices(WORDS, k=60)) for _ in range(num)]
+
+
+def write_bert(folder: Path) -> None:
+    """A BERT of 18 positions, and its tokenizer."""
+    torch.manual_seed(0)
+    vocab = {token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=18).save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertForMaskedLM(BertConfig(vocab_size=len(vocab), max_position_embeddings=18, **shape)).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a BERT made long in `run`, trained for two epochs of four steps, interrupted between them."""
+    folder = tmp_path_factory.mktemp("run_mlm")
+    for name, num in (("train", 30), ("held_out", 9)):
+        write_rows(folder / f"{name}.jsonl", [{"text": text} for text in texts(num)])
+    write_bert(folder / "bert")
+    command = ["--model_name_or_path", "bert", "--attention_window", "8", "--max_eval_samples", "3"]
+    command += ["--train_file", "train.jsonl", "--validation_file", "held_out.jsonl", "--logging_steps", "1"]
+    command += ["--eval_strategy", "epoch", "--save_strategy", "epoch"]
+    assert run(folder, *command, "--num_train_epochs", "1").count("'grad_norm'") == 4
+    assert run(folder, *command, "--num_train_epochs", "2", "--resume").count("'grad_norm'") == 4
+    return folder
+
+
+def test_losses_are_those_of_the_same_masked_tokens(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run")
+    ids = [token for text in texts(9) for token in [*tokenizer(text, add_special_tokens=False).input_ids, 3]]
+    blocks = [[2, *ids[end - 30 : end], 3] for end in range(30, len(ids) + 1, 30)]
+    rows = Dataset.from_dict({"input_ids": blocks}).shuffle(42).take(3)
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=42)(rows[:]["input_ids"])
+    model = AutoModelForMaskedLM.from_pretrained(folder / "run").eval()
+    assert (model.config.model_type, model.config.max_position_embeddings) == ("sparse_transformer", 32)
+    assert model.config.attention_pattern == Band(left=4, right=4).to_dict()
+    with torch.no_grad():
+        losses = [
+            cross_entropy(model(inputs[None]).logits[0], labels).item()
+            for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True)
+        ]
+    metrics = json.loads((folder / "run" / "eval_results.json").read_text())
+    assert metrics["eval_loss"] == pytest.approx(sum(losses) / 3, rel=1e-4)
+    assert metrics["eval_loss"] < metrics["first_eval_loss"]
+    assert tokenizer.model_max_length == 32
+
+
+@pytest.mark.parametrize("model_type", ["sparse_transformer", "simplified_transformer"])
+def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -> None:
+    command = ["--model_type", model_type, "--train_file", str(folder / "train.jsonl"), "--max_steps", "1"]
+    run(tmp_path, *command, "--attention_window", "8")
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config
+    assert (config.model_type, config.is_causal) == (model_type, False)
+    assert config.attention_pattern == Band(left=4, right=4).to_dict()
+
+
+def test_too_little_text_is_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    command = ["--model_name_or_path", str(folder / "bert"), "--train_file", str(folder / "held_out.jsonl")]
+    output = run(tmp_path, *command, "--max_seq_length", "3000", exit_code=1)
+    assert output.splitlines()[-1] == "The train text is shorter than 3000 tokens (--max_seq_length)."
