@@ -179,6 +179,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "setting": blocks_setting,
     "counts": lambda _: counts_table(paper_counts()),
     "learning": figures_of_training.learning,
+    "answers": figures_of_training.answers,
     "faster llama": figures_of_training.faster_llama,
     "llama, perplexity": figures_of_training.llama_perplexity,
     "llama, prefill": figures_of_training.llama_prefill,

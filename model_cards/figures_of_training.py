@@ -1,4 +1,4 @@
-"""Tables and pictures of the examples that train: `train_clm.py` and `sparsify_llama.py`, for `figures.py`."""
+"""Tables and pictures of examples that train: `train_clm.py`, `sparsify_llama.py`, `run_qa.py`; for `figures.py`."""
 
 from statistics import median
 from typing import Any
@@ -38,6 +38,26 @@ def learning_figure(found: dict[str, Any]) -> Any:
     panel.grid(alpha=0.3)
     panel.legend(handlelength=4)
     return figure
+
+
+def answers(found: dict[str, Any]) -> str:
+    """Return how well `run_qa.py` answers, by how many tokens it reads at once."""
+    data, scores = found["data"], {"the text's first sentence": found["first_sentence"]}
+    for tokens, run in found["runs"].items():
+        scores[f"{int(tokens):,} tokens at once"] = run
+    lines = [
+        [
+            name,
+            f"{of['exact_match']:.1f}",
+            f"{of['f1']:.1f}",
+            f"{of['cpu_seconds']:.0f}" if "cpu_seconds" in of else NOT_MEASURED,
+        ]
+        for name, of in scores.items()
+    ]
+    return f"""{markdown_table(["reads", "exact match", "F1", "CPU seconds of the run"], lines)}
+
+{data["eval_questions"]:,} questions that were held out, after {data["train_questions"]:,}, about texts of \
+{data["median_text_tokens"]:,} tokens in the median; one seed. *{machine_line(found["machine"])}*"""
 
 
 def prefill(found: dict[str, Any]) -> dict[str, dict[int, float]]:

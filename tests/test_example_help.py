@@ -12,6 +12,7 @@ SCRIPTS = (
     "classify_documents",
     "continue_mlm",
     "convert_checkpoint",
+    "run_qa",
     "sparsify_llama",
     "summarize_man_pages",
     "train_char_lm",

@@ -1,0 +1,123 @@
+"""Questions with long texts as windows of tokens, and windows as answers: the part of `run_qa.py` to copy with it."""
+
+import math
+import re
+from collections import defaultdict
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.utils.data import SequentialSampler
+from transformers import PreTrainedTokenizerBase, Trainer
+
+
+class InOrder(Trainer):
+    """Evaluates windows in their order, by which those of one text are found, whatever the order of training."""
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
+        return SequentialSampler(eval_dataset)
+
+
+def windows_of(
+    rows: dict[str, list],
+    numbers: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    doc_stride: int,
+    marks_words_of_question: bool,
+) -> dict[str, list]:
+    """Return a question with its text, in windows that overlap where it is longer than the limit.
+
+    Args:
+        rows: one row, in SQuAD's columns.
+        numbers: its number, which becomes the windows' `row`.
+        marks_words_of_question: give tokens whose word stands in the question the token type 1.
+
+    Returns:
+        The model's inputs, where the answer begins and ends (at token 0: not in this window), and for `best_answers`
+        the text's tokens: the `first` of them, and the `offsets` of all in characters.
+    """
+    question, text = rows["question"][0].strip(), rows["context"][0]
+    needed = len(tokenizer(question)["input_ids"]) + doc_stride + 2
+    if needed >= max_seq_length:
+        raise SystemExit(f"--max_seq_length must exceed {needed}: question {question!r} and --doc_stride of its text.")
+    inputs = tokenizer(
+        question,
+        text,
+        truncation="only_second",
+        max_length=max_seq_length,
+        stride=doc_stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    ends = answer_ends(text, rows["answers"][0])
+    marked = places_of_words(text, question) if marks_words_of_question else set()
+    found = defaultdict(list, {name: inputs[name] for name in tokenizer.model_input_names if name in inputs})
+    if marks_words_of_question:
+        found["token_type_ids"] = [None] * len(inputs["input_ids"])
+    for window, offsets in enumerate(inputs["offset_mapping"]):
+        parts = inputs.sequence_ids(window)
+        if marks_words_of_question:
+            types = [int(part == 1 and end - 1 in marked) for part, (_, end) in zip(parts, offsets, strict=True)]
+            found["token_type_ids"][window] = types
+        tokens = [inputs.char_to_token(window, place, 1) for place in ends]
+        start, end = tokens if tokens and None not in tokens else (0, 0)
+        found["start_positions"].append(start)
+        found["end_positions"].append(end)
+        found["row"].append(numbers[0])
+        found["first"].append(parts.index(1))
+        found["offsets"].append([span for part, span in zip(parts, offsets, strict=True) if part == 1])
+    return found
+
+
+def answer_ends(text: str, answers: dict[str, list]) -> tuple[int, ...]:
+    """Return the places of the first answer's first and last character; none if there is no answer."""
+    for start, answer in zip(answers["answer_start"], answers["text"], strict=True):
+        if not answer or start < 0 or not text.startswith(answer, start):
+            raise SystemExit(f"Answer {answer!r} is not at character {start} of its context: {text[:60]!r} ...")
+        return start, start + len(answer) - 1
+    return ()
+
+
+def places_of_words(text: str, question: str) -> set[int]:
+    """Return the places of a text's characters whose word stands in the question, too.
+
+    >>> sorted(places_of_words("foo, Bar", "What is bar?"))
+    [5, 6, 7]
+    """
+    asked = set(re.findall(r"\w+", question.lower()))
+    words = (word.span() for word in re.finditer(r"\w+", text) if word[0].lower() in asked)
+    return {place for span in words for place in range(*span)}
+
+
+def best_answers(
+    contexts: list[str], windows: Dataset, logits: tuple[Any, Any], longest: int, can_be_empty: bool
+) -> list[str]:
+    """Return for each context the likeliest span of all its windows.
+
+    Args:
+        logits: of starts and ends, [windows, tokens].
+        longest: tokens of the longest answer.
+        can_be_empty: return "" where in every window token 0, which stands for no answer, is likelier than any span.
+    """
+    spans, nowhere = [(-math.inf, 0, 0)] * len(contexts), [math.inf] * len(contexts)
+    starts, ends = (torch.from_numpy(each).float().log_softmax(-1) for each in logits)
+    for window, start, end in zip(windows, starts, ends, strict=True):
+        row = window["row"]
+        spans[row] = max(spans[row], best_span(window["first"], window["offsets"], start, end, longest))
+        nowhere[row] = min(nowhere[row], float(start[0] + end[0]))
+    return [
+        "" if can_be_empty and none > score else context[begin:end].strip()
+        for context, (score, begin, end), none in zip(contexts, spans, nowhere, strict=True)
+    ]
+
+
+def best_span(
+    first: int, offsets: list[list[int]], start: torch.Tensor, end: torch.Tensor, longest: int
+) -> tuple[float, int, int]:
+    """Return the likeliest span of a window's text: its log-probability, and its ends in characters."""
+    text = slice(first, first + len(offsets))
+    ends = torch.nn.functional.pad(end[text], (0, longest - 1), value=-math.inf).unfold(0, longest, 1)
+    score, place = (start[text, None] + ends).flatten().max(0)
+    begin, length = divmod(int(place), longest)
+    return float(score), offsets[begin][0], offsets[begin + length][1]
