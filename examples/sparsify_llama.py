@@ -3,8 +3,8 @@
     pip install "hf-efficient-attn[train]"
     python examples/sparsify_llama.py
 
-trains a small dense Llama on Python source, 1,024 tokens at a time, in six minutes on two cores. With its weights it
-reads held-out files of 8,192 tokens: densely, by a band, by a band and the first tokens ("sinks"), and by these with
+trains a small dense Llama on Python source, up to 1,024 tokens at a time, in six minutes on two cores. Its weights then
+read held-out files of 8,192 tokens: densely, by a band, by a band and the first tokens ("sinks"), and by these with
 positions counted in the cache (StreamingLLM). Perplexity by position, and the time to read a prompt into a cache, with
 logits of the last token alone, against causal SDPA, are left in `outputs/sparsify_llama`. A model and a text of yours:
 
@@ -33,7 +33,7 @@ from hf_efficient_attn.patterns import Band, GlobalTokens
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8}
 DENSE, BAND, SINKS, STREAMED = "dense", "band", "band + first tokens", "the same, positions in the cache"
-TRAINED_TOKENS, CHUNK_TOKENS, REPEATS = 1024, 256, 5
+TRAINED_TOKENS, CHUNK_TOKENS, REPEATS, MOST_TEXTS = 1024, 256, 5, 8
 
 
 @dataclass
@@ -46,7 +46,6 @@ class Arguments:
     num_first: int = HfArg(default=4, help="First tokens that all others read, too.")
     dense_layers: list[int] = HfArg(default_factory=list, help="Layers that keep their dense attention.")
     text_tokens: int = HfArg(default=8192, help="Tokens of a text; prompts are timed up to twice that.")
-    max_eval_samples: int = HfArg(default=8, help="Read at most so many texts.")
     max_steps: int = HfArg(default=1200, help="Training steps of the small Llama, of 1,024 tokens.")
     output_dir: str = HfArg(default="outputs/sparsify_llama", help="Folder of the results and the model.")
 
@@ -80,7 +79,7 @@ def main() -> None:
 
 
 def load_model(args: Arguments) -> tuple[Any, Any]:
-    """Return the checkpoint, or a small Llama that is trained here, and the tokenizer."""
+    """Return the checkpoint, or a small Llama, trained here on short rows first, and the tokenizer."""
     if args.model_name_or_path:
         model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
         return model, AutoTokenizer.from_pretrained(args.model_name_or_path)
@@ -89,14 +88,15 @@ def load_model(args: Arguments) -> tuple[Any, Any]:
     files = list(python_sources()["train"]["text"])
     tokenizer = new_tokenizer(files, vocab_size=4096)
     ids = [token for row in tokenizer(files)["input_ids"] for token in row]
-    rows = [ids[start : start + TRAINED_TOKENS] for start in range(0, len(ids) - TRAINED_TOKENS, TRAINED_TOKENS)]
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": TRAINED_TOKENS, "tie_word_embeddings": True}
     model = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA, **sizes, pad_token_id=tokenizer.pad_token_id))
-    training = TrainingArguments(
-        max_steps=args.max_steps, per_device_train_batch_size=1, learning_rate=1e-3, lr_scheduler_type="cosine",
-        warmup_steps=50, weight_decay=0.1, adam_beta2=0.95, logging_steps=50, save_strategy="no", report_to="none",
-    )  # fmt: skip
-    Trainer(model, training, train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows})).train()
+    for size, share in ((128, 2 / 3), (TRAINED_TOKENS, 1 / 3)):
+        rows = [ids[start : start + size] for start in range(0, len(ids) - size, size)]
+        training = TrainingArguments(
+            max_steps=math.ceil(share * args.max_steps), per_device_train_batch_size=TRAINED_TOKENS // size,
+            learning_rate=1e-3, lr_scheduler_type="cosine", warmup_steps=20, save_strategy="no", report_to="none",
+        )  # fmt: skip
+        Trainer(model, training, train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows})).train()
     return model, tokenizer
 
 
@@ -112,7 +112,7 @@ def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:
     rows = [document[end - size : end] for document in ids for end in range(size, len(document) + 1, size)]
     if not rows:
         raise SystemExit(f"No text has {size:,} tokens: give a longer one, or fewer --text_tokens.")
-    return torch.tensor(rows[: args.max_eval_samples])
+    return torch.tensor(rows[:MOST_TEXTS])
 
 
 @torch.no_grad()
