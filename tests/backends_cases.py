@@ -14,6 +14,7 @@ from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
+from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
@@ -43,6 +44,7 @@ PATTERNS: dict[str, Pattern] = {
     "keyless blocks": BlockLocal(16) & ~GlobalTokens(range(16, 48)),
     # rows of unequal length, and fewer than the queries of long inputs
     "compressed keys": CompressedKeys(block_tokens=6, step=4),
+    "gathered keys": GatheredKeys(Band(20, 7) | GlobalTokens([1]), [(0, 3), (9, 40), (60, 300)]),
     "key table": KeyTable([{query, query // 2, *range(query * 7 % 5, query % 40)} for query in range(700)]),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
 }

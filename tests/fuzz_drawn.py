@@ -13,6 +13,7 @@ from hf_efficient_attn.patterns import (
     CompressedKeys,
     Dilated,
     Full,
+    GatheredKeys,
     GlobalTokens,
     KeyTable,
     Pattern,
@@ -115,6 +116,7 @@ PLAIN: tuple[Draw, ...] = (
     lambda rng, num_keys: Strided(rng.randint(1, 9)),
     lambda rng, num_keys: BlockLocal(rng.randint(1, 40)),
     lambda rng, num_keys: CompressedKeys(rng.randint(1, 9), rng.randint(1, 5)),
+    lambda rng, num_keys: GatheredKeys(Dilated(9, 5, rng.randint(1, 3)), [(1, 4), (6, 7 + rng.randint(1, 40))]),
     global_tokens,
     key_table,
 )

@@ -80,6 +80,14 @@ def read_compressed_keys(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     return query >= key * pattern.step + (pattern.block_tokens - 1)
 
 
+def read_gathered_keys(pattern: Any, num_tokens: int, head: Head) -> Tensor:
+    """The columns of the intervals, one after the other; keys beyond them are not read."""
+    num_tokens_before = max(num_tokens, pattern.intervals[-1][1])
+    whole = readable(pattern.pattern, num_tokens_before, head)[:num_tokens]
+    columns = torch.cat([whole[:, start:stop] for start, stop in pattern.intervals], 1)
+    return torch.nn.functional.pad(columns, (0, max(0, num_tokens - columns.shape[1])))[:, :num_tokens]
+
+
 def read_union(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     """What any of the patterns reads."""
     return torch.stack([readable(part, num_tokens, head) for part in pattern.patterns]).any(0)
@@ -118,6 +126,7 @@ READ: dict[str, Callable[[Any, int, Head], Tensor]] = {
     "blocks": read_blocks,
     "block_local": read_block_local,
     "compressed_keys": read_compressed_keys,
+    "gathered_keys": read_gathered_keys,
     "union": read_union,
     "intersection": read_intersection,
     "complement": read_complement,

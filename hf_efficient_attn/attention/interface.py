@@ -79,7 +79,9 @@ def efficient_attention_forward(
         compare_processes(module)
     is_matrix = attention_mask is not None and not is_table(attention_mask)
     tokens, query_offset = said_tokens(None if is_matrix else attention_mask, followed, query, key)
-    tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
+    if followed.shards is None:
+        # otherwise the mask of the whole text tells its documents
+        tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
     query, key, value = in_cache_positions(module, query, key, value)
@@ -111,6 +113,8 @@ def said_tokens(
     """
     if table is None:
         return NO_MASK, None
+    if followed.shards is not None:
+        return read_table(table, key.shape[0], query.shape[2], table.shape[3])
     check_shape((table.shape[0], table.shape[3]), followed, key)
     return read_table(table, key.shape[0], query.shape[2], key.shape[2])
 

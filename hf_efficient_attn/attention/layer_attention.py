@@ -13,6 +13,7 @@ from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attenti
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_shards
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
@@ -47,7 +48,8 @@ def attend_layer(
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
-        tokens: the mask of these keys, or of all keys, of which a PatternCache holds the last ones.
+        tokens: the mask of these keys, or of all keys, of which a PatternCache holds the last ones; for a text over
+            several processes, that of the whole text.
         matrix: a mask that a user gave, [batch or 1, heads or 1, queries, keys].
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
         query_offset, terms, sinks, softcap: as for `attention`.
@@ -56,6 +58,11 @@ def attend_layer(
     Raises:
         InputError: a mask that does not belong to these queries and keys.
     """
+    if followed.shards is not None:
+        refuse_on_shards(matrix, bias, need_weights)
+        options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
+        out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
+        return out.transpose(1, 2).contiguous(), None
     tokens = tokens_of_layer(tokens, followed, key)
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))

@@ -6,6 +6,7 @@ from hf_efficient_attn.patterns.big_bird import BigBirdBlocks, bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -25,6 +26,7 @@ __all__ = [
     "CompressedKeys",
     "Dilated",
     "Full",
+    "GatheredKeys",
     "GlobalTokens",
     "Intersection",
     "KeyTable",

@@ -110,7 +110,7 @@ def test_longer_ones(shared: Page, text: str, num_tokens: int) -> None:
 def test_every_kind_can_be_typed(shared: Page) -> None:
     """A new pattern needs a class in `explore_page/` and its line in `kinds.js`."""
     kinds = {kind for kind, cls in Pattern.kinds.items() if cls.__module__.startswith("hf_efficient_attn.")}
-    assert set(shared.tab.evaluate("Object.keys(KINDS)")) == kinds - {"compressed_keys"} | {"bigbird"}
+    assert set(shared.tab.evaluate("Object.keys(KINDS)")) == kinds - {"compressed_keys", "gathered_keys"} | {"bigbird"}
     assert "keys of another sequence" in shared.tab.evaluate(
         "(() => { try { explore.parsePattern('compressed_keys(2, 2)'); } catch (error) { return error.message; } })()"
     )

@@ -18,6 +18,7 @@ from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Stride
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
+from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
@@ -37,6 +38,7 @@ PATTERNS = {
     "two steps": Dilated(40, 40, 4) | Dilated(90, 90, 9) | Band(2, 2),
     "far keys": ~Band(10, 10),
     "compressed keys": CompressedKeys(8, 4),
+    "gathered keys": GatheredKeys(Band(30, 5), [(0, 4), (20, 90)]),
     "block local": BlockLocal(24),
     "odd blocks": BlockLocal(37).causal(),
     "random": bigbird(block_tokens=16, num_random_blocks=2),

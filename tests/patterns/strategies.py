@@ -1,5 +1,7 @@
 """Random patterns for hypothesis: every atom, and the algebra on top."""
 
+from itertools import accumulate
+
 from hypothesis import strategies as st
 
 from hf_efficient_attn.patterns import (
@@ -10,6 +12,7 @@ from hf_efficient_attn.patterns import (
     CompressedKeys,
     Dilated,
     Full,
+    GatheredKeys,
     GlobalTokens,
     KeyTable,
     Pattern,
@@ -38,8 +41,16 @@ positional = st.one_of(
     st.builds(BlockLocal, small),
     st.builds(CompressedKeys, small, small),
 )
+# gaps and lengths of the intervals
+gathered = st.lists(st.tuples(small, small), min_size=1, max_size=3).map(
+    lambda listed: tuple(
+        (stop - length, stop)
+        for (_, length), stop in zip(listed, accumulate(gap + length for gap, length in listed), strict=True)
+    )
+)
 atoms: st.SearchStrategy[Pattern] = st.one_of(
     positional,
+    st.builds(GatheredKeys, positional.filter(lambda pattern: not pattern.depends_on_length), gathered),
     st.builds(Blocks, positional, small),
     st.builds(RandomBlocks, st.integers(1, 3), small, st.integers(0, 5), st.none() | positional),
     st.builds(RandomBlocks, st.integers(1, 3), small, is_causal=st.just(True)),

@@ -26,6 +26,7 @@ from hf_efficient_attn.patterns import (
     CompressedKeys,
     Dilated,
     Full,
+    GatheredKeys,
     GlobalTokens,
     Intersection,
     KeyTable,
@@ -50,6 +51,7 @@ EXAMPLES: list[Pattern] = [
     CompressedKeys(8, 4),
     Dilated(None, 6, 3),
     Full(),
+    GatheredKeys(Band(3, 1) | GlobalTokens([2]), [(1, 3), (5, 9)]),
     GlobalTokens([-1, 0], reads_all=False),
     GlobalTokens([0, 5], read_by_all=False),
     Intersection([Causal(), Strided(2)]),
@@ -119,7 +121,7 @@ def test_round_trip(form: str, pattern: Pattern) -> None:
 
 @pytest.mark.parametrize("pattern", EXAMPLES, ids=lambda pattern: pattern.kind)
 def test_round_trip_through_config_json(pattern: Pattern, tmp_path: Path) -> None:
-    if pattern.kind in ("sized_span_tree", "compressed_keys"):
+    if pattern.kind in ("sized_span_tree", "compressed_keys", "gathered_keys"):
         pytest.skip("a config's pattern holds at every length, and for tokens that are queries and keys")
     check_same(through_config(pattern, tmp_path), pattern)
 

@@ -163,7 +163,7 @@ function makePattern(name, values, options) {
     listed = values.length === 1 && Array.isArray(values[0]) ? values : [values];
   }
   const known = Object.keys(KINDS).find((each) => each === kind || KINDS[each][0] === kind);
-  if (kind === "compressed_keys" || kind === "CompressedKeys") {
+  if (["compressed_keys", "CompressedKeys", "gathered_keys", "GatheredKeys"].includes(kind)) {
     throw new PatternError(`${name} has keys of another sequence; this page shows tokens of one sequence.`);
   }
   if (!known) {

@@ -1,0 +1,156 @@
+"""Which keys of other processes each process needs for its queries, and which queries it rather sends to the keys.
+
+Every process makes the same plan for all of them, from the pattern and the documents, so that nothing has to be asked.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, normalize, size, union
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Text:
+    """What attention must know of an example besides its contents.
+
+    Attributes:
+        documents: see `TokenMask.documents`.
+        tokens: intervals of the positions that are not masked.
+    """
+
+    documents: tuple[Document, ...]
+    tokens: Intervals
+
+
+@dataclass(frozen=True)
+class WideQueries:
+    """Queries of a document that read so much that they are sent to the keys.
+
+    Attributes:
+        text: the number of the text among the different ones of the batch.
+        document: of the text.
+        queries: intervals of positions in the document.
+    """
+
+    text: int
+    document: Document
+    queries: Intervals
+
+    @property
+    def positions(self) -> Intervals:
+        """The intervals of positions on the axis of the text."""
+        return shifted(self.queries, self.document.start)
+
+
+@dataclass(frozen=True)
+class KeyPlan:
+    """What the processes exchange in a layer.
+
+    Attributes:
+        wanted: intervals of positions whose keys and values each process gets from the others.
+        wide: the queries that are sent to all processes.
+    """
+
+    wanted: tuple[Intervals, ...]
+    wide: tuple[WideQueries, ...]
+
+    @property
+    def wide_positions(self) -> Intervals:
+        """The positions of queries that are wide in any text."""
+        return union(*(each.positions for each in self.wide))
+
+
+def texts_of(tokens: TokenMask, batch_size: int, num_tokens: int) -> tuple[Text, ...]:
+    """Return what differs between the examples of a batch; `tokens` is the mask of whole texts."""
+    documents = tokens.documents(batch_size, num_tokens)
+    masks = None if tokens.key_mask is None else on_host(tokens.key_mask)
+    return tuple(
+        Text(of_example, ((0, num_tokens),) if masks is None else true_intervals(masks[example]))
+        for example, of_example in enumerate(documents)
+    )
+
+
+def true_intervals(mask: Tensor) -> Intervals:
+    """Return the intervals in which a mask is True.
+
+    >>> true_intervals(torch.tensor([True, True, False, True]))
+    ((0, 2), (3, 4))
+    """
+    edges = torch.nn.functional.pad(mask.int(), (1, 1)).diff().nonzero()[:, 0].tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+@cached()
+def plan_keys(layout: Layout, texts: tuple[Text, ...], bounds: Bounds, may_send_queries: bool, group: int) -> KeyPlan:
+    """Return the plan of a layer.
+
+    Args:
+        layout: of whole texts.
+        texts: the different ones of the batch.
+        may_send_queries: whether queries may be wide.
+        group: how many query heads read a key head, by which queries take more to send than keys.
+    """
+    wanted: list[list[Intervals]] = [[] for _ in bounds]
+    wide: list[WideQueries] = []
+    for number, text in enumerate(texts):
+        for document in text.documents:
+            patterns = document_patterns(layout, document)
+            candidates = named_queries(patterns, document) if may_send_queries else ()
+            for rank, (first, stop) in enumerate(bounds):
+                start = document.start
+                own = intersect(((first, stop),), ((start, document.stop),))
+                own = shifted(own, -start)
+                if not own:
+                    continue
+                named = intersect(candidates, own)
+                narrow = without(own, named)
+                keys = read_keys(patterns, narrow, document)
+                every = union(keys, read_keys(patterns, named, document)) if named else keys
+                available = shifted(without(text.tokens, ((first, stop),)), -start)
+                num_more = size(intersect(every, available)) - size(intersect(keys, available))
+                if num_more > size(named) * (len(bounds) - 1) * group:
+                    wide.append(WideQueries(number, document, named))
+                else:
+                    keys = every
+                wanted[rank].append(shifted(intersect(keys, available), start))
+    return KeyPlan(tuple(union(*each) for each in wanted), tuple(wide))
+
+
+def document_patterns(layout: Layout, document: Document) -> tuple[Pattern, ...]:
+    """Return the pattern of each head, drawn for the length of a document."""
+    return layout.of_document(document).head_patterns()
+
+
+def named_queries(patterns: Iterable[Pattern], document: Document) -> Intervals:
+    """Return the positions that patterns name, such as global tokens: the only queries that may read everything."""
+    length = document.stop - document.start
+    named = {found for pattern in set(patterns) for found in pattern.global_positions()}
+    blocks = ((each.position * each.block_tokens, (each.position + 1) * each.block_tokens) for each in named)
+    return intersect(normalize(blocks), ((0, length),))
+
+
+def read_keys(patterns: Sequence[Pattern], queries: Intervals, document: Document) -> Intervals:
+    """Return intervals that hold every key which some of the queries may read, in positions of the document."""
+    length = document.stop - document.start
+    return union(
+        *(pattern.key_intervals(start, stop - 1, length) for pattern in set(patterns) for start, stop in queries)
+    )
+
+
+def without(intervals: Intervals, others: Intervals) -> Intervals:
+    """Return the positions of `intervals` that lie in none of `others`."""
+    return intersect(intervals, complement(others, intervals[-1][1])) if intervals else ()
+
+
+def shifted(intervals: Intervals, distance: int) -> Intervals:
+    """Return the positions moved by a distance; those before position 0 are left out."""
+    return tuple((max(0, start + distance), stop + distance) for start, stop in intervals if stop + distance > 0)

@@ -1,0 +1,67 @@
+"""How a text is cut over the processes of a mesh: each holds a shard, neighbouring tokens of every example."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hf_efficient_attn.errors import InputError
+
+AUTO, HALO, HEADS = "auto", "halo", "heads"
+MODES = (AUTO, HALO, HEADS)
+
+# the attribute in which a module keeps them
+SHARDS = "_sequence_shards"
+# (first, stop) of the tokens of every process
+Bounds = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class SequenceShards:
+    """The processes that share a text, in the order of its tokens.
+
+    Attributes:
+        mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension.
+        mode: how attention gets what other processes hold: "halo", "heads" or, by what is sent, "auto".
+    """
+
+    mesh: Any
+    mode: str = AUTO
+
+    @property
+    def group(self) -> Any:
+        """The process group of the collectives."""
+        return self.mesh.get_group()
+
+    @property
+    def rank(self) -> int:
+        """The place of this process among them."""
+        return int(self.mesh.get_local_rank())
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return int(self.mesh.size())
+
+
+def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
+    """Return (first, stop) of every shard; the first ones have a token more where the length is not divisible.
+
+    >>> shard_bounds(10, 4)
+    ((0, 3), (3, 6), (6, 8), (8, 10))
+
+    Raises:
+        InputError: fewer tokens than shards.
+    """
+    if num_tokens < num_shards:
+        raise InputError(
+            f"A text of {num_tokens} tokens cannot be cut over {num_shards} processes. Pass at least a token for each."
+        )
+    length, longer = divmod(num_tokens, num_shards)
+    edges = [shard * length + min(shard, longer) for shard in range(num_shards + 1)]
+    return tuple(zip(edges, edges[1:], strict=False))
+
+
+def shards_of(module: nn.Module) -> SequenceShards | None:
+    """Return the processes that share the texts of a module; None: it has whole texts."""
+    return module.__dict__.get(SHARDS)

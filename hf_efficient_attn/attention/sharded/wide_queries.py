@@ -1,0 +1,175 @@
+"""Queries that read keys of all processes: each process computes them over its own keys, and log-sum-exp joins these.
+
+What is sent is the queries and their outputs, not the keys. Given the joined output and log-sum-exp, every process
+computes its share of all gradients by itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from hf_efficient_attn.attention.sharded.halo import Scores
+from hf_efficient_attn.attention.sharded.key_plan import Text, WideQueries, document_patterns, shifted
+from hf_efficient_attn.layout.dense.lse import lse_dtype
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.sinks import cap, join_sinks
+from hf_efficient_attn.patterns.intervals import Intervals, intersect
+
+# queries whose scores are in memory at a time
+CHUNK_QUERIES = 64
+
+
+@dataclass(frozen=True)
+class WidePart:
+    """Wide queries of one document over the keys of one process.
+
+    Attributes:
+        examples: those that are its text.
+        rows: places of the queries among the wide ones of the call.
+        keys: places of the keys among those of the process.
+        allowed: bool [heads or 1, queries, keys].
+    """
+
+    examples: Tensor
+    rows: Tensor
+    keys: Tensor
+    allowed: Tensor
+
+
+def numbers_in(intervals: Intervals, device: torch.device) -> Tensor:
+    """Return the positions in the intervals, int64."""
+    ranges = [torch.arange(start, stop) for start, stop in intervals]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *ranges]).to(device)
+
+
+def wide_part(
+    wide: WideQueries, layout: Layout, text: Text, examples: Tensor, row_positions: Tensor, own: tuple[int, int]
+) -> WidePart:
+    """Return which keys of a process, at the positions `own`, wide queries read; `row_positions`: of all wide ones."""
+    device, start = row_positions.device, wide.document.start
+    keys = intersect(text.tokens, intersect((own,), ((start, wide.document.stop),)))
+    queries = intersect(wide.positions, text.tokens)
+    query, key = (numbers_in(shifted(each, -start), device) for each in (queries, keys))
+    allowed: dict[Any, Tensor] = {}
+    patterns = document_patterns(layout, wide.document)
+    for pattern in patterns:
+        if pattern not in allowed:
+            tabled = pattern.with_tables(partial(torch.tensor, device=device))
+            found = tabled.allowed(query[:, None], key[None])
+            allowed[pattern] = found.expand(len(query), len(key))
+    stacked = [allowed[patterns[0]]] if len(allowed) == 1 else [allowed[pattern] for pattern in patterns]
+    rows = torch.searchsorted(row_positions, query + start)
+    return WidePart(examples, rows, key + start - own[0], torch.stack(stacked))
+
+
+class WideAttention(torch.autograd.Function):
+    """Attention of wide queries over the keys of all processes: q [B, H, W, D], own k and v → [B, H, W, Dv].
+
+    Every process has the same queries. The gradient of the output that a process gets is that of its own queries; the
+    gradient of q that it returns is that of its own keys.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: tuple[WidePart, ...],
+        scores: Scores, group: Any,
+    ) -> Tensor:  # fmt: skip
+        dtype = lse_dtype(q)
+        out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)
+        lse = q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
+        ctx.seed = int(torch.randint(2**62, ())) if scores.dropout else 0
+        for number, (part, rows) in enumerate(pieces_of(parts)):
+            logits, values = scores_of(q, k, v, part, rows, scores)
+            own = torch.logsumexp(logits, -1)
+            weights = torch.exp(logits - own.masked_fill(own == -torch.inf, 0.0)[..., None])
+            weights = dropped(weights, scores.dropout, ctx.seed + number)
+            place = (part.examples[:, None], slice(None), part.rows[rows][None])
+            # an index between others moves the heads last
+            out[place] = (weights @ values).transpose(1, 2)
+            lse[place] = own.transpose(1, 2)
+        out, lse = join_processes(out, lse, group)
+        if sinks is not None:
+            out, lse = join_sinks(out, lse, sinks)
+        ctx.save_for_backward(q, k, v, out, lse, sinks)
+        ctx.parts, ctx.scores, ctx.group = parts, scores, group
+        return out.to(q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, sinks = ctx.saved_tensors
+        scores: Scores = ctx.scores
+        own = gradient.to(out.dtype)
+        d_sinks = None
+        if sinks is not None:
+            weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse.masked_fill(lse == -torch.inf, torch.inf))
+            d_sinks = -(weights * (own * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+        grad = own.contiguous().clone()
+        distributed.all_reduce(grad, group=ctx.group)
+        delta = (grad * out).sum(-1, keepdim=True)
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
+        dq, dk, dv = (torch.zeros_like(each, dtype=out.dtype) for each in (q, k, v))
+        repeats = q.shape[1] // k.shape[1]
+        for number, (part, rows) in enumerate(pieces_of(ctx.parts)):
+            logits, values, queries, keys, slope = scores_of(q, k, v, part, rows, scores, for_gradients=True)
+            at = (part.examples[:, None], slice(None), part.rows[rows][None])
+            to_keys = (part.examples[:, None], slice(None), part.keys[None])
+            d_out, own_delta, own_lse = (each[at].transpose(1, 2) for each in (grad, delta, lse))
+            weights = torch.exp(logits - own_lse)
+            d_weights = dropped(d_out @ values.transpose(-1, -2), scores.dropout, ctx.seed + number)
+            used = dropped(weights, scores.dropout, ctx.seed + number)
+            d_logits = weights * (d_weights - own_delta) * slope * scores.scale
+            dq[at] += (d_logits @ keys).transpose(1, 2)
+            for total, found in ((dk, d_logits.transpose(-1, -2) @ queries), (dv, used.transpose(-1, -2) @ d_out)):
+                total[to_keys] += found.unflatten(1, (-1, repeats)).sum(2).transpose(1, 2)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), d_sinks, None, None, None
+
+
+def pieces_of(parts: tuple[WidePart, ...]) -> Iterator[tuple[WidePart, slice]]:
+    """Yield every part with a few of its queries at a time."""
+    for part in parts:
+        for first in range(0, len(part.rows), CHUNK_QUERIES):
+            yield part, slice(first, first + CHUNK_QUERIES)
+
+
+def scores_of(
+    q: Tensor, k: Tensor, v: Tensor, part: WidePart, rows: slice, scores: Scores, for_gradients: bool = False
+) -> Any:
+    """Return the scores [b, H, w, K] of some queries of a part, -inf where a key is not read, and the values.
+
+    for_gradients: return also the queries, the keys, and the derivative of the bounded scores.
+    """
+    dtype, repeats = lse_dtype(q), q.shape[1] // k.shape[1]
+    queries = q[part.examples][:, :, part.rows[rows]].to(dtype)
+    keys, values = (each[part.examples][:, :, part.keys].to(dtype).repeat_interleave(repeats, 1) for each in (k, v))
+    logits = cap(queries @ keys.transpose(-1, -2) * scores.scale, scores.softcap)
+    slope = None
+    if for_gradients:
+        slope = 1.0 if scores.softcap is None else 1.0 - (logits / scores.softcap).square()
+    logits = logits.masked_fill(~part.allowed[:, rows], -torch.inf)
+    return (logits, values, queries, keys, slope) if for_gradients else (logits, values)
+
+
+def dropped(weights: Tensor, dropout: float, seed: int) -> Tensor:
+    """Return the weights with some of them dropped; the same seed drops the same ones."""
+    if not dropout:
+        return weights
+    generator = torch.Generator(weights.device).manual_seed(seed)
+    is_kept = torch.rand(weights.shape, generator=generator, device=weights.device) >= dropout
+    return weights * is_kept / (1.0 - dropout)
+
+
+def join_processes(out: Tensor, lse: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """Return the outputs [B, H, W, Dv] and log-sum-exp [B, H, W] of the keys of all processes together."""
+    highest = lse.clone()
+    distributed.all_reduce(highest, distributed.ReduceOp.MAX, group=group)
+    # a query without any key has output 0
+    highest = highest.masked_fill(highest == -torch.inf, 0.0)
+    weight = torch.exp(lse - highest)
+    total = torch.cat((out * weight[..., None], weight[..., None]), -1)
+    distributed.all_reduce(total, group=group)
+    out, weight = total[..., :-1], total[..., -1]
+    return out / weight.masked_fill(weight == 0.0, 1.0)[..., None], torch.log(weight) + highest

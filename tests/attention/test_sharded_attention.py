@@ -1,0 +1,91 @@
+"""Processes that share a text compute what one process would: outputs, all gradients, and no more is sent than is said.
+
+Processes (gloo, CPU) run `sharded_attention_script.py`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from sharded_attention_script import CASES
+from torchrun import run_together
+
+from hf_efficient_attn.attention.sharded.key_plan import Text, plan_keys
+from hf_efficient_attn.attention.sharded.layer import plan_layer
+from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
+from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import Document
+from hf_efficient_attn.patterns import Band, BlockLocal, Full, GlobalTokens, Pattern
+from hf_efficient_attn.patterns.intervals import Intervals
+
+SCRIPT = Path(__file__).parents[1] / "sharded_attention_script.py"
+TOLERANCE = 1e-10
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_processes_compute_what_one_does(size: int, tmp_path: Path) -> None:
+    run_together(SCRIPT, tmp_path, processes=size)
+    for rank in range(size):
+        report = json.loads((tmp_path / f"{size}-{rank}.json").read_text())
+        assert {name.rpartition(", ")[0] for name in report} == {
+            name for name, case in CASES.items() if case.tokens >= size
+        }
+        assert not {name: found for name, found in report.items() if not max(found.values()) <= TOLERANCE}
+
+
+def wanted(pattern: Pattern, num_tokens: int, num_shards: int) -> tuple[Intervals, ...]:
+    """Return the keys that each process gets in a text that is one document."""
+    layout, text = Layout(pattern, 2, num_tokens, num_tokens), Text((Document(0, num_tokens),), ((0, num_tokens),))
+    return plan_keys(layout, (text,), shard_bounds(num_tokens, num_shards), True, 1).wanted
+
+
+def test_a_band_needs_its_neighbours_edges() -> None:
+    assert wanted(Band(3, 2), 32, 4) == (((8, 10),), ((5, 8), (16, 18)), ((13, 16), (24, 26)), ((21, 24),))
+    # several shards away
+    assert wanted(Band(10, 0), 16, 4) == ((), ((0, 4),), ((0, 8),), ((2, 12),))
+
+
+def test_whole_blocks_need_nothing() -> None:
+    assert wanted(BlockLocal(8), 32, 4) == ((),) * 4
+    assert wanted(BlockLocal(6), 32, 4)[1] == ((6, 8), (16, 18))
+
+
+def test_global_tokens_need_what_they_are_read_by() -> None:
+    """Their own rows are computed where the keys are."""
+    pattern = Band(1, 1) | GlobalTokens([0])
+    text = Text((Document(0, 32),), ((0, 32),))
+    plan = plan_keys(Layout(pattern, 2, 32, 32), (text,), shard_bounds(32, 4), True, 1)
+    assert plan.wanted[2] == ((0, 1), (15, 16), (24, 25))
+    assert plan.wanted[0] == ((8, 9),)
+    assert plan.wide_positions == ((0, 1),)
+
+
+def test_traffic_of_a_window() -> None:
+    """The example of the design: 112 times less than gathering all keys."""
+    num_tokens, sizes = 131072, HeadSizes(16, 4, 64, 64)
+    bounds = shard_bounds(num_tokens, 8)
+    text = Text((Document(0, num_tokens),), ((0, num_tokens),))
+    _, traffic = plan_layer(Layout(Band(1024, 0), 16, num_tokens, num_tokens), (text,), bounds, sizes)
+    assert traffic.mode == "halo"
+    assert traffic.received == (0, *[1024 * 4 * 128] * 7)
+    assert gather_traffic(bounds, sizes).most == 112 * traffic.most
+
+
+@pytest.mark.parametrize(
+    ("pattern", "num_heads", "mode"), [(Full(), 8, "heads"), (Full(), 7, "halo"), (Band(2, 2), 8, "halo")]
+)
+def test_what_sends_least_is_chosen(pattern: Pattern, num_heads: int, mode: str) -> None:
+    text = Text((Document(0, 64),), ((0, 64),))
+    layout, sizes = Layout(pattern, num_heads, 64, 64), HeadSizes(num_heads, num_heads, 8, 8)
+    assert plan_layer(layout, (text,), shard_bounds(64, 4), sizes)[1].mode == mode
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="A text of 3 tokens cannot be cut over 4 processes"):
+        shard_bounds(3, 4)
+    text = Text((Document(0, 64),), ((0, 64),))
+    layout, sizes = Layout(Full(), 6, 64, 64), HeadSizes(6, 6, 8, 8)
+    with pytest.raises(ConfigurationError, match="cannot divide 6 heads among 4 processes"):
+        plan_layer(layout, (text,), shard_bounds(64, 4), sizes, "heads")

@@ -1,0 +1,233 @@
+"""Compute attention of texts that lie on several processes, and compare it with one process in float64.
+
+    torchrun --nproc_per_node 3 sharded_attention_script.py FOLDER
+
+Every process writes FOLDER/{number of processes}-{rank}.json: by case and mode the largest error of the outputs and of
+every gradient. It checks that it receives as many numbers as the formula says.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.sharded.key_plan import texts_of
+from hf_efficient_attn.attention.sharded.layer import attend_shard, plan_layer
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
+from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.terms import SoftSpan, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns import (
+    Band,
+    BlockLocal,
+    Causal,
+    Dilated,
+    Full,
+    GlobalTokens,
+    Pattern,
+    PerHead,
+    RandomBlocks,
+    Strided,
+    bigbird,
+)
+
+BATCH, DIM = 2, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call: its pattern, length and heads; which masks it has; and what else its scores are made of."""
+
+    pattern: Pattern
+    tokens: int = 29
+    heads: int = 6
+    key_heads: int = 6
+    masks: tuple[str, ...] = ()
+    has_sinks: bool = False
+    softcap: float | None = None
+    ramp: int | None = None
+    modes: tuple[str, ...] = ("halo", "heads", "auto")
+
+
+CASES = {
+    "band": Case(Band(3, 2)),
+    "causal band": Case(Band(4, 0), tokens=24, key_heads=2),
+    "several hops": Case(Band(17, 3), key_heads=3),
+    "as long as a shard": Case(Band(7, 7), tokens=28),
+    "one token each": Case(Band(1, 1), tokens=4),
+    "block local": Case(BlockLocal(5)),
+    "dilated": Case(Dilated(9, 6, 3)),
+    "globals": Case(Band(2, 2) | GlobalTokens([0, 13, -1])),
+    "first tokens": Case(Band(3, 0) | GlobalTokens([0, 1]).causal(), key_heads=1),
+    "random blocks": Case(RandomBlocks(2, 3, seed=1) | Band(1, 1)),
+    "bigbird": Case(bigbird(3, 2), tokens=40, key_heads=2),
+    "causal bigbird": Case(bigbird(3, 2, causal=True), tokens=40),
+    "union": Case(Dilated(8, 0, 4) | BlockLocal(4) | Band(2, 0) | GlobalTokens([5], reads_all=False)),
+    "heads differ": Case(PerHead([Band(2, 0), Dilated(9, 0, 3), Band(1, 0) | GlobalTokens([0]).causal()])),
+    "full": Case(Full(), key_heads=2),
+    "causal": Case(Causal()),
+    "strided": Case(Strided(3)),
+    "padded": Case(Band(4, 2), masks=("padding",)),
+    "packed": Case(Band(6, 3), masks=("documents",)),
+    "packed and padded": Case(Band(6, 0) | GlobalTokens([0]), masks=("padding", "documents")),
+    "packed bigbird": Case(bigbird(2, 1), masks=("padding", "documents"), tokens=40, key_heads=3),
+    "holes": Case(Band(5, 5) | GlobalTokens([1]), masks=("holes",)),
+    "chosen globals": Case(Band(2, 2), masks=("padding", "chosen")),
+    "sinks": Case(Band(3, 0), has_sinks=True),
+    "sinks and globals": Case(Band(2, 2) | GlobalTokens([0, 9]), has_sinks=True, softcap=2.0, key_heads=2),
+    "spans": Case(Band(8, 0), ramp=4, modes=("halo", "auto")),
+    "spans in documents": Case(Band(8, 8), ramp=4, masks=("documents",), modes=("halo",)),
+}
+
+
+def masks_of(case: Case) -> TokenMask:
+    """Return the masks of the whole text."""
+    index = torch.arange(case.tokens).expand(BATCH, -1)
+    masks = {"key_mask": torch.ones_like(index, dtype=torch.bool)}
+    if "padding" in case.masks:
+        # on either side, and more than a shard
+        masks["key_mask"] = torch.stack([index[0] >= case.tokens // 2 - 1, index[1] < case.tokens - 4])
+    if "holes" in case.masks:
+        masks["key_mask"] = (index % 7 != 3) & (index != 0)
+    if "documents" in case.masks:
+        masks["segment_ids"] = torch.stack([index[0] // 11, (index[1] >= 6).int() + (index[1] >= 17).int()])
+    if "chosen" in case.masks:
+        masks["global_mask"] = torch.stack([index[0] == case.tokens - 2, index[1] % 9 == 4])
+    return TokenMask(**masks)
+
+
+class Counted:
+    """Counts the numbers that this process receives from others in collectives, and those that are added up."""
+
+    def __init__(self) -> None:
+        self.received = self.reduced = 0
+
+    def __enter__(self) -> "Counted":
+        self.plain = distributed.all_to_all_single, distributed.all_reduce
+        distributed.all_to_all_single, distributed.all_reduce = self.exchange, self.reduce
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        distributed.all_to_all_single, distributed.all_reduce = self.plain
+
+    def exchange(self, out: Tensor, rows: Tensor, received: list[int], sent: list[int], group: Any) -> Any:
+        self.received += sum(received) - received[distributed.get_rank()]
+        return self.plain[0](out, rows, received, sent, group)
+
+    def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        self.reduced += tensor.numel()
+        return self.plain[1](tensor, *arguments, **options)
+
+
+def formula(case: Case, size: int, mode: str) -> Traffic:
+    """Return what is to be exchanged."""
+    layout = Layout(case.pattern, case.heads, case.tokens, case.tokens, layer=1 if case.pattern.is_random else 0)
+    texts = tuple(dict.fromkeys(texts_of(masks_of(case), BATCH, case.tokens)))
+    sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM)
+    return plan_layer(layout, texts, shard_bounds(case.tokens, size), sizes, mode, case.ramp is not None)[1]
+
+
+def states_of(case: Case) -> dict[str, Tensor]:
+    """Return the whole text's queries, keys and values, and what else is learned."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    states = {
+        "q": draw(BATCH, case.heads, case.tokens, DIM),
+        "k": draw(BATCH, case.key_heads, case.tokens, DIM),
+        "v": draw(BATCH, case.key_heads, case.tokens, DIM),
+        "weights": draw(BATCH, case.heads, case.tokens, DIM),
+    }
+    if case.has_sinks:
+        states["sinks"] = draw(case.heads)
+    if case.ramp:
+        states["spans"] = draw(1, case.heads, case.tokens, 1).abs()
+    return states
+
+
+def alone(case: Case) -> dict[str, Tensor]:
+    """Return the output of one process, and all gradients."""
+    states = {name: each.requires_grad_(name != "weights") for name, each in states_of(case).items()}
+    masks = masks_of(case)
+    terms = (Term(states["spans"], SoftSpan(case.ramp)),) if case.ramp else ()
+    out = hea.attention(
+        *(states[name] for name in "qkv"),
+        case.pattern,
+        key_mask=masks.key_mask,
+        segment_ids=masks.segment_ids,
+        global_mask=masks.global_mask,
+        terms=terms,
+        sinks=states.get("sinks"),
+        softcap=case.softcap,
+        backend="reference",
+        layer=1,
+    )
+    (out * states["weights"]).sum().backward()
+    return {"out": out.detach(), **{name: each.grad for name, each in states.items() if each.grad is not None}}
+
+
+def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
+    """Return the output of this process's tokens, and the gradients that it finds."""
+    own = slice(*shard_bounds(case.tokens, shards.size)[shards.rank])
+    states = {
+        name: (each if name == "sinks" else each[:, :, own]).clone().requires_grad_(name != "weights")
+        for name, each in states_of(case).items()
+    }
+    followed = LayerPattern(case.pattern, layer=1, is_own=False)
+    options: dict[str, Any] = {"sinks": states.get("sinks"), "softcap": case.softcap}
+    if case.ramp:
+        options["terms"] = (Term(states["spans"], SoftSpan(case.ramp)),)
+    expected = formula(case, shards.size, shards.mode)
+    with Counted() as counted:
+        out = attend_shard(*(states[name] for name in "qkv"), followed, shards, masks_of(case), DIM**-0.5, **options)
+    assert counted.received == BATCH * expected.received[shards.rank]
+    assert counted.reduced == BATCH * expected.reduced * (expected.mode == "halo")
+    (out * states["weights"]).sum().backward()
+    found = {name: each.grad for name, each in states.items() if each.grad is not None}
+    if "sinks" in found:
+        distributed.all_reduce(found["sinks"])
+    return {"out": out.detach(), **found}
+
+
+def errors(expected: dict[str, Tensor], found: dict[str, Tensor], own: slice) -> dict[str, float]:
+    """Return the largest difference of every result."""
+    assert expected.keys() == found.keys()
+    whole = {name: each if name == "sinks" else each[:, :, own] for name, each in expected.items()}
+    return {name: float((whole[name] - each).abs().max()) for name, each in found.items()}
+
+
+def main(folder: Path) -> None:
+    """Compare every case in every mode that its heads allow."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    report = {}
+    for name, case in CASES.items():
+        if case.tokens < size:
+            continue
+        expected = alone(case)
+        own = slice(*shard_bounds(case.tokens, size)[rank])
+        for mode in case.modes:
+            if mode == "heads" and case.heads % size:
+                continue
+            try:
+                report[f"{name}, {mode}"] = errors(expected, together(case, SequenceShards(mesh, mode)), own)
+            except Exception as error:
+                raise RuntimeError(f"{name}, {mode}") from error
+    (folder / f"{size}-{rank}.json").write_text(json.dumps(report))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
