@@ -68,6 +68,7 @@ from hf_efficient_attn.training.complete_checkpoints import last_complete_checkp
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+from hf_efficient_attn.training.shard_sequence import shard_sequence
 from hf_efficient_attn.training.span_callback import SpanCallback
 from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
 
@@ -129,6 +130,7 @@ __all__ = [
     "optimizer_groups",
     "patterns",
     "set_span_limit",
+    "shard_sequence",
     "sparsify",
     "use_backend",
 ]

@@ -21,6 +21,7 @@ from hf_efficient_attn.attention.model_heads import head_range
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
 from hf_efficient_attn.attention.saved_implementation import write_implementations
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import read_table
 from hf_efficient_attn.attention.trial import TRIALS
@@ -73,7 +74,8 @@ def efficient_attention_forward(
     refuse_unsupported(module, query, kwargs)
     followed = layer_pattern(module, kwargs, attention_mask)
     first_head, num_model_heads = head_range(module, followed.pattern, query.shape[1])
-    followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads)
+    shards = shards_of(module)
+    followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads, shards=shards)
     check_lengths(module, followed, query.shape[2], key.shape[2])
     if not getattr(module, "layer_idx", None):
         compare_processes(module)

@@ -1,7 +1,7 @@
 """Which pattern an attention layer of a transformers model follows: the config's, or the layer's own attention."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_efficient_attn.attention.direction import CROSS, direction, is_named_cross
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS, part_of
 from hf_efficient_attn.attention.notices import warn_of_lonely
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.table_form import CAUSAL, is_table
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -71,11 +71,6 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
         ConfigurationError: an `attention_pattern` that does not fit the model.
         UnsupportedBackendError: a layer that is sparse by itself in an unknown way, or whose direction is unknown.
     """
-    found, shards = _whole_text_pattern(module, options, attention_mask), shards_of(module)
-    return found if shards is None else replace(found, shards=shards)
-
-
-def _whole_text_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None) -> LayerPattern:
     reading = direction(module, options, attention_mask)
     if reading == CROSS:
         refuse_unsaid_matrix(module, attention_mask)

@@ -12,6 +12,7 @@ from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.mask_probe import MaskFunction, Probe
 from hf_efficient_attn.attention.overridden import refuse_lost_padding
+from hf_efficient_attn.attention.sharded.whole_text import whole_table
 from hf_efficient_attn.attention.table_form import is_causal_request, with_kind
 from hf_efficient_attn.attention.token_table import empty_table, write_table
 from hf_efficient_attn.errors import InputError
@@ -43,6 +44,9 @@ def requested_table(
     if not torch.compiler.is_compiling() and 0 in (batch_size, q_length):
         raise InputError(f"There are no tokens: [batch, tokens] = [{batch_size}, {q_length}]. Leave such batches out.")
     is_causal, config = is_causal_request(kwargs), kwargs.get("config")
+    table = whole_table(config)
+    if table is not None:
+        return with_kind(table, is_causal)
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]
     with lasting():
         attention_mask = as_lasting(attention_mask)

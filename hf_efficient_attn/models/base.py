@@ -23,6 +23,8 @@ class FamilyPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_context_parallel = False
     _can_compile_fullgraph = True
+    # whether positions that are not given are counted over the tokens that are not padding
+    counts_real_tokens = True
     # what the model is used for; set by its head
     task: str | None = None
 

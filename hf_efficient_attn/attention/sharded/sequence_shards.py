@@ -28,6 +28,10 @@ class SequenceShards:
     mesh: Any
     mode: str = AUTO
 
+    def __deepcopy__(self, memo: Any) -> "SequenceShards":
+        # processes cannot be copied with a model
+        return self
+
     @property
     def group(self) -> Any:
         """The process group of the collectives."""

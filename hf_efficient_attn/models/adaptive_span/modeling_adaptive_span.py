@@ -28,6 +28,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -107,6 +108,7 @@ class SpanAttention(nn.Module):
             key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
         options: dict[str, Any] = {"matrix": attention_mask, "query_offset": query_offset, "need_weights": need_weights}
         options |= {"bounds": own_bounds, "layer_idx": self.layer_idx, "backend": backend_of(self.config)}
+        options["shards"] = shards_of(self)
         dropout = drop_rate(self.dropout)
         out, weights = attend_spans(
             query, key, value, spans, window, token_mask, self.scaling, dropout, position_table, **options

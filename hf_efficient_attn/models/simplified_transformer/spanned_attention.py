@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.spans.attention import attend_spans
@@ -62,6 +63,7 @@ class SpannedAttention(nn.Module):
             "bounds": layer_bounds(self.spans, spans, bounds),
             "layer_idx": self.layer_idx,
             "backend": backend_of(self.config),
+            "shards": shards_of(self),
         }
         where = (spans, checked_window(self.config, self.spans), token_mask)
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))

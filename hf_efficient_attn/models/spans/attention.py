@@ -18,6 +18,7 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -142,6 +143,7 @@ def attend_spans(
     query_offset: QueryOffset = None,
     need_weights: bool = False,
     backend: str = AUTO,
+    shards: SequenceShards | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [B, T, H, D] and the weights [B, H, T, K] or None.
 
@@ -154,6 +156,7 @@ def attend_spans(
         matrix: a mask that a user gave, [B or 1, H or 1, T, K].
         query_offset: position of the first query among the K; None: the queries are the last ones.
         need_weights: compute densely and return the weights.
+        shards: the processes that share each text; None: this one has the whole text.
     """
     bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
     groups = groups_of(spans, bounds, window, query)
@@ -171,7 +174,9 @@ def attend_spans(
         if is_step:
             outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
             continue
-        followed = LayerPattern(window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal)
+        followed = LayerPattern(
+            window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal, shards=shards
+        )
         own_matrix = pick(matrix, heads) if is_per_head else matrix
         terms = terms_of(q, own, window, group, position_table, scale)
         masks = {"tokens": token_mask, "query_offset": query_offset, "matrix": own_matrix}

@@ -15,6 +15,7 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Label
@@ -94,7 +95,7 @@ class SparseAttention(nn.Module):
         if past_key_values is not None:
             key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
         check_chosen(token_mask.global_mask, key.shape[2])
-        followed = self._followed(global_positions, key.shape[2])
+        followed = replace(self._followed(global_positions, key.shape[2]), shards=shards_of(self))
         options = {
             "tokens": token_mask,
             "query_offset": query_offset,

@@ -1,0 +1,156 @@
+"""`shard_sequence`: let the processes of a mesh share every text that a model reads."""
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.whole_text import set_whole_text
+from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.heads.parts import add_auxiliary_loss
+from hf_efficient_attn.training.shardable_models import refuse_model
+from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
+
+T = TypeVar("T", bound=PreTrainedModel)
+
+# the attribute in which a model keeps the handles of its hooks
+HOOKS = "_sequence_hooks"
+# that in which it keeps the batch of a forward pass
+BATCH = "_sharded_batch"
+CAUSAL_LM = "ForCausalLM"
+
+
+def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
+    """Return the model, changed in place: the processes of `mesh` share every text, each computes some of its tokens.
+
+    All of them call the model with the same whole batch, as one process would: ids, padding mask, positions, labels.
+    Each cuts out its own tokens, so that memory for activations is divided by the number of processes; texts may be as
+    long as all processes together can hold. What a layer reads of other processes' tokens is exchanged, by "halo" or by
+    "heads":
+
+    - "halo": only the keys that the pattern lets some query of a process read, such as the edges of its neighbours for
+      a band. Queries that read nearly everything (global tokens) are sent to the keys instead.
+    - "heads": every process gets whole texts for some of the heads (DeepSpeed Ulysses), for patterns that read far.
+
+    Trainer deals out batches to its processes; let all of them have the same one:
+
+        class SequenceTrainer(Trainer):
+            def get_train_dataloader(self):
+                order = torch.Generator().manual_seed(self.args.data_seed or self.args.seed)
+                options = {"batch_size": self._train_batch_size, "collate_fn": self.data_collator}
+                return DataLoader(self.train_dataset, shuffle=True, generator=order, **options)
+
+    and evaluate with `prediction_loss_only=True`.
+
+    Outputs (logits, hidden states) are those of the process's tokens. With labels, every process returns the loss of
+    the whole texts, and its gradients are such that their mean over the processes is the gradient of that loss: wrap
+    the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
+
+    Args:
+        model: a causal or masked language model, a token classifier or the model below their heads, of one of our
+            families or of transformers with attn_implementation="efficient".
+        mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
+            whole texts again.
+        mode: "halo", "heads", or "auto": in every layer what sends least.
+
+    Raises:
+        ConfigurationError: a mesh of several dimensions, an unknown mode.
+        UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads.
+    """
+    for hook in model.__dict__.pop(HOOKS, ()):
+        hook.remove()
+    model.__dict__.pop("generate", None)
+    shards = None
+    if mesh is not None:
+        if mesh.ndim != 1:
+            raise ConfigurationError(
+                f"The mesh has {mesh.ndim} dimensions; give the one over which texts are cut, such as mesh['sp']."
+            )
+        if mode not in MODES:
+            raise ConfigurationError(f"mode is {shown(mode)}; it must be one of {', '.join(MODES)}.")
+        refuse_model(model)
+        shards = SequenceShards(mesh, mode)
+    for module in model.modules():
+        module.__dict__.pop(SHARDS, None)
+        if shards is not None:
+            module.__dict__[SHARDS] = shards
+    if shards is not None:
+        before = model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
+        after = model.register_forward_hook(join_loss, always_call=True)
+        model.__dict__.update({HOOKS: (before, after), "generate": refuse_generation})
+    return model
+
+
+def refuse_generation(*args: Any, **kwargs: Any) -> None:
+    """Raise UnsupportedBackendError."""
+    raise UnsupportedBackendError(
+        "A model on shards of a text (shard_sequence) does not generate: a new token belongs to one process, and the "
+        "others would wait. Call shard_sequence(model, None), or generate with a copy that was not sharded."
+    )
+
+
+def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of this process's tokens; a hook before every forward pass."""
+    # an earlier call may have been refused by another hook
+    model.__dict__.pop(BATCH, None)
+    if torch.compiler.is_compiling():
+        raise UnsupportedBackendError("A text over several processes cannot be compiled. Call the model without it.")
+    model_class: Any = type(model)
+    given = {**dict(zip(forward_arguments(model_class), args, strict=False)), **kwargs}
+    shards: Any = shards_of(model)
+    batch = cut_batch(model, given, shards, model.loss_type == CAUSAL_LM)
+    inputs = dict(batch.inputs)
+    if isinstance(model, FamilyPreTrainedModel):
+        inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
+    set_whole_text(model.config, batch.table)
+    model.__dict__[BATCH] = batch
+    return (), inputs
+
+
+def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
+    """Return the outputs with the loss of the whole texts; a hook after every forward pass, even if that fails."""
+    set_whole_text(None, None)
+    batch: Any = model.__dict__.pop(BATCH, None)
+    shards: Any = shards_of(model)
+    if batch is None or outputs is None or batch.labels is None:
+        return outputs
+    return with_loss(model, outputs, batch, shards)
+
+
+def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceShards) -> Any:
+    """Return the outputs with the loss of the whole texts."""
+    labels: Any = batch.labels
+    if getattr(model, "_loss_function", None) is not None:
+        raise UnsupportedBackendError("A loss function of your own (model.loss_function) cannot be summed over shards.")
+    flat = outputs.logits.float().flatten(0, 1), labels.flatten().to(outputs.logits.device)
+    own = cross_entropy(*flat, ignore_index=IGNORED_LABEL, reduction="sum")
+    loss = SumOfProcesses.apply(own, shards.group) / torch.as_tensor(batch.num_labels, device=own.device)
+    loss = add_auxiliary_loss(loss, outputs, batch.whole_labels, batch.num_labels)
+    # the loss comes first, also for those who index the outputs
+    return type(outputs)(**{"loss": loss, **outputs})
+
+
+class SumOfProcesses(torch.autograd.Function):
+    """The sum of a number over processes. Each of them computes with it, and gets the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return summed(own, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return summed(gradient, ctx.group), None
+
+
+def summed(own: Tensor, group: Any) -> Tensor:
+    """Return the sum over processes."""
+    total = own.detach().clone()
+    distributed.all_reduce(total, group=group)
+    return total

@@ -1,0 +1,80 @@
+"""Which models can compute a part of a text: those that need other tokens in attention alone."""
+
+from typing import Any
+
+from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.sparse.inputs import resolved_rule
+
+# the losses that are sums over tokens
+LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
+LAYER_KINDS = {"full_attention", "sliding_attention"}
+# attention in which a layer of transformers reads more, or other, than its masks say
+OTHER_MIXERS = ("Mamba", "DeltaNet", "Conv1d", "RWKV", "Recurrent", "ShortConv")
+
+
+def refuse_model(model: Any) -> None:
+    """Raise UnsupportedBackendError for a model that cannot compute a part of a text, with the reason."""
+    reason = first_reason(model)
+    if reason is not None:
+        raise UnsupportedBackendError(
+            f"This {type(model).__name__} cannot read a text that lies on several processes: {reason}"
+        )
+
+
+def first_reason(model: Any) -> str | None:
+    """Return why a model cannot compute a part of a text, as the end of a sentence; None: it can."""
+    config = model.config
+    if model.loss_type not in LOSSES:
+        return f"the loss of {shown(model.loss_type)} needs the whole text. Use a language model or a token classifier."
+    if config._attn_implementation != NAME:
+        return f'its attention is {shown(config._attn_implementation)}. Load it with attn_implementation="{NAME}".'
+    if config.is_encoder_decoder or config.get_text_config() is not config:
+        return "it joins several models. Shard a model of text alone."
+    if getattr(model.base_model, "pooler", None) is not None:
+        return "its pooler looks at the first token of each process. Build it with add_pooling_layer=False."
+    if getattr(config, "output_router_logits", False):
+        return "the loss of its routers needs all tokens. Set output_router_logits=False."
+    return reason_of_family(model) if isinstance(model, FamilyPreTrainedModel) else reason_in_tree(model)
+
+
+def reason_in_tree(model: Any) -> str | None:
+    """Return why a model of transformers cannot."""
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - LAYER_KINDS
+    if kinds:
+        return f"it has layers of the kinds {', '.join(sorted(kinds))}, which keep a state or cut texts into chunks."
+    model_class: Any = type(model)
+    if "position_ids" not in forward_arguments(model_class):
+        return "it takes no position_ids, so that every process would count from 0."
+    classes = {type(module).__name__ for module in model.modules()}
+    mixers = {name for name in classes if any(mixer in name for mixer in OTHER_MIXERS)}
+    if mixers:
+        return f"{', '.join(sorted(mixers))} reads neighbours outside of attention."
+    return None
+
+
+def reason_of_family(model: Any) -> str | None:
+    """Return why a model of one of our families cannot."""
+    config = model.config
+
+    def field(name: str) -> Any:
+        return getattr(config, name, None)
+
+    if field("span") is None and field("is_centered"):
+        return f"block={shown(field('block'))} subtracts a running mean of all tokens before. Use a block without it."
+    if field("global_projections"):
+        return "global_projections=True computes global tokens apart. Use global_projections=False."
+    if hasattr(config, "global_tokens") and resolved_rule(config, model.base_model.task) is not None:
+        return "global_tokens chooses tokens by the whole text. Name them in attention_pattern, as GlobalTokens([0])."
+    if field("full_attention_up_to") is not None and not config.is_causal:
+        return "full_attention_up_to depends on the length of the whole text. Set it to None."
+    if field("random_blocks_in_eval") == "transformers":
+        return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
+    if field("position_embedding_type") == "relative":
+        return "position_embedding_type='relative' needs distances to keys of other processes. Use 'rope'."
+    if field("span") == "dynamic":
+        return "dynamic spans are penalised by their mean over all tokens. Use adaptive or fixed spans."
+    return None

@@ -1,0 +1,158 @@
+"""A batch of whole texts, cut into what one of the processes that share them computes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
+from hf_efficient_attn.attention.table_form import with_kind
+from hf_efficient_attn.attention.token_table import write_table
+from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents
+
+# what has an entry for each token, and is cut
+PER_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids")
+# what says something about the whole text
+OF_TEXT = ("attention_mask", "position_ids", "labels", "shift_labels", "num_items_in_batch")
+# what tells where packed documents begin
+OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+# what changes nothing, and is passed on
+HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class ShardedBatch:
+    """What one process computes of a batch.
+
+    Attributes:
+        inputs: the arguments of the model, of this process's tokens.
+        table: the token table of the whole texts, without a kind.
+        labels: of this process's tokens, already shifted for a causal model, [B, n]; None: there are none.
+        num_labels: how many labels count in the whole texts, or the number that the caller gave.
+        whole_labels: of the whole texts.
+    """
+
+    inputs: dict[str, Any]
+    table: Tensor
+    labels: Tensor | None
+    num_labels: Any
+    whole_labels: Tensor | None
+
+
+def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_causal: bool) -> ShardedBatch:
+    """Return what this process computes of a batch.
+
+    Args:
+        given: the arguments of the model by name, the same in every process.
+        is_causal: whether a label belongs to the token before it.
+
+    Raises:
+        InputError: texts that differ between the processes, or are shorter than there are processes.
+        UnsupportedBackendError: an argument that cannot be cut.
+    """
+    refuse_arguments(given)
+    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+    if tokens is None:
+        raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
+    batch_size, num_tokens = tokens.shape[:2]
+    own = slice(*shard_bounds(num_tokens, shards.size)[shards.rank])
+    mask = given.get("attention_mask")
+    check_mask(mask, batch_size, num_tokens, 0)
+    if mask is not None and mask.ndim != 2:
+        raise UnsupportedBackendError("A mask that is a matrix cannot be cut over processes. Pass [batch, tokens].")
+    refuse_other_texts(shards, tokens, mask)
+    positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
+    documents = find_documents(model.config, positions, mask, batch_size, 0)
+    if documents is not None and not (is_causal or said_by_number(given) or isinstance(model, FamilyPreTrainedModel)):
+        raise InputError(
+            f"position_ids restart within a text, but in {type(model).__name__} that begins no document. Pass seq_idx "
+            "with them, the number of each token's document."
+        )
+    key_mask = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=tokens.device)
+    token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
+    positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
+    inputs = {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
+    inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
+    model_class: Any = type(model)
+    inputs |= {"use_cache": False} if "use_cache" in forward_arguments(model_class) else {}
+    inputs["position_ids"] = positions[:, own]
+    labels, count = labels_of(given, is_causal)
+    table: Any = write_table(token_mask, None, num_tokens)
+    return ShardedBatch(inputs, table, None if labels is None else labels[:, own], count, labels)
+
+
+def said_by_number(given: dict[str, Any]) -> bool:
+    """Return whether a call says by more than its positions where documents begin."""
+    return any(given.get(name) is not None for name in OF_DOCUMENTS)
+
+
+def refuse_arguments(given: dict[str, Any]) -> None:
+    """Raise UnsupportedBackendError for arguments that a process cannot use with a part of the text."""
+    known = {*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *HARMLESS, "use_cache"}
+    is_idle = {"logits_to_keep": 0, "output_attentions": False, "output_router_logits": False}
+    for name, value in given.items():
+        if value is None or (name in is_idle and isinstance(value, int) and value == is_idle[name]):
+            continue
+        if name not in known or name == "output_attentions" or (name == "return_dict" and not value):
+            raise UnsupportedBackendError(
+                f"A model on shards of a text (shard_sequence) cannot be called with {name}: nothing says how it is "
+                "to be cut. Leave it out, or call shard_sequence(model, None). Text is generated by whole models."
+            )
+
+
+def refuse_other_texts(shards: SequenceShards, tokens: Tensor, mask: Tensor | None) -> None:
+    """Raise InputError unless all processes got the same texts."""
+    whole = torch.zeros(4, dtype=torch.float64, device=tokens.device)
+    weights = torch.arange(1, tokens.shape[1] + 1, dtype=torch.float64, device=tokens.device)
+    whole[0], whole[1] = tokens.shape[0], tokens.shape[1]
+    entries = tokens.detach().double()
+    whole[2] = (entries if entries.ndim == 2 else entries.sum(-1)).mul(weights).sum()
+    if mask is not None:
+        whole[3] = mask.to(tokens.device).double().mul(weights).sum()
+    everywhere = [torch.empty_like(whole) for _ in range(shards.size)]
+    distributed.all_gather(everywhere, whole, group=shards.group)
+    different = [rank for rank, each in enumerate(everywhere) if not torch.equal(each, everywhere[0])]
+    if different:
+        raise InputError(
+            f"The processes of the mesh share every text, but process {different[0]} got another batch than process 0. "
+            "Give all of them the same one; `shard_sequence` shows how with Trainer."
+        )
+
+
+def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None, tokens: Tensor) -> Tensor:
+    """Return the positions that the model would count in the whole texts, [B or 1, N]."""
+    if getattr(model, "counts_real_tokens", False):
+        if mask is not None:
+            return (mask.long().cumsum(-1) - 1).clamp(min=0).to(tokens.device)
+    else:
+        # RoBERTa and kin count from the number of their padding token on
+        for module in model.modules():
+            count = getattr(module, "create_position_ids_from_input_ids", None)
+            if count is not None and input_ids is not None:
+                return count(input_ids, module.padding_idx)
+    return torch.arange(tokens.shape[1], device=tokens.device)[None]
+
+
+def labels_of(given: dict[str, Any], is_causal: bool) -> tuple[Tensor | None, Any]:
+    """Return the labels of all tokens, shifted for a causal model, and by how many the sum of losses is divided."""
+    labels = given.get("shift_labels")
+    if labels is None and given.get("labels") is not None:
+        labels = given["labels"]
+        if is_causal:
+            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    if labels is None:
+        return None, None
+    count = given.get("num_items_in_batch")
+    return labels, labels.ne(IGNORED_LABEL).sum() if count is None else count
+
+
+def model_mask(batch: ShardedBatch, is_causal: bool) -> Tensor:
+    """Return the mask with which our families are called: the token table of the whole texts."""
+    return with_kind(batch.table, is_causal)

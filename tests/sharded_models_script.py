@@ -1,0 +1,125 @@
+"""Let the processes of torchrun share every text of saved models, and save what they compute together.
+
+    torchrun --nproc_per_node 2 sharded_models_script.py FOLDER
+
+Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: the logits of all tokens, the loss, the mean
+of the processes' gradients, and what was said.
+"""
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
+
+ROWS, TOKENS = 2, 27
+# the first row is packed, with a document that lies on several processes
+LENGTHS = (5, 13, 9)
+
+
+def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
+    """Return whole texts: ids, labels, and a padding mask or, of packed texts, positions."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, vocabulary, (ROWS, TOKENS), generator=generator)
+    inputs = {"input_ids": ids, "labels": torch.where(ids % 3 == 0, -100, ids)}
+    if "packed" in name:
+        restarted = torch.cat([torch.arange(length) for length in LENGTHS])
+        return {**inputs, "position_ids": torch.stack([restarted, torch.arange(TOKENS)])}
+    mask = torch.ones_like(ids)
+    mask[0, : TOKENS // 2] = 0
+    mask[1, -3:] = 0
+    return {**inputs, "attention_mask": mask, "labels": inputs["labels"].masked_fill(mask == 0, -100)}
+
+
+def load(path: Path) -> Any:
+    """Return a saved model in float64."""
+    architecture = transformers.AutoConfig.from_pretrained(path).architectures[0]
+    model_class = getattr(hea, architecture, None) or getattr(transformers, architecture)
+    return model_class.from_pretrained(path, attn_implementation="efficient").double()
+
+
+def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the logits, the loss and the gradients of a call."""
+    model.zero_grad()
+    options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
+    found = model(**inputs, **options)
+    found.loss.backward()
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return {"logits": found.logits.detach(), "loss": found.loss.detach(), **gradients}
+
+
+def together(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same of all processes: their logits side by side, and the mean of their gradients."""
+    found = results(model, inputs)
+    size = distributed.get_world_size()
+    logits = found.pop("logits")
+    lengths = [stop - first for first, stop in shard_bounds(TOKENS, size)]
+    padded = torch.nn.functional.pad(logits, (0, 0, 0, max(lengths) - logits.shape[1]))
+    everywhere = [torch.empty_like(padded) for _ in range(size)]
+    distributed.all_gather(everywhere, padded)
+    for each in found.values():
+        distributed.all_reduce(each)
+        each /= size
+    whole = [each[:, :length] for each, length in zip(everywhere, lengths, strict=True)]
+    return {"logits": torch.cat(whole, 1), **found}
+
+
+def raised_by(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except hea.EfficientAttentionError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def said(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
+    """Return what is refused."""
+    ids = inputs["input_ids"]
+    other = ids + distributed.get_rank()
+    square = (1, distributed.get_world_size())
+    return {
+        "generate": raised_by(lambda: model.generate(ids)),
+        "other texts": raised_by(lambda: model(input_ids=other)),
+        "cache": raised_by(lambda: model(input_ids=ids, past_key_values=transformers.DynamicCache())),
+        "weights": raised_by(lambda: model(input_ids=ids, output_attentions=True)),
+        "matrix": raised_by(lambda: model(input_ids=ids, attention_mask=torch.ones(ROWS, 1, TOKENS, TOKENS))),
+        "labels": raised_by(lambda: model(input_ids=ids, output_router_logits=True)),
+        "short": raised_by(lambda: model(input_ids=ids[:, :1])),
+        "mesh": raised_by(lambda: hea.shard_sequence(model, init_device_mesh("cpu", square))),
+        "mode": raised_by(lambda: hea.shard_sequence(model, init_device_mesh("cpu", square[1:]), "ring")),
+    }
+
+
+def main(folder: Path) -> None:
+    """Compute the results of every model in the folder."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        model = hea.shard_sequence(load(path), mesh)
+        inputs = batch(path.name, model.config.vocab_size)
+        if "checkpointed" in path.name:
+            model.train()
+            model.gradient_checkpointing_enable()
+        found: dict[str, Any] = together(model, inputs)
+        if path.name == "llama":
+            copied = copy.deepcopy(model)
+            assert torch.equal(copied(**inputs).loss, found["loss"])
+            found["said"] = said(model, inputs)
+            found["whole again"] = results(hea.shard_sequence(model, None), inputs)["logits"]
+        if distributed.get_rank() == 0:
+            torch.save(found, folder / f"{path.name}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,128 @@
+"""Models whose texts lie on several processes: logits, loss and gradients of one process, and what is refused.
+
+Processes (gloo, CPU) run `sharded_models_script.py` on models that this process saves.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from sharded_models_script import batch, load, results
+from torchrun import run_together
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, BlockLocal, Causal, Dilated, GlobalTokens, PerHead, bigbird
+
+SCRIPT = Path(__file__).parents[1] / "sharded_models_script.py"
+SIZES = {"vocab_size": 64, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 6}
+SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 4}
+GLOBALS = Band(4, 4) | GlobalTokens([0])
+
+
+def llama(**fields: Any) -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2, **fields))
+
+
+def roberta() -> Any:
+    return transformers.RobertaConfig(**SIZES, num_labels=64, max_position_embeddings=40)
+
+
+def sparse(is_causal: bool, pattern: Any, **fields: Any) -> Any:
+    config = hea.SparseTransformerConfig(**SIZES, is_causal=is_causal, attention_pattern=pattern, **fields)
+    return (hea.SparseTransformerForCausalLM if is_causal else hea.SparseTransformerForMaskedLM)(config)
+
+
+# (model, pattern to sparsify it with), a line a case
+CASES: dict[str, Any] = {
+    "llama": lambda: hea.sparsify(llama(), Band(6, 0) | GlobalTokens([0, 1])),
+    "llama_packed": lambda: hea.sparsify(llama(), [Band(3, 0), Causal()]),
+    "llama_per_head_checkpointed": lambda: hea.sparsify(llama(), PerHead([Band(3, 0), Dilated(12, 0, 3)])),
+    "gemma": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**SIZES, **SLIDING, num_key_value_heads=2)
+    ),
+    "bert": lambda: hea.sparsify(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), GLOBALS),
+    "roberta": lambda: hea.sparsify(transformers.RobertaForTokenClassification(roberta()), BlockLocal(4)),
+    "encoder": lambda: sparse(False, GLOBALS),
+    "decoder_packed": lambda: sparse(True, bigbird(2, 1, causal=True)),
+    "simplified": lambda: hea.SimplifiedTransformerForCausalLM(
+        hea.SimplifiedTransformerConfig(**SIZES, block="pre_ln", attention_pattern=Band(4, 0))
+    ),
+    "spans": lambda: hea.AdaptiveSpanForCausalLM(
+        hea.AdaptiveSpanConfig(**SIZES, span="adaptive", span_limit=16, span_ramp=4, span_init=0.3)
+    ),
+}
+
+
+def build(name: str) -> Any:
+    """Return a model with weights large enough for attention to matter, and without dropout."""
+    torch.manual_seed(0)
+    model = CASES[name]()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    for field in ("hidden_dropout", "attention_dropout", "embedding_dropout"):
+        if hasattr(model.config, field):
+            setattr(model.config, field, 0.0)
+    return model
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the models, what one process computes with them, and what several do."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for name in CASES:
+        build(name).save_pretrained(folder / name)
+        model = load(folder / name)
+        torch.save(results(model, batch(name, SIZES["vocab_size"])), folder / f"{name}-alone.pt")
+    run_together(SCRIPT, folder, processes=request.param)
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_compute_what_one_does(folder: Path, name: str) -> None:
+    alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
+    is_token = batch(name, SIZES["vocab_size"]).get("attention_mask", torch.ones(1, 1)).bool()[..., None]
+    for quantity, expected in alone.items():
+        found = together[quantity]
+        if quantity == "logits":
+            expected, found = (each.where(is_token, 0.0) for each in (expected, found))
+        # norms and losses compute in single precision, whatever the weights have
+        atol = 1e-6 * max(float(expected.abs().max()), 1e-2)
+        assert float((found - expected).abs().max()) <= atol, quantity
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("generate", "UnsupportedBackendError: A model on shards of a text .* does not generate"),
+        ("other texts", "InputError: The processes of the mesh share every text, but process 1 got another batch"),
+        ("cache", "UnsupportedBackendError: .* cannot be called with past_key_values"),
+        ("weights", "UnsupportedBackendError: .* cannot be called with output_attentions"),
+        ("matrix", "UnsupportedBackendError: A mask that is a matrix cannot be cut"),
+        ("labels", "UnsupportedBackendError: .* cannot be called with output_router_logits"),
+        ("short", "InputError: A text of 1 tokens cannot be cut"),
+        ("mesh", "ConfigurationError: The mesh has 2 dimensions"),
+        ("mode", "ConfigurationError: mode is 'ring'"),
+    ],
+)
+def test_what_is_refused(folder: Path, what: str, message: str) -> None:
+    assert re.match(message, torch.load(folder / "llama.pt")["said"][what])
+
+
+def test_a_model_reads_whole_texts_again(folder: Path) -> None:
+    alone, together = torch.load(folder / "llama-alone.pt"), torch.load(folder / "llama.pt")
+    torch.testing.assert_close(together["whole again"], alone["logits"], atol=1e-6, rtol=0)
+
+
+def test_trainer(tmp_path: Path) -> None:
+    """Accumulated batches, checkpointing and clipping under DistributedDataParallel."""
+    script = SCRIPT.with_name("sharded_trainer_script.py")
+    for processes in (1, 2):
+        run_together(script, tmp_path, processes=processes)
+    alone, together = torch.load(tmp_path / "1.pt"), torch.load(tmp_path / "2.pt")
+    assert together["losses"] == pytest.approx(alone["losses"], abs=2e-6)
+    for name, expected in alone["weights"].items():
+        torch.testing.assert_close(together["weights"][name], expected, atol=1e-6, rtol=0)
