@@ -44,7 +44,7 @@ def requested_table(
     if not torch.compiler.is_compiling() and 0 in (batch_size, q_length):
         raise InputError(f"There are no tokens: [batch, tokens] = [{batch_size}, {q_length}]. Leave such batches out.")
     is_causal, config = is_causal_request(kwargs), kwargs.get("config")
-    table = whole_table(config)
+    table = None if torch.compiler.is_compiling() else whole_table(config)
     if table is not None:
         return with_kind(table, is_causal)
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]

@@ -68,4 +68,5 @@ def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
 
 def shards_of(module: nn.Module) -> SequenceShards | None:
     """Return the processes that share the texts of a module; None: it has whole texts."""
-    return module.__dict__.get(SHARDS)
+    # code that torch can trace
+    return getattr(module, SHARDS, None)
