@@ -92,4 +92,4 @@ def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
             for entry in sorted(found, key=lambda entry: entry.name):
                 yield entry.name.removeprefix("./"), files.extractfile(entry).read()
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"{archive} is damaged ({error}): delete it.") from error
+        raise SystemExit(f"{archive} is damaged: delete it, and it is downloaded again.") from error

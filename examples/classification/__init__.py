@@ -1,1 +1,0 @@
-"""The parts of `classify_documents.py`."""

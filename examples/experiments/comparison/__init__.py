@@ -1,0 +1,1 @@
+"""What the experiments share: text, training, scores, and what a run leaves."""

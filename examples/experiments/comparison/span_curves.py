@@ -1,0 +1,60 @@
+"""Bits per byte of the kinds of span at equal time, and the picture of their curves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_efficient_attn.pictures import new_figure
+
+COLORS = {"fixed": "C1", "adaptive": "C0", "dynamic": "C2"}
+AXES = {"step": "optimizer step", "train_seconds": "training time (s), without evaluation"}
+
+
+def add_equal_time(kinds: dict[str, dict[str, Any]]) -> float:
+    """Note for each kind the bits per byte of the validation text when the fastest had finished; return its seconds."""
+    seconds = min(result["train_seconds"] for result in kinds.values())
+    for result in kinds.values():
+        curve = points(result["history"], "train_seconds", "eval_bits_per_byte")
+        result["bits_per_byte_at_equal_time"] = interpolate(curve, seconds)
+    return seconds
+
+
+def points(history: Sequence[dict[str, float]], x: str, y: str) -> list[tuple[float, float]]:
+    """Return the entries that have both values."""
+    return [(entry[x], entry[y]) for entry in history if x in entry and y in entry]
+
+
+def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
+    """Return the value of a curve at x, on the straight line between two points; None before the first.
+
+    >>> interpolate([(1.0, 5.0), (3.0, 4.0), (4.0, 4.0)], 1.5), interpolate([(1.0, 5.0)], 0.5)
+    (4.75, None)
+    """
+    if not curve or x < curve[0][0]:
+        return None
+    for (left, before), (right, after) in zip(curve, curve[1:], strict=False):
+        if left <= x <= right:
+            return before + (after - before) * (x - left) / (right - left)
+    return curve[-1][1]
+
+
+def draw_span_curves(kinds: dict[str, dict[str, Any]]) -> Any:
+    """Return a figure of three panels: bits per byte by step and by time, average span by step."""
+    figure = new_figure(14, 4.2)
+    by_step, by_time, spans = figure.subplots(1, 3)
+    for kind, result in kinds.items():
+        for panel, x in ((by_step, "step"), (by_time, "train_seconds")):
+            curve = points(result["history"], x, "eval_bits_per_byte")
+            panel.plot(*zip(*curve, strict=True), color=COLORS[kind], marker="o", markersize=4, label=kind)
+        training = [entry for entry in result["history"] if "loss" in entry]
+        curve = points(training, "step", "average_span")
+        spans.plot(*zip(*curve, strict=True), color=COLORS[kind], label=kind)
+    for panel, x in ((by_step, "step"), (by_time, "train_seconds"), (spans, "step")):
+        panel.set_xlabel(AXES[x])
+        panel.set_xlim(left=0)
+        panel.legend()
+    for panel in (by_step, by_time):
+        panel.set_ylabel("bits per byte of the validation text")
+    spans.set_ylabel("average span in training (bytes), ramp included")
+    spans.set_yscale("log", base=2)
+    figure.suptitle("Fixed, adaptive and dynamic attention span, equal but for it")
+    return figure

@@ -1,0 +1,90 @@
+"""`Trainer` with bits per byte, readable progress, and a clock of training steps that a resumed run continues."""
+
+import time
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
+
+import hf_efficient_attn as hea
+
+
+class StepClock(TrainerCallback):
+    """Counts the seconds spent in training steps: no evaluation, no saving, no start-up."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._step_start = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.seconds = max((entry.get("train_seconds", 0.0) for entry in state.log_history), default=0.0)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._step_start = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.seconds += time.perf_counter() - self._step_start
+        if control.should_save:
+            # a checkpoint then knows the clock of its own step
+            control.should_log = True
+
+
+class ReadableProgress(ProgressCallback):
+    """Trainer's progress bars, with the loss beside the bar and one line per evaluation."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if self.training_bar is None or not logs:
+            return
+        if "loss" in logs:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}")
+        if "eval_loss" in logs:
+            self.training_bar.write(
+                f"  step {state.global_step:>6,}   {logs['train_seconds']:7.1f} s of training   "
+                f"held-out loss {logs['eval_loss']:.4f}   {logs['eval_bits_per_byte']:.4f} bits per byte"
+            )
+
+
+class BitsPerByteTrainer(Trainer):
+    """`Trainer` that logs bits per byte beside the evaluation loss, and the training seconds in every entry."""
+
+    def __init__(self, *args: Any, bits_per_byte_of_one_nat: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.bits_per_byte_of_one_nat = bits_per_byte_of_one_nat
+        self.clock, self._finite = StepClock(), hea.StopOnNonFiniteLoss()
+        self.add_callback(self.clock)
+        self.add_callback(self._finite)
+        self.remove_callback(ProgressCallback)
+        self.add_callback(ReadableProgress())
+
+    @property
+    def stopped(self) -> str | None:
+        """Why training stopped early; None: it did not."""
+        return self._finite.reason
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "eval_loss" in logs:
+            logs["eval_bits_per_byte"] = logs["eval_loss"] * self.bits_per_byte_of_one_nat
+        logs["train_seconds"] = self.clock.seconds
+        super().log(logs, start_time)
+
+    def history(self, *names: str) -> list[dict[str, float]]:
+        """Return step, training seconds and what is named of every entry of the log that has one of these."""
+        entries = [entry for entry in self.state.log_history if any(name in entry for name in names)]
+        kept = ("step", "train_seconds", *names)
+        return [{name: entry[name] for name in kept if name in entry} for entry in entries]
+
+
+def share(num_steps: int, of_all: float) -> int:
+    """Return a share of the steps, at least one."""
+    return max(1, -int(-num_steps * of_all // 1))

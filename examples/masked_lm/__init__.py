@@ -1,1 +1,0 @@
-"""The parts of `continue_mlm.py`."""

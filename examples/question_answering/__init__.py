@@ -1,1 +1,0 @@
-"""The parts of `answer_questions.py`."""

@@ -1,1 +1,0 @@
-"""The parts of `summarize_man_pages.py` and `translate_help.py`."""

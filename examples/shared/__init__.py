@@ -1,1 +1,0 @@
-"""What several examples share: command line, data of one's own, folder of a run, training by time, saved models."""

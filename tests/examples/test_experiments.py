@@ -1,0 +1,341 @@
+"""The experiments, run as their users run them, at a tiny size; and the arithmetic under them."""
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict
+from run_example import EXAMPLES, finish_example, refusal, start_forked
+from safetensors.torch import load_file
+from sklearn.metrics import accuracy_score
+from tiny_packages import write_deb
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    pipeline,
+)
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.spans.costs import average_span, span_flops
+
+SHAPE = ["--hidden_size", "16", "--num_hidden_layers", "2", "--num_attention_heads", "2"]
+BLOCKS = [*SHAPE, "--vocab_size", "400", "--max_train_bytes", "150000", "--max_eval_blocks", "8", "--block_size", "32"]
+BLOCKS += ["--max_steps", "4", "--batch_size", "2"]
+LIMIT, SEGMENT = 48, 16
+SPANS = [*SHAPE, "--train_file", "own.txt", "--span_limit", str(LIMIT), "--segment_bytes", str(SEGMENT)]
+SPANS += ["--max_steps", "4", "--batch_size", "2"]
+KINDS = ("fixed", "adaptive", "dynamic")
+MLM = ["--model_name_or_path", "bert", "--max_length", "70", "--attention_window", "16", "--source_steps", "3"]
+MLM += ["--max_steps", "2", "--max_eval_blocks", "3"]
+WORDS = ("the", "list", "of", "a", "file", "path", "returns", "opens", "value")
+
+
+@pytest.fixture(autouse=True)
+def experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "experiments"))
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "run" / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of a comparison of blocks."""
+    folder = tmp_path_factory.mktemp("blocks")
+    return folder, finish_example(start_forked(folder, "experiments/compare_blocks.py", *BLOCKS))
+
+
+def test_blocks_are_compared_saved_and_shown(blocks: tuple[Path, str]) -> None:
+    folder, output = blocks
+    results = results_of(folder)["blocks"]
+    assert [result["block"] for result in results] == ["pre_ln", "sas_p"]
+    assert results[1]["parameters"] < results[0]["parameters"]
+    for result in results:
+        model = AutoModelForCausalLM.from_pretrained(folder / "run" / result["block"]).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder / "run" / result["block"])
+        assert len(tokenizer) == 400
+        assert model.num_parameters() == result["parameters"]
+        assert result["reload_difference"] <= 1e-6
+        assert result["train_tokens"] == 4 * 2 * 32
+        assert result["eval_loss"] == min(entry["eval_loss"] for entry in result["history"] if "eval_loss" in entry)
+        seconds = [entry["train_seconds"] for entry in result["history"]]
+        assert seconds == sorted(seconds)
+    assert (folder / "run" / "loss_curves.png").stat().st_size > 10_000
+    # what a reader sees last fits on a screen
+    last = output.rpartition("it/s]")[2].splitlines()
+    assert len(last) <= 45
+    assert all(text in output for text in ("bits per byte", "▮", str(Path("run") / "pre_ln"), "analyze signal"))
+
+
+def test_bits_per_byte_count_the_bytes_of_the_text() -> None:
+    from comparison.token_blocks import TokenBlocks, cut, train_tokenizer
+
+    text = "Ein Wort, naïve Größen; 日本語のテキスト.\n" * 4
+    tokenizer = train_tokenizer([text] * 20, 400, 8)
+    (row,) = cut([text], tokenizer, len(tokenizer(text).input_ids) + 1)
+    first = len(tokenizer.convert_ids_to_tokens(row[0]))
+    data = TokenBlocks(tokenizer, Dataset.from_dict({"input_ids": [row]}), Dataset.from_dict({"input_ids": [row]}))
+    num_bytes = len(text.encode()) - first
+    assert data.bits_per_byte_of_one_nat == pytest.approx((len(row) - 1) / (math.log(2) * num_bytes))
+
+
+def test_a_resumed_comparison_ends_with_the_same_weights(blocks: tuple[Path, str], tmp_path: Path) -> None:
+    """Of a run that was killed in the middle of its second model: its first checkpoint is all there is."""
+    shutil.copytree(blocks[0] / "run", tmp_path / "run")
+    killed = tmp_path / "run" / "sas_p"
+    for path in killed.iterdir():
+        shutil.rmtree(path) if path.is_dir() and path.name != "checkpoint-3" else path.is_file() and path.unlink()
+    output = finish_example(start_forked(tmp_path, "experiments/compare_blocks.py", *BLOCKS, "--resume"))
+    assert "pre_ln at learning rate 0.001 is finished" in output
+    assert "continued from checkpoint-3" in output
+    expected, found = (load_file(folder / "run/sas_p/model.safetensors") for folder in (blocks[0], tmp_path))
+    assert all((found[name] - expected[name]).abs().max() <= 1e-6 for name in expected)
+    losses = [[entry.get("eval_loss") for entry in results_of(folder)["blocks"][1]["history"]]
+              for folder in (blocks[0], tmp_path)]  # fmt: skip
+    assert losses[0] == losses[1]
+    other = start_forked(tmp_path, "experiments/compare_blocks.py", *BLOCKS, "--resume", "--seed", "1")
+    assert "--seed (was 42)" in refusal(other)
+
+
+def test_the_best_of_several_rates_is_kept(tmp_path: Path) -> None:
+    words = ["--blocks", "v_skipinit", "--learning_rates", "1e-4", "3e-3", *BLOCKS]
+    finish_example(start_forked(tmp_path, "experiments/compare_blocks.py", *words))
+    (result,) = results_of(tmp_path)["blocks"]
+    assert [tried["learning_rate"] for tried in result["tried"]] == [1e-4, 3e-3]
+    assert result["eval_loss"] == min(tried["eval_loss"] for tried in result["tried"])
+    weights = [load_file(tmp_path / "run/v_skipinit" / name / "model.safetensors") for name in ("", "lr_0.003")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.fixture(scope="module")
+def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of spans; the last 600 of its 12,000 bytes are the test."""
+    folder = tmp_path_factory.mktemp("spans")
+    text = "".join(Random(0).choices(("naïve ", "span ", "日本 ", "reads ", "back\n"), k=3000)).encode()[:12_000]
+    (folder / "own.txt").write_bytes(text)
+    finish_example(start_forked(folder, "experiments/compare_spans.py", *SPANS))
+    return folder
+
+
+def test_bits_and_spans_are_those_of_the_saved_models(spans: Path) -> None:
+    """A saved model, given whole rows at once, needs the bits reported for reading them segment by segment."""
+    results = results_of(spans)
+    assert results["data"] == {
+        "source": "own.txt", "train_bytes": 10_800, "validation_bytes": 600, "test_bytes": 600
+    }  # fmt: skip
+    assert tuple(results["kinds"]) == KINDS
+    rows = torch.tensor(list((spans / "own.txt").read_bytes()[-600:])).view(2, -1)
+    read = (rows.shape[1] - 1) // SEGMENT * SEGMENT
+    for kind, result in results["kinds"].items():
+        model = AutoModelForCausalLM.from_pretrained(spans / "run" / kind).eval()
+        with torch.no_grad():
+            logits = model(input_ids=rows[:, :read]).logits
+        nats = cross_entropy(logits.flatten(0, 1), rows[:, 1 : read + 1].flatten())
+        assert result["bits_per_byte"] == pytest.approx(float(nats) / math.log(2), rel=1e-5)
+        if kind != "dynamic":
+            assert result["average_span"] == average_span(model)
+            assert result["flops_per_token"] == span_flops(model.config, average_span(model))
+    kinds = results["kinds"]
+    assert kinds["fixed"]["average_span"] == LIMIT > kinds["adaptive"]["average_span"]
+    assert 32 < kinds["dynamic"]["average_span"] <= kinds["dynamic"]["max_span"] <= LIMIT
+    assert "average_span" in kinds["adaptive"]["history"][0]
+
+
+def test_a_token_of_the_saved_tokenizer_is_a_byte(spans: Path) -> None:
+    text = "naïve  日本\n"
+    tokenizer = AutoTokenizer.from_pretrained(spans / "run" / "adaptive")
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_equal_time_lies_on_the_curve() -> None:
+    from comparison.span_curves import add_equal_time
+
+    curves = {"quick": [(1.0, 6.0), (2.0, 5.0)], "slow": [(1.0, 6.0), (3.0, 4.0), (9.0, 1.0)], "late": [(5.0, 3.0)]}
+    kinds = {
+        name: {
+            "train_seconds": curve[-1][0],
+            "history": [{"train_seconds": x, "eval_bits_per_byte": y} for x, y in curve] + [{"loss": 1.0}],
+        }
+        for name, curve in curves.items()
+    }
+    assert add_equal_time(kinds) == 2.0
+    assert [result["bits_per_byte_at_equal_time"] for result in kinds.values()] == [5.0, 5.0, None]
+
+
+def documents(num: int, seed: int) -> Dataset:
+    """Long documents of two classes; the word that tells them stands behind the first 60 words."""
+    random, rows = Random(seed), []
+    for number in range(num):
+        topic = ("weather", "ships")[number % 2]
+        words = random.choices(WORDS, k=60) + random.choices([*WORDS, *[f"{topic}word"] * 8], k=30)
+        rows.append({"text": " ".join(words), "label": number % 2})
+    return Dataset.from_list(rows).cast_column("label", ClassLabel(names=["weather", "ships"]))
+
+
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of document lengths, on documents in place of mails."""
+    folder = tmp_path_factory.mktemp("lengths")
+    words = [*SHAPE, "--vocab_size", "300", "--tokens_per_step", "512", "--max_length", "256", "--dense_length", "32"]
+    words += ["--attention_window", "16", "--seeds", "3", "4", "--max_steps", "4", "--output_dir", str(folder / "run")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES / "experiments"))
+        import compare_document_lengths as experiment
+
+        patch.setattr(experiment, "mails", lambda: DatasetDict(train=documents(40, 0), validation=documents(11, 1)))
+        patch.setattr(sys, "argv", ["compare_document_lengths.py", *words])
+        experiment.main()
+    return folder
+
+
+def test_document_lengths_are_compared(lengths: Path) -> None:
+    results = results_of(lengths)
+    for kind, several in results["seeds"].items():
+        assert [result["seed"] for result in several] == [3, 4]
+        assert {result["num_steps"] for result in several} == {4}
+        assert results["models"][kind]["reload_difference"] <= 1e-6
+    assert list(results["models"]["sparse"]["scores"]) == ["first 32", "first 128", "first 256"]
+    assert list(results["models"]["dense"]["scores"]) == ["first 32", "all, in chunks of 32"]
+    assert results["models"]["sparse"]["parameters"] == results["models"]["dense"]["parameters"]
+    assert results["data"]["long_test_documents"] == 11
+    bags = results["bag_of_words"]
+    assert bags["first 256"]["accuracy"] == 1.0 > bags["first 32"]["accuracy"]
+    assert (lengths / "run" / "scores.png").stat().st_size > 10_000
+
+
+def test_a_saved_classifier_gives_the_reported_accuracy(lengths: Path) -> None:
+    result = results_of(lengths)["seeds"]["sparse"][0]
+    classify = pipeline("text-classification", model=str(lengths / "run" / "sparse"), device="cpu")
+    rows = documents(11, 1)
+    said = [classify(text, truncation=True)[0]["label"] == "ships" for text in rows["text"]]
+    assert result["scores"]["first 256"]["accuracy"] == pytest.approx(accuracy_score(rows["label"], said))
+
+
+def test_long_documents_are_scored_apart() -> None:
+    from comparison.document_scores import scores_of
+    from comparison.documents import Documents
+
+    found = scores_of([1, 1, 0], Documents([[5] * 30, [5] * 31, [5] * 40], labels=[0, 1, 1], long_from=32))
+    assert (found["accuracy"], found["accuracy_long"]) == (pytest.approx(1 / 3), 0.5)
+    assert "accuracy_long" not in scores_of([1], Documents([[5] * 30], labels=[0], long_from=32))
+
+
+def tiny_tokenizer() -> BertTokenizerFast:
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    vocab = {token: index for index, token in enumerate([*special, *WORDS, "."])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    return BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=18)
+
+
+def texts(num: int) -> list[str]:
+    random = Random(0)
+    return [" ".join(random.choices(WORDS, k=60)) + "." for _ in range(num)]
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="reads a package of Debian")
+def test_a_bert_made_long_is_measured_at_every_stage(tmp_path: Path) -> None:
+    """With a BERT of 18 positions, and a few pages in place of Python's documentation."""
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=18, **shape)).save_pretrained(
+        tmp_path / "bert"
+    )
+    tokenizer.save_pretrained(tmp_path / "bert")
+    (tmp_path / "cache").mkdir()
+    pages = {f"doc/html/_sources/{n}.rst.txt": text.encode() for n, text in enumerate(texts(60))}
+    write_deb(tmp_path / "cache" / "python3.11-doc_1_all.deb", pages)
+    finish_example(start_forked(tmp_path, "experiments/compare_long_mlm.py", *MLM))
+    results = results_of(tmp_path)
+    assert [row["model"] for row in results["rows"]] == [
+        "source, 18 tokens",
+        "70 tokens, random new positions",
+        "70 tokens, copied positions",
+        "70 tokens, copied positions, 2 steps",
+        "source, 18 tokens, 2 steps",
+    ]
+    assert results["tokens_per_step"] == 64
+    for name, place in (("source", 0), ("long", 3)):
+        row, model = results["rows"][place], AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / name)
+        assert row["reload_difference"] <= 1e-6
+        assert model.config.max_position_embeddings == (18, 70)[place > 0]
+        nats = row["bits_per_masked_token"] * math.log(2)
+        # nothing is learned yet: as likely as any of 15 tokens
+        assert nats == pytest.approx(math.log(15), rel=0.15)
+        ratio = results["masked_characters"] / results["masked_tokens"]
+        assert row["bits_per_character"] == pytest.approx(row["bits_per_masked_token"] / ratio)
+
+
+def test_short_and_long_blocks_hold_the_same_masked_tokens() -> None:
+    from comparison.masked_text import BlockShape, join_texts, mask_held_out
+
+    tokenizer = tiny_tokenizer()
+    stream = join_texts(texts(6), tokenizer)
+    assert "".join(stream.spelled) == "".join(texts(6))
+    text = mask_held_out(stream, BlockShape(18, 70), tokenizer, 1, 10)
+    assert (text.inputs.shape, text.segments) == ((5, 64), 4)
+    for (long, long_labels), (short, short_labels) in zip(text.batches(False), text.batches(True), strict=True):
+        assert (long.shape, short.shape) == ((1, 66), (4, 18))
+        assert torch.equal(long[0, 1:-1], short[:, 1:-1].flatten())
+        assert torch.equal(long_labels[0, 1:-1], short_labels[:, 1:-1].flatten())
+        assert long_labels[0, 0] == short_labels[0, -1] == -100
+    masked = [token for token in text.labels.flatten().tolist() if token != -100]
+    spelled = tokenizer("".join(text.references), add_special_tokens=False).input_ids
+    assert sorted(spelled) == sorted(masked)
+
+
+def test_random_positions_leave_the_source_s_own_as_they_are() -> None:
+    from compare_long_mlm import with_random_positions
+
+    config = hea.SparseTransformerConfig.longformer(
+        attention_window=4, vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, max_position_embeddings=12,
+    )  # fmt: skip
+    model = hea.SparseTransformerForMaskedLM(config)
+    before = model.model.embeddings.positions.table.weight
+    after = with_random_positions(model, 5).model.embeddings.positions.table.weight
+    assert torch.equal(after[:7], before[:7])  # two rows of RoBERTa's stand in front
+    assert (after[7:] != before[7:]).all()
+
+
+BAD_INPUTS = {
+    "block": ("blocks", ["--blocks", "pre_ln", "sasp"], "--blocks sasp is unknown. Allowed: pre_ln, parallel"),
+    "heads": ("blocks", ["--num_attention_heads", "5"], "5"),
+    "no text": ("blocks", ["--max_train_bytes", "1"], "no file of the standard library is so small"),
+    "kind": ("spans", ["--spans", "adaptative"], "--spans adaptative is unknown. Allowed: fixed, adaptive, dynamic"),
+    "network": ("spans", ["--network", "vanilla"], "authors, modern"),
+    "no file": ("spans", ["--train_file", "nowhere"], "--train_file nowhere: no such file"),
+    "little text": ("spans", ["--train_file", "small"], "do not fill one segment"),
+    "odd window": ("document_lengths", ["--attention_window", "7"], "must be even"),
+    "no head": ("long_mlm", ["--source_steps", "0"], "it must learn one"),
+}
+
+
+def test_bad_inputs_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    processes = {}
+    for name, (script, arguments, _) in BAD_INPUTS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "small").write_bytes(b"few bytes")
+        processes[name] = start_forked(folder, f"experiments/compare_{script}.py", *arguments)
+    for name, process in processes.items():
+        assert BAD_INPUTS[name][2] in refusal(process), name
+
+
+def test_a_folder_with_a_run_is_not_overwritten(spans: Path) -> None:
+    assert "already holds a run" in refusal(start_forked(spans, "experiments/compare_spans.py", *SPANS))

@@ -1,0 +1,47 @@
+"""Every script of examples/ says what its options are, and those to copy are short."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_example import EXAMPLES
+
+SCRIPTS = sorted([*EXAMPLES.glob("run_*.py"), *(EXAMPLES / "experiments").glob("*.py")])
+MAX_LINES = 150
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(script), run_name="__main__")
+    assert stop.value.code in (0, None)
+    printed = capsys.readouterr().out
+    assert "usage:" in printed
+    assert "--output_dir" in printed
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("run_*.py")), ids=lambda script: script.stem)
+def test_an_example_to_copy_is_short(script: Path) -> None:
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_the_first_command_passes_its_arguments_on(tmp_path: Path) -> None:
+    """`run.sh` with an environment that is there already."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    # does as if everything were installed
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"-m pip"*) exit 0;; esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", EXAMPLES / "run.sh", "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "VENV": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--blocks" in done.stdout
