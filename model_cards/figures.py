@@ -120,7 +120,7 @@ def _speeds(row: dict[str, Any]) -> str:
 
 
 def spam(found: dict[str, Any]) -> str:
-    """Return the accuracy of `classify_documents.py` by model and by how much of a document it reads."""
+    """Return the accuracy of `compare_document_lengths.py` by model and by how much of a document it reads."""
     lines = [
         [f"{kind}, {reading}", _spread(score, "accuracy"), _spread(score, "accuracy_long")]
         for kind, model in found["models"].items()
@@ -145,7 +145,7 @@ def _spread(score: dict[str, float], name: str) -> str:
 
 
 def span_kinds(found: dict[str, Any]) -> str:
-    """Return what `train_char_lm.py` measured of each kind of span."""
+    """Return what `compare_spans.py` measured of each kind of span."""
     lines = [
         [
             kind,
@@ -186,7 +186,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 PICTURES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sparsify_llama": figures_of_training.llama_figure,
-    "train_clm": figures_of_training.learning_figure,
+    "compare_blocks": figures_of_training.learning_figure,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables and pictures of examples that train: `train_clm.py`, `sparsify_llama.py`, `run_qa.py`; for `figures.py`."""
+"""Tables and pictures of what trains: `compare_blocks.py`, `sparsify_llama.py`, `run_qa.py`; for `figures.py`."""
 
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ NOT_MEASURED = "–"
 
 
 def learning(found: dict[str, Any]) -> str:
-    """Return the held-out loss that `train_clm.py` reached by block and learning rate, the best in bold."""
+    """Return the held-out loss that `compare_blocks.py` reached by block and learning rate, the best in bold."""
     lines = []
     for block, best in found["blocks"].items():
         losses = [(tried["learning_rate"], f"{tried['eval_loss']:.3f}") for tried in best["tried"]]

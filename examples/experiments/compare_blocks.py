@@ -99,7 +99,7 @@ def main() -> None:
     for block in args.blocks:
         config_of(args, block)  # refused now, not after the first model is trained
     data = prepare_token_blocks(args.max_train_bytes, args.vocab_size, args.block_size, args.max_eval_blocks)
-    print(f"The standard library of Python: {data.describe()}.", flush=True)
+    print("{source}: {train_tokens:,} tokens to train on.".format(**data.describe()).capitalize(), flush=True)
     try:
         results = [train_best_rate(args, data, block, folder / block) for block in args.blocks]
     except KeyboardInterrupt:
@@ -126,14 +126,15 @@ def train_best_rate(args: Arguments, data: TokenBlocks, block: str, folder: Path
     """Train a block at each of its rates, leave the best model in `folder`, and return its result."""
     rates = args.learning_rates or [RATES[block]]
     if len(rates) == 1:
-        return train(args, data, block, rates[0], folder)
+        only = train(args, data, block, rates[0], folder)
+        return {**only, "tried": [only]}
     tried = [train(args, data, block, rate, folder / f"lr_{rate:g}") for rate in rates]
     best = min(tried, key=lambda result: (result["stopped"] is not None, result["eval_loss"]))
     print(f"{block}: best learning rate {best['learning_rate']:g}\n{results_table(COLUMNS, tried)}", flush=True)
     for file in (folder / f"lr_{best['learning_rate']:g}").iterdir():
         if file.is_file():
             shutil.copy2(file, folder / file.name)
-    return {**best, "tried": [{**result, "history": None} for result in tried]}
+    return {**best, "tried": tried}
 
 
 def train(args: Arguments, data: TokenBlocks, block: str, learning_rate: float, folder: Path) -> dict[str, Any]:
@@ -161,9 +162,12 @@ def train(args: Arguments, data: TokenBlocks, block: str, learning_rate: float, 
         "best_step": trainer.state.best_global_step,
         "num_steps": trainer.state.global_step,
         "train_tokens": tokens,
+        "tokens_per_step": args.batch_size * args.block_size,
         "train_seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "stopped": trainer.stopped,
+        "shape": f"width {args.hidden_size}, {args.num_hidden_layers} layers, {args.num_attention_heads} heads, rotary",
+        "optimizer": optimizer_words(trainer.args),
         "history": history,
     }
     text = f"{model.num_parameters():,} parameters, trained on {tokens:,} tokens of the Python standard library"
@@ -217,6 +221,15 @@ def build_trainer(
     )
 
 
+def optimizer_words(training: TrainingArguments) -> str:
+    """Return how the models are trained."""
+    return (
+        f"AdamW, betas ({training.adam_beta1:g}, {training.adam_beta2:g}), weight decay {training.weight_decay:g} on "
+        f"matrices only, gradient norm at most {training.max_grad_norm:g}, {training.lr_scheduler_type.value} schedule "
+        f"with warm-up {training.warmup_steps:g}"
+    )
+
+
 def stack_blocks(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """Return a batch; the model shifts the labels itself. Shapes: [rows, block_size]."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
@@ -230,10 +243,11 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     stops = [f"{one['block']} stopped early. {one['stopped']}" for one in results if one["stopped"]]
     text = "\n\n".join([results_table(COLUMNS, results), *stops])
     best = min(results, key=lambda result: result["eval_loss"])["block"]
+    content = {"corpus": data.describe(), "blocks": {one["block"]: one for one in results}}
     prompt, sample = continue_text(folder / best, data)
     lines = "\n".join(f"    {line}" for line in f"{prompt}▮{sample}".rstrip().splitlines()[:14])
     print(f"\n{best} continues a held-out file, from ▮ on:\n\n{lines}")
-    print(write_results(folder, "Causal language models of the standard library", {"blocks": results}, text))
+    print(write_results(folder, "Causal language models of the standard library", content, text))
     others = [block for block in args.blocks if block != best]
     print(
         f"Each block is a folder in {folder}. See their losses in {folder / 'loss_curves.png'}, all figures in\n"

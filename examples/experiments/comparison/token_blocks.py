@@ -4,9 +4,11 @@ Bits per byte compares models whatever their tokenizer: loss in nats per token Â
 """
 
 import math
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -35,12 +37,15 @@ class TokenBlocks:
         spelled = self.tokenizer.convert_ids_to_tokens(predicted)
         return len(predicted) / (math.log(2) * sum(len(token) for token in spelled if token != END_OF_TEXT))
 
-    def describe(self) -> str:
+    def describe(self) -> dict[str, Any]:
+        """Return what the text is, and its sizes."""
         block = len(self.train[0]["input_ids"])
-        return (
-            f"{len(self.train) * block:,} training tokens, {len(self.validation) * block:,} held-out tokens, a "
-            f"vocabulary of {len(self.tokenizer):,}"
-        )
+        return {
+            "source": f"the standard library of Python {platform.python_version()}",
+            "vocab_size": len(self.tokenizer),
+            "train_tokens": len(self.train) * block,
+            "held_out_tokens": len(self.validation) * block,
+        }
 
 
 def prepare_token_blocks(max_train_bytes: int, vocab_size: int, block_size: int, max_eval_blocks: int) -> TokenBlocks:
