@@ -1,6 +1,7 @@
-"""The examples' folder on the import path, as it is for a script in it."""
+"""The folders of the examples on the import path, as they are for scripts in them."""
 
 import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from run_example import EXAMPLES
+
+sys.path += [str(EXAMPLES), str(EXAMPLES / "experiments")]

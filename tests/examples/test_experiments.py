@@ -10,23 +10,16 @@ from random import Random
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict
-from run_example import EXAMPLES, finish_example, refusal, start_forked
+from run_example import finish_example, refusal, start_forked
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
-from tiny_packages import write_deb
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
-    BertTokenizerFast,
     pipeline,
 )
 
-import hf_efficient_attn as hea
 from hf_efficient_attn.models.spans.costs import average_span, span_flops
 
 SHAPE = ["--hidden_size", "16", "--num_hidden_layers", "2", "--num_attention_heads", "2"]
@@ -36,14 +29,7 @@ LIMIT, SEGMENT = 48, 16
 SPANS = [*SHAPE, "--train_file", "own.txt", "--span_limit", str(LIMIT), "--segment_bytes", str(SEGMENT)]
 SPANS += ["--max_steps", "4", "--batch_size", "2"]
 KINDS = ("fixed", "adaptive", "dynamic")
-MLM = ["--model_name_or_path", "bert", "--max_length", "70", "--attention_window", "16", "--source_steps", "3"]
-MLM += ["--max_steps", "2", "--max_eval_blocks", "3"]
 WORDS = ("the", "list", "of", "a", "file", "path", "returns", "opens", "value")
-
-
-@pytest.fixture(autouse=True)
-def experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES / "experiments"))
 
 
 def results_of(folder: Path) -> dict:
@@ -192,7 +178,6 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [*SHAPE, "--vocab_size", "300", "--tokens_per_step", "512", "--max_length", "256", "--dense_length", "32"]
     words += ["--attention_window", "16", "--seeds", "3", "4", "--max_steps", "4", "--output_dir", str(folder / "run")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EXAMPLES / "experiments"))
         import compare_document_lengths as experiment
 
         patch.setattr(experiment, "mails", lambda: DatasetDict(train=documents(40, 0), validation=documents(11, 1)))
@@ -231,85 +216,6 @@ def test_long_documents_are_scored_apart() -> None:
     found = scores_of([1, 1, 0], Documents([[5] * 30, [5] * 31, [5] * 40], labels=[0, 1, 1], long_from=32))
     assert (found["accuracy"], found["accuracy_long"]) == (pytest.approx(1 / 3), 0.5)
     assert "accuracy_long" not in scores_of([1], Documents([[5] * 30], labels=[0], long_from=32))
-
-
-def tiny_tokenizer() -> BertTokenizerFast:
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    vocab = {token: index for index, token in enumerate([*special, *WORDS, "."])}
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
-    return BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=18)
-
-
-def texts(num: int) -> list[str]:
-    random = Random(0)
-    return [" ".join(random.choices(WORDS, k=60)) + "." for _ in range(num)]
-
-
-@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="reads a package of Debian")
-def test_a_bert_made_long_is_measured_at_every_stage(tmp_path: Path) -> None:
-    """With a BERT of 18 positions, and a few pages in place of Python's documentation."""
-    torch.manual_seed(0)
-    tokenizer = tiny_tokenizer()
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=18, **shape)).save_pretrained(
-        tmp_path / "bert"
-    )
-    tokenizer.save_pretrained(tmp_path / "bert")
-    (tmp_path / "cache").mkdir()
-    pages = {f"doc/html/_sources/{n}.rst.txt": text.encode() for n, text in enumerate(texts(60))}
-    write_deb(tmp_path / "cache" / "python3.11-doc_1_all.deb", pages)
-    finish_example(start_forked(tmp_path, "experiments/compare_long_mlm.py", *MLM))
-    results = results_of(tmp_path)
-    assert [row["model"] for row in results["rows"]] == [
-        "source, 18 tokens",
-        "70 tokens, random new positions",
-        "70 tokens, copied positions",
-        "70 tokens, copied positions, 2 steps",
-        "source, 18 tokens, 2 steps",
-    ]
-    assert results["tokens_per_step"] == 64
-    for name, place in (("source", 0), ("long", 3)):
-        row, model = results["rows"][place], AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / name)
-        assert row["reload_difference"] <= 1e-6
-        assert model.config.max_position_embeddings == (18, 70)[place > 0]
-        nats = row["bits_per_masked_token"] * math.log(2)
-        # nothing is learned yet: as likely as any of 15 tokens
-        assert nats == pytest.approx(math.log(15), rel=0.15)
-        ratio = results["masked_characters"] / results["masked_tokens"]
-        assert row["bits_per_character"] == pytest.approx(row["bits_per_masked_token"] / ratio)
-
-
-def test_short_and_long_blocks_hold_the_same_masked_tokens() -> None:
-    from comparison.masked_text import BlockShape, join_texts, mask_held_out
-
-    tokenizer = tiny_tokenizer()
-    stream = join_texts(texts(6), tokenizer)
-    assert "".join(stream.spelled) == "".join(texts(6))
-    text = mask_held_out(stream, BlockShape(18, 70), tokenizer, 1, 10)
-    assert (text.inputs.shape, text.segments) == ((5, 64), 4)
-    for (long, long_labels), (short, short_labels) in zip(text.batches(False), text.batches(True), strict=True):
-        assert (long.shape, short.shape) == ((1, 66), (4, 18))
-        assert torch.equal(long[0, 1:-1], short[:, 1:-1].flatten())
-        assert torch.equal(long_labels[0, 1:-1], short_labels[:, 1:-1].flatten())
-        assert long_labels[0, 0] == short_labels[0, -1] == -100
-    masked = [token for token in text.labels.flatten().tolist() if token != -100]
-    assert "".join(tokenizer.convert_ids_to_tokens(masked)) == "".join(text.references).replace(" ", "")
-
-
-def test_random_positions_leave_the_source_s_own_as_they_are() -> None:
-    from compare_long_mlm import with_random_positions
-
-    config = hea.SparseTransformerConfig.longformer(
-        attention_window=4, vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=1, max_position_embeddings=12,
-    )  # fmt: skip
-    model = hea.SparseTransformerForMaskedLM(config)
-    before = model.model.embeddings.positions.table.weight
-    after = with_random_positions(model, 5).model.embeddings.positions.table.weight
-    assert torch.equal(after[:7], before[:7])  # two rows of RoBERTa's stand in front
-    assert (after[7:] != before[7:]).all()
 
 
 BAD_INPUTS = {
