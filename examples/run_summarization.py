@@ -3,8 +3,8 @@
     pip install "hf-efficient-attn[train]"
     python examples/run_summarization.py
 
-trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages. Rows of your
-own may be long, as the encoder is sparse; a checkpoint needs a smaller learning rate:
+trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages. The default is 4
+epochs; 1.5 reach ROUGE-L 0.29, the first 12 words 0.30. With long documents of your own, and a checkpoint made long:
 
     hf-efficient-attn convert facebook/bart-base long_bart --max-position-embeddings 4096
     torchrun --nproc_per_node 8 examples/run_summarization.py --model_name_or_path long_bart --learning_rate 5e-5 \\
@@ -54,7 +54,7 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, Seq2SeqTrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_summarization", num_train_epochs=1.5, predict_with_generate=True)
+    parser.set_defaults(output_dir="outputs/run_summarization", num_train_epochs=4, predict_with_generate=True)
     parser.set_defaults(per_device_train_batch_size=16, per_device_eval_batch_size=32, generation_num_beams=1)
     parser.set_defaults(train_sampling_strategy="group_by_length", eval_strategy="epoch", save_strategy="epoch")
     parser.set_defaults(learning_rate=4e-3, warmup_steps=0.1, adam_beta2=0.98, save_total_limit=2, report_to="none")

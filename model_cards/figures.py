@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures_of_texts
 import figures_of_training
 
 from hf_efficient_attn.bench.attention import report as attention_report
@@ -183,6 +184,8 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "faster llama": figures_of_training.faster_llama,
     "llama, perplexity": figures_of_training.llama_perplexity,
     "llama, prefill": figures_of_training.llama_prefill,
+    "summaries": figures_of_texts.summaries,
+    "translations": figures_of_texts.translations,
 }
 PICTURES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sparsify_llama": figures_of_training.llama_figure,
