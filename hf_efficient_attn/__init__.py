@@ -9,7 +9,7 @@ from hf_efficient_attn import requirements
 # before anything that may not be there in other versions is imported
 requirements.check_requirements()
 
-from hf_efficient_attn import patterns
+from hf_efficient_attn import hub, patterns
 from hf_efficient_attn.attention import interface
 from hf_efficient_attn.attention.cache import PatternCache
 from hf_efficient_attn.attention.explain import explain
@@ -125,6 +125,7 @@ __all__ = [
     "explain",
     "freeze_spans",
     "head_spans",
+    "hub",
     "last_complete_checkpoint",
     "noam_optimizer",
     "optimizer_groups",

@@ -26,6 +26,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",
     ("explore",): "hf_efficient_attn.analysis.explore",
+    ("export-code",): "hf_efficient_attn.hub.export_code",
     ("families",): "hf_efficient_attn.analysis.families",
 }
 

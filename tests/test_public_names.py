@@ -11,7 +11,7 @@ from hf_efficient_attn.models.register import FAMILIES
 
 # functions that the package's modules share, reachable from the top but no part of its face
 INTERNAL = {"register_families", "write_stubs"}
-PUBLIC_MODULES = {"patterns"}
+PUBLIC_MODULES = {"hub", "patterns"}
 
 
 FACES = [hea, *(getattr(hea, name) for name in PUBLIC_MODULES)]

@@ -40,8 +40,10 @@ def guard_models() -> None:
     """Have transformers guard every model that it builds or puts on "efficient"; may be called again."""
     for name in GUARDED:
         method = getattr(PreTrainedModel, name)
-        if not getattr(method, MARK, False):
-            setattr(PreTrainedModel, name, with_guard(method))
+        marked = getattr(method, MARK, None)
+        if marked is not guard:
+            # the guard of a copy of these sources (`hub`) gives way to that of the package
+            setattr(PreTrainedModel, name, with_guard(method if marked is None else method.__wrapped__))
 
 
 def with_guard(method: Any) -> Any:
@@ -53,7 +55,7 @@ def with_guard(method: Any) -> Any:
         guard(model)
         return result
 
-    setattr(guarding, MARK, True)
+    setattr(guarding, MARK, guard)
     return guarding
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.cache_positions import in_cache_positions
 from hf_efficient_attn.attention.call_documents import with_said_documents
@@ -32,8 +33,10 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 def register_attention() -> None:
     """Register `attn_implementation="efficient"` in transformers: attention, masks, saving of configs, and checks.
 
-    It may be called again.
+    It may be called again. In a copy of these sources (`hub`) it does nothing if the package or another copy was first.
     """
+    if not __name__.startswith("hf_efficient_attn.") and NAME in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        return
     AttentionInterface.register(NAME, efficient_attention_forward)
     AttentionMaskInterface.register(NAME, efficient_mask)
     for name, attend, mask in TRIALS:

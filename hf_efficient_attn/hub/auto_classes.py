@@ -1,7 +1,6 @@
 """Classes for the stubs of sparsified models of transformers, by the names of transformers' Auto classes.
 
-Each loads what the Auto class would load without the stub: the classes of transformers themselves. That this module has
-been imported is what matters: now "efficient" is an attention implementation.
+Each loads what the Auto class would load without the stub: the classes of transformers themselves.
 
 >>> from transformers import LlamaConfig
 >>> from hf_efficient_attn.hub.auto_classes import AutoModelForCausalLM
@@ -13,7 +12,10 @@ from typing import Any
 
 import transformers
 
-import hf_efficient_attn  # noqa: F401
+from hf_efficient_attn.attention.interface import register_attention
+
+# "efficient" becomes an attention implementation, also where this is a copy of the module
+register_attention()
 
 
 class LocalAuto:

@@ -1,4 +1,4 @@
-"""A config that needs a stub is saved with it, and with the `auto_map` that names its classes.
+"""A config that needs a stub, or has a copy of the sources, is saved with it and an `auto_map` that names its classes.
 
 A method of transformers is replaced, since models, Trainer, PEFT and conversions all save configs by it, before the
 files of a push are listed.
@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
+from hf_efficient_attn.hub.copies import copy_files, copy_map, has_copy
 from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, stub_text
 from hf_efficient_attn.models.config.library import LibraryConfig
 
@@ -35,7 +36,7 @@ def with_stub(to_json_file: Any) -> Any:
         file = Path(json_file_path)
         if file.name == CONFIG_NAME:
             name_classes(config)
-            place_stub(config, file.parent)
+            place_code(config, file.parent)
         to_json_file(config, json_file_path, *args, **kwargs)
 
     setattr(saving, MARK, True)
@@ -43,7 +44,10 @@ def with_stub(to_json_file: Any) -> Any:
 
 
 def name_classes(config: Any) -> None:
-    """Write the classes of the stub into `config.auto_map`, or remove them; entries of other code stay."""
+    """Write the classes of the stub or the copy into `config.auto_map`, or remove them; entries of other code stay."""
+    if has_copy(config):
+        config.auto_map = {**config.auto_map, **copy_map(config)}
+        return
     found = getattr(config, "auto_map", None)
     # a damaged one has said nothing
     known = found if isinstance(found, dict) else {}
@@ -55,15 +59,23 @@ def name_classes(config: Any) -> None:
         del config.auto_map
 
 
-def place_stub(config: PreTrainedConfig, folder: Path) -> None:
-    """Write the stub that a config needs into its folder, or remove one that it does not need."""
-    if stub_classes(config):
-        write_file(folder / FILE, stub_text(config))
-        if CHECKPOINT.fullmatch(folder.name):
-            # Trainer pushes a checkpoint by copies of its config and weights beside its folder
-            write_file(folder.parent / FILE, stub_text(config))
-    elif (folder / FILE).is_file() and (folder / FILE).read_text(encoding="utf-8").startswith(HEAD):
-        (folder / FILE).unlink()
+def place_code(config: PreTrainedConfig, folder: Path) -> None:
+    """Write the stub or the copy that a config needs into its folder, or remove a stub that it does not need."""
+    files = code_files(config)
+    # Trainer pushes a checkpoint by copies of its config and weights beside its folder
+    for place in (folder, folder.parent) if CHECKPOINT.fullmatch(folder.name) else (folder,):
+        for name, text in files.items():
+            write_file(place / name, text)
+    stub = folder / FILE
+    if FILE not in files and stub.is_file() and stub.read_text(encoding="utf-8").startswith(HEAD):
+        stub.unlink()
+
+
+def code_files(config: PreTrainedConfig) -> dict[str, str]:
+    """Return the files of code that are saved with a config, by name."""
+    if has_copy(config):
+        return copy_files(config)
+    return {FILE: stub_text(config)} if stub_classes(config) else {}
 
 
 def write_file(file: Path, text: str) -> None:

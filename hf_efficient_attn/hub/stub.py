@@ -33,7 +33,7 @@ def stub_classes(config: PreTrainedConfig) -> dict[str, str]:
     >>> stub_classes(transformers.LlamaConfig())
     {}
     """
-    family = _family_classes().get(type(config))
+    family = family_classes().get(type(config))
     if family is not None:
         return {"AutoConfig": type(config).__name__, **{name: cls.__name__ for name, cls in family.items()}}
     if is_in_tree(config) and has_pattern(config):
@@ -61,7 +61,8 @@ def has_pattern(config: PreTrainedConfig) -> bool:
     )
 
 
-def _family_classes() -> dict[type, dict[str, Any]]:
+def family_classes() -> dict[type, dict[str, Any]]:
+    """Return the classes of each family by the names of their Auto classes, by its config's class."""
     families = [auto_classes(family) for family in FAMILIES]
     return {classes["AutoModel"].config_class: classes for classes in families}
 

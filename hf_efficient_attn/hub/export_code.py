@@ -1,0 +1,28 @@
+"""Add the code of a saved model to its folder, so that it loads where this package is not installed.
+
+A copy of the sources that the model can reach, as `hea.hub.include_code` has it saved. Who loads the folder needs
+torch, transformers and `trust_remote_code=True`.
+"""
+
+import argparse
+from pathlib import Path
+
+from transformers import AutoConfig
+from transformers.utils import CONFIG_NAME
+
+from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.hub.copies import copy_files, include_code
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("folder", help="a folder with a saved model, whose config.json is written anew")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the files, and say how many."""
+    if not (Path(args.folder) / CONFIG_NAME).is_file():
+        raise CheckpointError(f"{args.folder} has no config.json. Give a folder that save_pretrained has written.")
+    config = include_code(AutoConfig.from_pretrained(args.folder))
+    config.save_pretrained(args.folder)
+    print(f"{args.folder}: {len(copy_files(config))} files of code, which trust_remote_code=True loads")

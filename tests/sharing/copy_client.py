@@ -1,0 +1,49 @@
+"""A user without the package loads models that bring their code along; a process of its own.
+
+    python copy_client.py '{"FOLDER": "AutoModelForCausalLM", …}'
+
+The package cannot be imported while the models are loaded and used, and then is; prints one line of JSON.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import transformers
+from sharing.hub_client import output_digest
+from sharing.stub_client import PACKAGE, NotInstalled
+
+
+def used(model: Any) -> dict[str, Any]:
+    """Return what a model computes, generates, and learns in a step."""
+    ids = torch.arange(2, 34).view(2, 16)
+    found = {"digest": output_digest(model)}
+    if model.can_generate():
+        found["text"] = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False).tolist()
+    model.train()
+    torch.manual_seed(0)
+    model(input_ids=ids, labels=ids).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return {**found, "trained": output_digest(model.eval())}
+
+
+def main(folders: dict[str, str]) -> dict[str, Any]:
+    refusal = NotInstalled()
+    sys.meta_path.insert(0, refusal)
+    loaded = {}
+    for folder, head in folders.items():
+        model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
+        loaded[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
+    was_imported = PACKAGE in sys.modules
+    sys.meta_path.remove(refusal)
+    __import__(PACKAGE)
+    again = {}
+    for folder, head in folders.items():
+        model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
+        again[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
+    return {"without": loaded, "was_imported": was_imported, "with": again}
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,0 +1,85 @@
+"""Models that are saved with their code compute, generate and learn the same where the package is not installed.
+
+The user, `copy_client.py`, is a process of its own that runs once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sharing.copy_client import used
+from sharing.shared_models import MODELS, shared_model
+from sharing.test_stub_processes import FAMILIES, auto_class_of
+
+import hf_efficient_attn as hea
+from hf_efficient_attn import cli
+from hf_efficient_attn.hub.copied_sources import copied_sources
+from hf_efficient_attn.hub.stub import FILE
+
+CLIENT = Path(__file__).parent / "copy_client.py"
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the user has got, by the names of `MODELS`."""
+    place = tmp_path_factory.mktemp("copies")
+    heads = {}
+    for name in MODELS:
+        model = hea.hub.include_code(shared_model(name))
+        model.save_pretrained(place / name)
+        heads[name] = auto_class_of(model)
+    words = [sys.executable, CLIENT, json.dumps(heads)]
+    environment = {**os.environ, "HF_HOME": str(place / ".client"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[str, Any]) -> None:
+    assert not answers["was_imported"]
+    expected = used(shared_model(name))
+    module = "transformers_modules" if name in FAMILIES else "transformers"
+    assert answers["without"][name] == {**expected, "module": module}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_package_that_is_imported_later_wins(name: str, answers: dict[str, Any]) -> None:
+    expected = {**answers["without"][name], "module": "hf_efficient_attn" if name in FAMILIES else "transformers"}
+    assert answers["with"][name] == expected
+
+
+def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:
+    shared_model("sparse").save_pretrained(tmp_path / "exported")
+    hea.hub.include_code(shared_model("sparse")).save_pretrained(tmp_path / "included")
+    cli.main(["export-code", str(tmp_path / "exported")])
+    assert contents(tmp_path / "exported") == contents(tmp_path / "included")
+    assert FILE not in contents(tmp_path / "exported")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".safetensors"}
+
+
+def test_what_needs_no_code_and_no_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    dense = hea.sparsify(shared_model("llama"), None)
+    with pytest.raises(hea.ConfigurationError, match="not LlamaForCausalLM"):
+        hea.hub.include_code(dense)
+    with pytest.raises(SystemExit):
+        cli.main(["export-code", str(tmp_path / "nothing")])
+    assert "has no config.json" in capsys.readouterr().err
+
+
+def test_files_say_where_they_come_from_and_hold_no_absolute_import() -> None:
+    files = copied_sources(["hf_efficient_attn.attention.interface"])
+    assert list(files) == sorted(files)
+    assert "hea_patterns_bands.py" in files
+    for text in files.values():
+        assert text.startswith("# Generated from hf_efficient_attn/")
+        assert "licensed under Apache-2.0" in text.partition("\n")[0]
+        code = [line.strip() for line in text.splitlines()]
+        assert not [line for line in code if line.startswith(("from hf_efficient_attn", "import hf_eff"))]
