@@ -20,7 +20,7 @@ ROOT = Path(hf_efficient_attn.__file__).parents[1]
 LONGEST_LINE = 120
 # names that tell a reader of a repository where to begin, and therefore stay
 KEPT_NAMES = ("modeling_", "configuration_")
-THIS_MODULE = "\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
+THIS_MODULE = "\n\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
 # custom operators have names for the whole process, in which there may be other copies
 OPERATOR = re.compile(rf'custom_op\("{PACKAGE}::')
 OWN_OPERATOR = """custom_op(__name__.replace(".", "_") + "::"""

@@ -2,6 +2,8 @@
 
 A copy of the sources that the model can reach, as `hea.hub.include_code` has it saved. Who loads the folder needs
 torch, transformers and `trust_remote_code=True`.
+
+    hf-efficient-attn export-code my_model
 """
 
 import argparse
