@@ -5,8 +5,8 @@
 
 takes SmolLM2 of 135 million weights (93 MB, fetched once), lets every token read the 28 before it and the first four
 alone, and trains low-rank adapters on source of Python's standard library. The perplexity of held-out source is 8.7
-before, and 17.6 with so narrow a pattern, until it is trained. Own model and texts, in JSON, CSV or plain text;
-`--merge` leaves in `merged` a model without adapters, too:
+before, 17.6 with so narrow a pattern, and 14.8 after 64 blocks of 512 tokens: five minutes of one core that computes
+in bfloat16, with `--bf16 --use_cpu`. Own model and texts in JSON, CSV or plain text; `--merge` saves it merged, too:
 
     python examples/run_lora.py --model_name_or_path HuggingFaceTB/SmolLM2-360M --train_file my.jsonl --left 508 --merge
     torchrun --nproc_per_node 8 examples/run_lora.py --dataset_name imdb --block_size 8192 --left 1020
