@@ -3,8 +3,8 @@
     pip install "hf-efficient-attn[train]"
     python examples/run_clm.py
 
-trains a simplified Transformer (block `sas_p`) on the source of Python's standard library in some minutes, and
-writes a text. Another family; a checkpoint, with a pattern; text of your own, a document a row or a .txt file:
+trains a simplified Transformer (block `sas_p`) on the source of Python's standard library, six minutes on one core, to
+1.55 bits per byte of held-out files, which `xz -9` packs into 1.74. Another family; a checkpoint; text of your own:
 
     python examples/run_clm.py --model_type llama --config_overrides "hidden_size=96,num_hidden_layers=4"
     python examples/run_clm.py --model_name_or_path gpt2 --attention_window 256 --train_file my.jsonl
