@@ -141,7 +141,7 @@ def blocks(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, args: Argument
 
 
 def default_model() -> str:
-    from example_llama import pretrained_llama
+    from example_data import pretrained_llama
 
     return str(pretrained_llama())
 

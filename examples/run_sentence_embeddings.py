@@ -107,7 +107,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         kind = "csv" if args.train_file.endswith(".csv") else "json"
         data = load_dataset(kind, data_files={split: file for split, file in files.items() if file})
     else:
-        from example_code_search import code_search_pairs
+        from example_data import code_search_pairs
 
         data = code_search_pairs()
         # as much as is learned in minutes on two cores

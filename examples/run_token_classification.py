@@ -104,7 +104,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         files = {"train": args.train_file, "validation": args.validation_file}
         data = load_dataset("json", data_files={split: file for split, file in files.items() if file})
     else:
-        from python_names import name_kinds
+        from example_data import name_kinds
 
         data = name_kinds()
     words, label, columns = args.text_column_name, args.label_column_name, data["train"].features

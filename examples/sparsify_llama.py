@@ -52,7 +52,7 @@ class Arguments:
 def main() -> None:
     (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
     if args.model_name_or_path is None:
-        from example_llama import pretrained_llama
+        from example_data import pretrained_llama
     source = args.model_name_or_path or pretrained_llama()
     model = AutoModelForCausalLM.from_pretrained(source).to(resolve_device("auto")).eval()
     tokenizer = AutoTokenizer.from_pretrained(source)

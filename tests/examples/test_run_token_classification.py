@@ -90,7 +90,7 @@ class Shape(Flag):
 
 def test_names_have_the_kind_of_their_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    from python_names import labelled
+    from example_data.python_names import labelled
 
     found = list(labelled(PROGRAM))
     assert [word for word, _ in found[:5]] == ["\n", "import", "os", ".", "path"]
@@ -113,7 +113,7 @@ def test_names_have_the_kind_of_their_binding(monkeypatch: pytest.MonkeyPatch) -
 
 def test_parameters_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    from python_names import labelled
+    from example_data.python_names import labelled
 
     source = Path(json.__file__).read_text()
     kinds = {kind for word, kind in labelled(source) if word == "object_hook"}

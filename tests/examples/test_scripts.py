@@ -26,7 +26,7 @@ def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert "--output_dir" in printed
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("run_*.py")), ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda script: script.stem)
 def test_an_example_to_copy_is_short(script: Path) -> None:
     assert len(script.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 

@@ -6,7 +6,8 @@ from collections import Counter
 from random import Random
 
 from datasets import Dataset, DatasetDict, concatenate_datasets
-from example_data import python_sources
+
+from example_data.python_library import python_sources
 
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from datasets import ClassLabel, DatasetDict, Features, Value
 from datasets import Sequence as ListOf
-from example_data import python_sources
+
+from example_data.python_library import python_sources
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

