@@ -83,7 +83,7 @@ def faster_llama(found: dict[str, Any]) -> str:
         lines.append([f"perplexity, {name}", *(_perplexity(perplexity[name], tokens) for tokens in speeds)])
     return f"""{markdown_table(["by tokens", *(f"{tokens:,}" for tokens in speeds)], lines)}
 
-{_llama(found["model"])}, with a band of {settings["left"]:,} and {settings["num_first"]} first tokens, against causal \
+{_llama(found)}, not fine-tuned, with a band of {settings["left"]:,} and {settings["num_first"]} first tokens, against causal \
 SDPA: `{found["command"]}`, [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
 
 
@@ -95,8 +95,8 @@ def llama_perplexity(found: dict[str, Any]) -> str:
     settings = found["settings"]
     return f"""{markdown_table(header, lines)}
 
-{_llama(found["model"])}. Band: {settings["left"]:,} tokens; first tokens: {settings["num_first"]}. \
-{settings["texts"]} texts of {settings["text_tokens"]:,} tokens from files that were held out."""
+{_llama(found)}. Band: {settings["left"]:,} tokens; first tokens: {settings["num_first"]}. {settings["texts"]} texts of \
+{settings["text_tokens"]:,} tokens: {settings["text_file"] or "pages of Python's documentation"}."""
 
 
 def llama_prefill(found: dict[str, Any]) -> str:
@@ -139,6 +139,6 @@ def _perplexity(by_position: dict[str, float], end: int) -> str:
     return NOT_MEASURED if found is None else f"{found:,.1f}" if found < 1000 else f"{found:,.0f}"
 
 
-def _llama(model: dict[str, Any]) -> str:
-    trained = f"trained on {model['positions']:,} tokens at a time"
-    return f"A Llama of {model['parameters'] / 1e6:.1f} million parameters, {trained}"
+def _llama(found: dict[str, Any]) -> str:
+    name, model = found["settings"]["model_name_or_path"] or "SmolLM2-135M-Instruct", found["model"]
+    return f"{name}, a decoder of {model['parameters'] / 1e6:.0f} million weights and {model['positions']:,} positions"
