@@ -3,8 +3,9 @@
     pip install "hf-efficient-attn[train]"
     python examples/run_mlm.py
 
-makes a real BERT of 512 positions read 4,096 tokens, in windows of 512, and trains it and its new head on the masked
-tokens of the documentation of Python. A checkpoint that has its head; a new model; text of your own, a document a row:
+makes a real BERT of 512 positions read 4,096 tokens, in windows of 512, and trains it and its new head on masked tokens
+of Python's documentation. So few steps teach little more than how frequent tokens are: from 10.7 to 6.7 nats a token,
+where frequencies alone give 6.5. A checkpoint that has its head; a new model; text of your own, a document a row:
 
     python examples/run_mlm.py --model_name_or_path roberta-base --train_file my.jsonl --learning_rate 3e-5
     python examples/run_mlm.py --model_type sparse_transformer --attention_window 256 --learning_rate 1e-3
@@ -122,9 +123,8 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         from example_data import python_documentation
 
         data = python_documentation()
-    if "validation" not in data:
-        data = data["train"].train_test_split(0.1, seed=seed)
-    return DatasetDict(train=data["train"], validation=data.get("validation") or data["test"])
+    parts = data if "validation" in data else data["train"].train_test_split(0.1, seed=seed)
+    return DatasetDict(train=parts["train"], validation=parts.get("validation") or parts["test"])
 
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -136,7 +136,7 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple[PreTrainedModel, Pre
         config = AutoConfig.for_model(args.model_type, vocab_size=len(tokenizer), **SHAPE)
         model = AutoModelForMaskedLM.from_config(config)
         if args.attention_window:
-            hea.sparsify(model, Band(left=args.attention_window // 2, right=args.attention_window // 2))
+            hea.sparsify(model, Band(args.attention_window // 2, args.attention_window // 2))
         return model, tokenizer
     name = args.model_name_or_path or pretrained_bert()
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
