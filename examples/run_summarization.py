@@ -3,8 +3,8 @@
     pip install "hf-efficient-attn[train]"
     python examples/run_summarization.py
 
-trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in nine minutes on
-one core. Expect ROUGE-L 0.33; the first 12 words have 0.30. With long documents of your own, and a checkpoint made long:
+trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in nine minutes
+on one core. Expect ROUGE-L 0.33; the first 12 words have 0.30. With long documents and a checkpoint made long:
 
     hf-efficient-attn convert facebook/bart-base long_bart --max-position-embeddings 4096
     torchrun --nproc_per_node 8 examples/run_summarization.py --model_name_or_path long_bart --learning_rate 5e-5 \\
