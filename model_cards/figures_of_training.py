@@ -83,8 +83,8 @@ def faster_llama(found: dict[str, Any]) -> str:
         lines.append([f"perplexity, {name}", *(_perplexity(perplexity[name], tokens) for tokens in speeds)])
     return f"""{markdown_table(["by tokens", *(f"{tokens:,}" for tokens in speeds)], lines)}
 
-{_llama(found)}, not fine-tuned, with a band of {settings["left"]:,} and {settings["num_first"]} first tokens, against causal \
-SDPA: `{found["command"]}`, [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
+{_llama(found)}, not fine-tuned, with a band of {settings["left"]:,} and {settings["num_first"]} first tokens, against \
+causal SDPA: `{found["command"]}`, [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
 
 
 def llama_perplexity(found: dict[str, Any]) -> str:
@@ -95,8 +95,8 @@ def llama_perplexity(found: dict[str, Any]) -> str:
     settings = found["settings"]
     return f"""{markdown_table(header, lines)}
 
-{_llama(found)}. Band: {settings["left"]:,} tokens; first tokens: {settings["num_first"]}. {settings["texts"]} texts of \
-{settings["text_tokens"]:,} tokens: {settings["text_file"] or "pages of Python's documentation"}."""
+{_llama(found)}. Band: {settings["left"]:,} tokens; first tokens: {settings["num_first"]}. {settings["texts"]} texts \
+of {settings["text_tokens"]:,} tokens: {settings["text_file"] or "pages of Python's documentation"}."""
 
 
 def llama_prefill(found: dict[str, Any]) -> str:
