@@ -1,6 +1,6 @@
 """Train an encoder to classify documents of thousands of tokens.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_classification.py
 
 trains a small sparse encoder from random weights to tell spam from other mails (20 MB, fetched once), up to 4,096

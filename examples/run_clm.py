@@ -1,6 +1,6 @@
 """Train a causal language model, from random weights or from a checkpoint.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_clm.py
 
 trains a simplified Transformer (block `sas_p`) on the source of Python's standard library, six minutes on one core, to

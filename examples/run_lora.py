@@ -1,6 +1,6 @@
 """Give a pretrained decoder a sparse pattern, and win back by LoRA what that took away.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_lora.py
 
 takes SmolLM2 of 135 million weights (93 MB, fetched once), lets every token read the 28 before it and the first four

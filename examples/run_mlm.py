@@ -1,6 +1,6 @@
 """Train a masked language model that reads thousands of tokens, from a short checkpoint or from random weights.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_mlm.py
 
 makes a real BERT of 512 positions read 4,096 tokens, in windows of 512, and trains it and its new head on masked tokens

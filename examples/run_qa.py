@@ -1,6 +1,6 @@
 """Train an encoder to answer questions by a span of a text of thousands of tokens.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_qa.py
 
 trains a small sparse encoder from random weights on 1,000 questions about a dictionary (2.4 MB, fetched once): each has

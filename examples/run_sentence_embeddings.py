@@ -1,6 +1,6 @@
 """Make a model that embeds short texts read long documents, and train it to find them.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_sentence_embeddings.py
 
 gives a BERT of 512 positions (all-MiniLM-L6-v2, 84 MB, fetched once) 4,096 of them, and trains it on pairs of a query

@@ -1,6 +1,6 @@
 """Train an encoder-decoder to summarize documents, short or of thousands of tokens.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_summarization.py
 
 trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in nine minutes

@@ -1,6 +1,6 @@
 """Train an encoder to label every word of texts of thousands of tokens.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_token_classification.py
 
 learns in three minutes what names in Python's library are (class, parameter, imported name ...): expect an accuracy of

@@ -1,6 +1,6 @@
 """Train an encoder-decoder to translate.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/run_translation.py
 
 trains the Transformer of 2017 at a small size from random weights on LibreOffice's help, English to German: BLEU 8.2,

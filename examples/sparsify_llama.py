@@ -1,6 +1,6 @@
 """Give a Llama a band and its first tokens, and see what that saves in time and costs in quality.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/sparsify_llama.py
 
 takes a pretrained decoder, SmolLM2 of 135 million weights (93 MB, fetched once), and reads pages of Python's

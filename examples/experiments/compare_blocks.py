@@ -1,6 +1,6 @@
 """Train causal language models that differ only in their block, side by side, and compare them.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/experiments/compare_blocks.py
 
 needs no network and no argument. It trains `pre_ln` and `sas_p` at equal shape on the source of the Python standard

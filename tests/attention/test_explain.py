@@ -272,3 +272,10 @@ def test_a_forecast_for_a_gpu_says_what_is_missing_here(monkeypatch: pytest.Monk
     assert (explanation.backend == "flex", note in str(explanation)) == (is_there, not is_there)
     # head sizes of 8 are not for flex, whatever is installed
     assert note not in str(hea.explain(Band(64, 64), 1024, device="cuda", head_dim=8))
+
+
+def test_layers_that_read_otherwise_are_named() -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 4})
+    assert hea.explain(hea.sparsify(config, SINKS), query_tokens=32).notes == ()
+    notes = hea.explain(hea.sparsify(config, [SINKS, None] * 2), query_tokens=32).notes
+    assert "layers [1, 3] read otherwise: layer=1 explains the first of them." in notes
