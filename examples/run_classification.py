@@ -55,7 +55,7 @@ def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_classification", num_train_epochs=3, learning_rate=2e-3)
     parser.set_defaults(per_device_train_batch_size=16, train_sampling_strategy="group_by_length", report_to="none")
-    parser.set_defaults(warmup_steps=0.1, eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True)
+    parser.set_defaults(warmup_steps=0.1, eval_strategy="epoch", save_strategy="epoch")
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
 
