@@ -155,6 +155,8 @@ def test_global_positions_and_drawn_blocks() -> None:
 @given(compositions)
 def test_causal_form_and_subsample(pattern: Pattern) -> None:
     drawn = pattern.resolve(12)
+    # keys of an axis of their own are not counted as queries are
+    assume(not drawn.needs_two_axes)
     causal = drawn.causal()
     assert causal.is_causal
     assert pairs_of(causal, 12, 12) == {(query, key) for query, key in pairs_of(drawn, 12, 12) if key <= query}
