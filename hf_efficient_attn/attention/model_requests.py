@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +92,7 @@ def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, 
     return trial_requests(model_class, config) or []
 
 
-def _others(numbered: dict[int, LayerRequest], layer: int) -> tuple[str, ...]:
+def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]:
     """Return a note on the layers that read otherwise, if there are any."""
     pattern = numbered[layer].followed.pattern
     others = [number for number, each in numbered.items() if each.followed.pattern != pattern]

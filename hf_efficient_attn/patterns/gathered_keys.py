@@ -50,11 +50,15 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
                 f"{self.kind}: {shown(self.pattern)} depends on the length of the sequence, the layer or the head. "
                 "Give what its resolve() returns."
             )
+        if not _are_pairs(self.intervals):
+            raise ConfigurationError(
+                f"{self.kind}: intervals is {shown(self.intervals)}; give pairs (start, stop) of positions."
+            )
         listed = tuple(tuple(interval) for interval in self.intervals)
         for interval in listed:
             for position in interval:
                 check_integer(self.kind, "a position of intervals", position, at_least=0)
-        if not listed or any(len(interval) != 2 for interval in listed) or normalize(listed) != listed:  # type: ignore[arg-type]
+        if not listed or normalize(listed) != listed:  # type: ignore[arg-type]
             raise ConfigurationError(
                 f"{self.kind}: intervals is {shown(self.intervals)}; give sorted pairs (start, stop) of positions, "
                 "none of them empty, that neither overlap nor touch."
@@ -133,3 +137,9 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
             shift = self._places[number] - starts[number]
             places.append((start + shift, stop + shift))
         return clip(normalize(places), num_keys)
+
+
+def _are_pairs(intervals: Any) -> bool:
+    if not isinstance(intervals, list | tuple):
+        return False
+    return all(isinstance(interval, list | tuple) and len(interval) == 2 for interval in intervals)
