@@ -11,18 +11,19 @@ NOT_MEASURED = "–"
 
 
 def learning(found: dict[str, Any]) -> str:
-    """Return the held-out loss that `compare_blocks.py` reached by block and learning rate, the best in bold."""
+    """Return the bits per byte that `compare_blocks.py` reached by block and learning rate, the best in bold."""
     lines = []
     for block, best in found["blocks"].items():
-        losses = [(tried["learning_rate"], f"{tried['eval_loss']:.3f}") for tried in best["tried"]]
-        cells = [f"**{loss}**" if rate == best["learning_rate"] else loss for rate, loss in losses]
-        lines.append([f"`{block}`", f"{best['parameters']:,}", *cells, f"{best['bits_per_byte']:.3f}"])
+        reached = [(tried["learning_rate"], f"{tried['bits_per_byte']:.3f}") for tried in best["tried"]]
+        cells = [f"**{bits}**" if rate == best["learning_rate"] else bits for rate, bits in reached]
+        lines.append([f"`{block}`", f"{best['parameters']:,}", *cells])
     rates = [f"rate {tried['learning_rate']:g}" for tried in best["tried"]]
     corpus = found["corpus"]
-    return f"""{markdown_table(["block", "parameters", *rates, "best: bits per byte"], lines)}
+    return f"""{markdown_table(["bits per byte", "parameters", *rates], lines)}
 
-Nats per token on {corpus["held_out_tokens"]:,} tokens of files that were held out of {corpus["source"]}, after \
-{best["num_steps"]:,} steps of {best["tokens_per_step"]:,} tokens; one seed; {best["shape"]}; {best["optimizer"]}."""
+Of {corpus["held_out_tokens"]:,} tokens ({corpus["held_out_bytes_predicted"]:,} bytes) of files that were held out of \
+{corpus["source"]}, after {best["num_steps"]:,} steps of {best["tokens_per_step"]:,} tokens; one seed; \
+{best["shape"]}; {best["optimizer"]}."""
 
 
 def learning_figure(found: dict[str, Any]) -> Any:
