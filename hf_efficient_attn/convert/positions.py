@@ -1,5 +1,6 @@
 """Position tables of another length, or with another number of rows before that of position 0."""
 
+import os
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from hf_efficient_attn.errors import ConfigurationError
 TABLE = "embeddings.positions.table.weight"
 # config fields: lengths of the encoder, or only stack, and of the decoder
 SOURCE, TARGET = "max_position_embeddings", "max_target_position_embeddings"
+GIBIBYTE = 2**30
+# of a weight in float32, and of an index
+WEIGHT_BYTES, INDEX_BYTES = 4, 8
 
 
 def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
@@ -30,6 +34,28 @@ def check_lengths(old: Any, new: Any) -> None:
         size, wanted = getattr(old, name, 0), getattr(new, name, 0)
         if wanted < size:
             raise ConfigurationError(f"{name}={wanted} would cut the {size} positions of the source: at least {size}.")
+
+
+def check_memory(config: Any) -> None:
+    """Raise ConfigurationError where a table of learned positions would not fit into the memory of this machine."""
+    memory = memory_bytes()
+    if config.position_embedding_type != "learned" or memory is None:
+        return
+    for name in (SOURCE, TARGET):
+        needed = getattr(config, name, 0) * (WEIGHT_BYTES * config.hidden_size + INDEX_BYTES)
+        if needed > memory:
+            raise ConfigurationError(
+                f"{name}={getattr(config, name)} takes a table of learned positions of {needed / GIBIBYTE:,.0f} GiB, "
+                f"and this machine has {memory / GIBIBYTE:,.0f} GiB of memory. Give the length of the longest input."
+            )
+
+
+def memory_bytes() -> int | None:
+    """Return how much memory this machine has; None: the system does not say."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def lengthen(weights: dict[str, Tensor], new: Any) -> dict[str, Tensor]:
