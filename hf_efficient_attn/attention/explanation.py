@@ -5,10 +5,13 @@ from typing import Any
 
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.messages import shown
+from hf_efficient_attn.messages import cut, shown
+from hf_efficient_attn.patterns.expressions import write_expression
+from hf_efficient_attn.patterns.pattern import Pattern
 
 MEBIBYTE = 2**20
-PATTERN_LETTERS = 100
+# lists of positions can be of any length
+PATTERN_LETTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Explanation:
         keys_shared = inputs.num_key_heads != layout.num_heads
         rows = {
             **({} if self.model is None else {"model": self.model}),
-            "pattern": shown(layout.pattern, PATTERN_LETTERS),
+            "pattern": _expression(layout.pattern),
             "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
@@ -110,3 +113,11 @@ class Explanation:
             "memory_bytes": self.memory_bytes,
             "notes": list(self.notes),
         }
+
+
+def _expression(pattern: Pattern) -> str:
+    """Return a pattern as the command line takes it; of a very long one start and end, and where all of it is."""
+    text = write_expression(pattern) if pattern.kind else shown(pattern, PATTERN_LETTERS)
+    if len(text) <= PATTERN_LETTERS:
+        return text
+    return f"{cut(text, PATTERN_LETTERS, PATTERN_LETTERS // 4)} (all of it in to_dict(), and with --json)"

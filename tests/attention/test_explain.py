@@ -201,6 +201,16 @@ def test_an_expression_is_the_pattern_that_it_writes() -> None:
     assert str(said) == str(given)
 
 
+def test_the_whole_pattern_is_printed_and_can_be_given_again() -> None:
+    pattern = PerHead([Band(left, 0) | GlobalTokens(range(8)) for left in (8, 16, 32, 64)])
+    expression = str(hea.explain(pattern, 64)).splitlines()[0].removeprefix("pattern").strip()
+    assert hea.patterns.parse_pattern(expression) == pattern
+    long = str(hea.explain(Band(8, 8) | GlobalTokens(range(0, 4096, 8)), 4096)).splitlines()[0]
+    assert "global([0, 8, 16, " in long
+    assert "all of it in to_dict(), and with --json" in long
+    assert len(long) < 1100
+
+
 def test_learned_spans_of_a_model() -> None:
     model = hea.AdaptiveSpanModel(hea.AdaptiveSpanConfig(**SMALL, span_limit=64, position_embedding_type="rope"))
     with torch.no_grad():
