@@ -33,14 +33,18 @@ REPORTS: dict[str, Any] = {
     "models": models_report,
     "spans": spans_report,
 }
-LENGTHS = (512, 2048, 8192, 32768, 131072)
 NONE = "–"
+OTHERS = "another library"
+# whose figures the README shows, and at which lengths in tokens
+SHOWN = {
+    "hea.attention": (512, 2048, 8192, 32768, 131072),
+    "flex_attention, compiled": (2048, 8192, 131072),
+    OTHERS: (2048,),
+}
 CONTESTANTS = {
-    "auto": "**hea.attention**",
+    "auto": "hea.attention",
     "flex": "flex_attention, compiled",
-    "local_attention": "local-attention",
-    "longformer_layer": "transformers' Longformer",
-    "bigbird_layer": "transformers' BigBird",
+    **dict.fromkeys(("local_attention", "longformer_layer", "bigbird_layer"), OTHERS),
 }
 
 
@@ -100,18 +104,20 @@ def machine(found: dict[str, Any]) -> str:
 
 def against_dense(found: dict[str, Any]) -> str:
     """Return how many times as fast as dense attention each contestant is, with and without the backward pass."""
-    settings, lines = found["settings"], []
+    settings, lines = found["settings"], {}
     for pattern, contestant, rows in by_contestant(found["results"]):
         if contestant in CONTESTANTS:
-            cells = {row["tokens"]: _speeds(row) for row in rows}
-            lines.append([f"{pattern}: {CONTESTANTS[contestant]}", *(cells.get(tokens, NONE) for tokens in LENGTHS)])
-    table = markdown_table(["times as fast as dense", *(f"{tokens:,}" for tokens in LENGTHS)], lines)
-    return f"""{table}
+            cells = {(CONTESTANTS[contestant], row["tokens"]): _speeds(row) for row in rows}
+            lines[pattern] = {**lines.get(pattern, {}), **cells}
+    columns = [(name, tokens) for name, lengths in SHOWN.items() for tokens in lengths]
+    header = [f"{name} at {tokens:,}" if tokens == SHOWN[name][0] else f"{tokens:,}" for name, tokens in columns]
+    cells = [[pattern, *(of.get(column, NONE) for column in columns)] for pattern, of in lines.items()]
+    return f"""{markdown_table(["pattern", *header], cells)}
 
-By length in tokens: forward + backward / forward alone, against torch's SDPA without a mask (beyond \
-{settings["dense_limit"]:,} tokens extrapolated); {settings["heads"]} heads of {settings["head_dim"]}, \
-{settings["dtype"]}; {machine_line(found["machine"])}. \
-Layers of others were run up to {settings["peer_limit"]:,} tokens."""
+Times as fast as torch's SDPA without a mask (beyond {settings["dense_limit"]:,} tokens extrapolated), by tokens: \
+forward and backward / forward alone; {settings["heads"]} heads of {settings["head_dim"]}, {settings["dtype"]}; \
+{machine_line(found["machine"])}. The other library is local-attention for the band, and transformers' own layer for \
+longformer and bigbird."""
 
 
 def _speeds(row: dict[str, Any]) -> str:

@@ -76,16 +76,20 @@ def prefill(found: dict[str, Any]) -> dict[str, dict[int, float]]:
 
 
 def faster_llama(found: dict[str, Any]) -> str:
-    """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`, in a few lines."""
+    """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`, in a sentence."""
     way, settings = "band + first tokens", found["settings"]
     speeds, perplexity = prefill(found)[way], found["perplexity"]
-    lines = [["prompt read, times as fast", *(f"{speed:.1f}" for speed in speeds.values())]]
-    for name in ("dense", way):
-        lines.append([f"perplexity, {name}", *(_perplexity(perplexity[name], tokens) for tokens in speeds)])
-    return f"""{markdown_table(["by tokens", *(f"{tokens:,}" for tokens in speeds)], lines)}
+    lengths = [tokens for tokens in speeds if tokens > settings["left"]]
 
-{_llama(found)}, not fine-tuned, with a band of {settings["left"]:,} and {settings["num_first"]} first tokens, against \
-causal SDPA: `{found["command"]}`, [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
+    def listed(cells: list[str]) -> str:
+        return f"{', '.join(cells[:-1])} and {cells[-1]}"
+
+    sparse, dense = (listed([_perplexity(perplexity[name], tokens) for tokens in lengths]) for name in (way, "dense"))
+    return f"""A pretrained Llama: {_llama(found)}, not fine-tuned, reads prompts of \
+{listed([f"{tokens:,}" for tokens in lengths])} tokens {listed([f"{speeds[tokens]:.1f}" for tokens in lengths])} times \
+as fast as with causal SDPA, at a perplexity of {sparse} instead of {dense}, when every token reads the \
+{settings["left"]:,} before it and the first {settings["num_first"]}. `{found["command"]}`, \
+[more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
 
 
 def llama_perplexity(found: dict[str, Any]) -> str:

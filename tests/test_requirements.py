@@ -22,6 +22,18 @@ def test_pyproject_says_the_same() -> None:
     assert f'version = "{VERSION}"' in text
 
 
+def test_the_citation_says_the_same() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    licence = re.search(r'^license = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert licence is not None
+    assert {f"version: {VERSION}", f"license: {licence[1]}"} <= set(citation.splitlines())
+    title = re.search(r'^title: "(.+)"$', citation, re.MULTILINE)
+    assert title is not None
+    readme = (ROOT / "README.md").read_text()
+    assert f"title = {{{title[1]}}}" in readme
+    assert f"version = {{{VERSION}}}" in readme
+
+
 @pytest.mark.parametrize(
     ("version", "is_right"),
     [("5.16", True), ("5.16.0", True), ("5.23.0.dev0", True), ("5.9.1", False), ("6.0.0", False), ("dev", False)],
