@@ -1,0 +1,76 @@
+"""Train every case for three steps in DistributedDataParallel, and in one process; write how far the weights are apart.
+
+    torchrun --nproc_per_node 2 data_parallel_script.py FOLDER
+
+Writes FOLDER/report.json: by case, head and way of training, the largest difference and the largest move of a weight,
+or the error.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from models_cases import checkpoint_activations
+from processes.steps import ALL_CASES, batch_of, build, family_cases, largest_difference, train, train_alone, weights_of
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Yield (case, auto class): the main head of every case, and for each family every head of one."""
+    complete = family_cases()
+    for name, case in ALL_CASES.items():
+        yield from ((name, head) for head in (case.heads if name in complete else [case.main_head]))
+
+
+def train_together(case: Any, auto_class: str, is_checkpointed: bool) -> dict[str, torch.Tensor]:
+    """Return the weights that the processes reach with a part of the examples each.
+
+    A parameter without a gradient is an error in the second step, since nothing looks for it.
+    """
+    model = build(case, auto_class)
+    if is_checkpointed:
+        checkpoint_activations(model)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=False)
+    rank, processes = distributed.get_rank(), distributed.get_world_size()
+    train(wrapped, lambda step: [batch_of(case, auto_class, step, rank, processes)])
+    return weights_of(model)
+
+
+def train_in_ways(name: str, auto_class: str, reached: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return how far from `reached` DDP ends; for some heads also with checkpointed activations."""
+    case = ALL_CASES[name]
+    is_checkpointed_too = auto_class == case.main_head and name in family_cases()
+    report: dict[str, Any] = {}
+    for way, is_checkpointed in {"ddp": False, **({"checkpointed": True} if is_checkpointed_too else {})}.items():
+        try:
+            together = train_together(case, auto_class, is_checkpointed)
+            report[way] = largest_difference(reached or together, together)
+        except RuntimeError as error:
+            report[way] = str(error)
+    return report
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # before the processes know each other: models that one trains alone would count as different from the others'
+    alone = {pair: train_alone(ALL_CASES[pair[0]], pair[1], processes) for pair in pairs() if rank == 0}
+    distributed.init_process_group("gloo")
+    report = {}
+    for name, head in pairs():
+        reached, moved = alone.get((name, head), ({}, 0.0))
+        found = train_in_ways(name, head, reached)
+        report[f"{name}-{head.removeprefix('AutoModel')}"] = {"moved": moved, **found}
+    if rank == 0:
+        (folder / "report.json").write_text(json.dumps(report))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""Training steps of two processes, and the same steps in one: what the scripts of this folder compare."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import seq2seq_cases
+import torch
+from models_cases import CASES, scalar, switch_off_dropout
+from torch import Tensor, nn
+
+STEPS, LEARNING_RATE = 3, 0.1
+ALL_CASES = {case.name: case for case in [*CASES, *seq2seq_cases.CASES]}
+
+
+def family_cases() -> dict[str, Any]:
+    """Return the first case of each family and direction, which together have all of its heads."""
+    found: dict[Any, Any] = {}
+    for case in ALL_CASES.values():
+        found.setdefault((case.config_class, case.main_head), case)
+    return {case.name: case for case in found.values()}
+
+
+def build(case: Any, auto_class: str) -> Any:
+    """Return a model in training mode without dropout, the same in every process."""
+    model = case.model(auto_class, **case.fewest_layers).train()
+    switch_off_dropout(model)
+    return model
+
+
+def batch_of(case: Any, auto_class: str, step: int, rank: int, processes: int) -> dict[str, Tensor]:
+    """Return what a process reads at a step: every example is read by one of them."""
+    inputs = {name: each.roll(step, 0) for name, each in case.inputs(auto_class).items()}
+    return {name: torch.cat((each, each.flip(0)))[rank::processes].contiguous() for name, each in inputs.items()}
+
+
+def train(model: nn.Module, batches: Callable[[int], Sequence[dict[str, Tensor]]], optimizer: Any = None) -> None:
+    """Take `STEPS` steps; the loss of a step is the mean over `batches(step)`."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        read = batches(step)
+        for batch in read:
+            (scalar(model(**batch)) / len(read)).backward()
+        optimizer.step()
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the parameters, put together where they are in shards."""
+    parameters = {name.removeprefix("module."): each.detach() for name, each in model.named_parameters()}
+    return {name: getattr(each, "full_tensor", lambda each=each: each)().clone() for name, each in parameters.items()}
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Return by how much the weight that differs most differs."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def train_alone(case: Any, auto_class: str, processes: int) -> tuple[dict[str, Tensor], float]:
+    """Return the weights that one process reaches with what `processes` read, and by how much a weight has moved."""
+    model = build(case, auto_class)
+    start = copy.deepcopy(weights_of(model))
+    train(model, lambda step: [batch_of(case, auto_class, step, rank, processes) for rank in range(processes)])
+    reached = weights_of(model)
+    return reached, largest_difference(start, reached)

@@ -1,0 +1,43 @@
+"""Two processes with a part of the examples each train as one process with all of them: every case, every head."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.data_parallel_script import pairs
+from processes.steps import ALL_CASES
+from torchrun import run_together
+
+SCRIPT = Path(__file__).parent / "data_parallel_script.py"
+NAMES = [f"{name}-{head.removeprefix('AutoModel')}" for name, head in pairs()]
+# both add the same numbers in another order
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the two processes wrote."""
+    folder = tmp_path_factory.mktemp("data_parallel")
+    run_together(SCRIPT, folder)
+    return json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_train_as_one_and_no_parameter_is_unused(report: dict[str, Any], name: str) -> None:
+    """With DDP that looks for no unused parameters; main heads also with checkpointed activations."""
+    found = report[name]
+    assert found.pop("moved") > 1000 * TOLERANCE
+    assert found
+    for way, difference in found.items():
+        assert isinstance(difference, float), f"{way}: {difference}"
+        assert difference <= TOLERANCE, way
+
+
+def test_every_head_of_every_family_takes_part(report: dict[str, Any]) -> None:
+    heads = {
+        case.heads[f"AutoModel{head}"]
+        for name, _, head in (each.rpartition("-") for each in report)
+        for case in [ALL_CASES[name]]
+    }
+    assert heads == {head for case in ALL_CASES.values() for head in case.heads.values()}

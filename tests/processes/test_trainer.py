@@ -1,0 +1,68 @@
+"""Trainer on two processes ends with the weights of Trainer on one, however it is told to train.
+
+Two processes (gloo, CPU) and one alone run `trainer_script.py`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes.steps import largest_difference
+from processes.trainer_script import FAMILIES, STEPS, WAYS
+from torchrun import run_together
+
+SCRIPT = Path(__file__).parent / "trainer_script.py"
+# both add the same numbers in another order
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The folders that one and two processes wrote, by number of processes."""
+    folders = {processes: tmp_path_factory.mktemp(f"trainer_{processes}") for processes in (1, 2)}
+    for processes, folder in folders.items():
+        run_together(SCRIPT, folder, processes=processes)
+    return folders
+
+
+def weights(folder: Path, family: str, way: str) -> dict[str, torch.Tensor]:
+    return torch.load(folder / f"{family}-{way}.pt")
+
+
+def report(folder: Path, family: str, way: str) -> dict[str, Any]:
+    return json.loads((folder / "report.json").read_text())[f"{family}-{way}"]
+
+
+@pytest.mark.parametrize("way", [*WAYS, "resumed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_end_with_the_weights_of_one(runs: dict[int, Path], family: str, way: str) -> None:
+    start, alone, together = (
+        weights(folder, family, state) for folder, state in ((runs[1], "start"), (runs[1], way), (runs[2], way))
+    )
+    assert largest_difference(start, alone) > 1000 * TOLERANCE
+    assert largest_difference(alone, together) <= TOLERANCE
+    for processes, folder in runs.items():
+        said = report(folder, family, way)
+        assert (said["steps"], said["processes"]) == (STEPS, processes)
+        assert said.get("finds_unused") in (False, None)
+    assert report(runs[2], family, "plain")["finds_unused"] is False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ways_were_what_they_claim(runs: dict[int, Path], family: str) -> None:
+    for folder in runs.values():
+        assert [report(folder, family, way)["is_checkpointing"] for way in ("plain", "checkpointed")] == [False, True]
+        assert report(folder, family, "best")["best"] == "checkpoint-1"
+    plain = weights(runs[1], family, "plain")
+    for way in ("accumulated", "uneven", "best"):
+        assert largest_difference(plain, weights(runs[1], family, way)) > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_resuming_changes_nothing(runs: dict[int, Path], family: str, processes: int) -> None:
+    """Weights, optimizer and order of the examples come back from the checkpoint: equal to the last bit."""
+    whole, resumed = (weights(runs[processes], family, way) for way in ("plain", "resumed"))
+    assert largest_difference(whole, resumed) == 0
