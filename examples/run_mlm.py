@@ -41,7 +41,7 @@ class Arguments:
     """What is trained on what."""
 
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint, made long. Default: a small BERT.")
-    model_type: str | None = HfArg(default=None, help="Of a new model: sparse_transformer, simplified_transformer.")
+    model_type: str | None = HfArg(default=None, help="Of a new model: sparse_transformer, adaptive_span …")
     attention_window: int | None = HfArg(default=None, help="Tokens read so many around them. Made long: 512.")
     dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: documentation of Python.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")

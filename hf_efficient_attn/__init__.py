@@ -30,7 +30,10 @@ from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,
     AdaptiveSpanForMaskedLM,
+    AdaptiveSpanForMultipleChoice,
+    AdaptiveSpanForQuestionAnswering,
     AdaptiveSpanForSequenceClassification,
+    AdaptiveSpanForTokenClassification,
     AdaptiveSpanModel,
 )
 from hf_efficient_attn.models.register import register_families
@@ -82,7 +85,10 @@ __all__ = [
     "AdaptiveSpanConfig",
     "AdaptiveSpanForCausalLM",
     "AdaptiveSpanForMaskedLM",
+    "AdaptiveSpanForMultipleChoice",
+    "AdaptiveSpanForQuestionAnswering",
     "AdaptiveSpanForSequenceClassification",
+    "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
     "CheckpointError",
     "ClippedAdagrad",

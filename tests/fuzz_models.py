@@ -57,7 +57,7 @@ CONFIGS: list[Callable[[], Any]] = [
     lambda: hea.SparseTransformerConfig.longformer(
         num_hidden_layers=2, max_position_embeddings=NUM_POSITIONS, attention_window=4, global_tokens="first", **SMALL
     ),
-    lambda: hea.SparseTransformerConfig.sliding(left=5, causal=True, num_hidden_layers=2, **SMALL),
+    lambda: hea.SparseTransformerConfig.sliding(left=5, is_causal=True, num_hidden_layers=2, **SMALL),
     lambda: hea.SparseSeq2SeqConfig(
         encoder_layers=2, decoder_layers=1, max_position_embeddings=64, attention_pattern=PATTERNS[3], **SMALL
     ),

@@ -33,7 +33,7 @@ def llama() -> PreTrainedModel:
 def longformer() -> PreTrainedModel:
     no_dropout = dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0)
     config = hea.SparseTransformerConfig.longformer(
-        attention_window=64, causal=True, global_tokens="first", max_position_embeddings=1024, **SIZES, **no_dropout
+        attention_window=64, is_causal=True, global_tokens="first", max_position_embeddings=1024, **SIZES, **no_dropout
     )
     return hea.SparseTransformerForCausalLM(config)
 

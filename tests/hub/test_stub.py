@@ -136,7 +136,7 @@ def test_classes_of_the_package_are_not_uploaded_but_those_of_others(tmp_path: P
         assert hea.SparseTransformerConfig._auto_class is hea.SparseTransformerModel._auto_class is None
         theirs: Any = type("Theirs", (hea.SparseTransformerModel,), {"__module__": __name__})
         theirs.register_for_auto_class("AutoModel")
-        config = hea.SparseTransformerConfig.sliding(**TINY, left=2, causal=True)
+        config = hea.SparseTransformerConfig.sliding(**TINY, left=2, is_causal=True)
         theirs(config).save_pretrained(tmp_path)
     finally:
         hea.SparseTransformerModel._auto_class = None

@@ -124,6 +124,7 @@ def test_nonsense_in_inherited_fields() -> None:
         ({"output_attentions": True, "attn_implementation": "sdpa"}, "output_attentions=True.*set it to 'eager'"),
         ({"head_dim": 3}, "head_dim=3 is no field of .*: head_dim follows from other fields"),
         ({"attention_pattern": 3}, "pattern"),
+        ({"causal": True}, r"causal=True is no field of \w+\. Write is_causal=True\."),
         ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

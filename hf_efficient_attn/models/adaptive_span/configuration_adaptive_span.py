@@ -36,7 +36,8 @@ class AdaptiveSpanConfig(
             the heads in tokens (R not counted).
         span_init: learned spans at the start, as a share of the limit.
         dynamic_span_bias: b of span S · sigmoid(v·x + b) at the start; v starts at 0.
-        include_self: whether a token reads itself; in the authors' network it reads only earlier tokens.
+        include_self: whether a token reads itself; None: only if it reads both sides. In the authors' network it reads
+            only earlier tokens.
         frozen_spans: spans in tokens, a list per layer with a number per head, that are no longer trained; see
             `freeze_spans`.
         is_causal: each token reads the past only; if False, both sides, with a ramp on each.
@@ -77,7 +78,7 @@ class AdaptiveSpanConfig(
 
     span: str = "adaptive"
     span_limit: int = 8192
-    include_self: bool = False
+    include_self: bool | None = None
 
     hidden_act: str = "relu"
     mlp_bias: bool = True

@@ -32,7 +32,14 @@ from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
-from hf_efficient_attn.models.heads.task_heads import CausalLMHead, MaskedLMHead, SequenceClassificationHead
+from hf_efficient_attn.models.heads.task_heads import (
+    CausalLMHead,
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
@@ -256,10 +263,25 @@ class AdaptiveSpanForSequenceClassification(SequenceClassificationHead, Adaptive
     backbone_class = AdaptiveSpanModel
 
 
+class AdaptiveSpanForTokenClassification(TokenClassificationHead, AdaptiveSpanPreTrainedModel):
+    backbone_class = AdaptiveSpanModel
+
+
+class AdaptiveSpanForQuestionAnswering(QuestionAnsweringHead, AdaptiveSpanPreTrainedModel):
+    backbone_class = AdaptiveSpanModel
+
+
+class AdaptiveSpanForMultipleChoice(MultipleChoiceHead, AdaptiveSpanPreTrainedModel):
+    backbone_class = AdaptiveSpanModel
+
+
 __all__ = [
     "AdaptiveSpanForCausalLM",
     "AdaptiveSpanForMaskedLM",
+    "AdaptiveSpanForMultipleChoice",
+    "AdaptiveSpanForQuestionAnswering",
     "AdaptiveSpanForSequenceClassification",
+    "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
     "AdaptiveSpanPreTrainedModel",
 ]

@@ -18,6 +18,8 @@ logger = logging.get_logger(__name__)
 ALIKE = 0.85
 # letters; longer names are not compared
 LONGEST = 100
+# what other libraries, and older versions of the presets, call a field
+RENAMED = {"causal": "is_causal"}
 _OR_PATTERN = ", or set the fields yourself: attention_pattern=Band(32, 32) is a window of 64"
 
 
@@ -25,6 +27,7 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
     """Raise FieldError for names that are not fields of a config, but a method, a property or a preset's argument.
 
     They would change nothing. Arguments of presets are recognised even if misspelt; only a preset makes fields of them.
+    What is in `RENAMED` has another name.
     """
     cls = type(config)
     for name, value in fields.items():
@@ -34,6 +37,9 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
         if is_computed or callable(getattr(cls, name, None)) or isinstance(found, Mapping) > isinstance(value, Mapping):
             what = "follows from other fields" if is_computed else "belongs to the class"
             raise FieldError(f"{name}={shown(value)} is no field of {cls.__name__}: {name} {what}. Leave it out.")
+        if name in RENAMED:
+            renamed = f"{RENAMED[name]}={shown(value)}"
+            raise FieldError(f"{name}={shown(value)} is no field of {cls.__name__}. Write {renamed}.")
         if not name.startswith("_") and nearest_field(cls, name) is None:
             refuse_argument_of_preset(cls, name, value)
 

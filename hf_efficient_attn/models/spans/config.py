@@ -23,7 +23,12 @@ class SpanFields:
 
 def span_window(config: Any) -> SpanWindow:
     """Return which keys the heads of a config choose from."""
-    return SpanWindow(config.span_limit, config.span_ramp, config.include_self, config.is_causal)
+    return SpanWindow(config.span_limit, config.span_ramp, reads_self(config), config.is_causal)
+
+
+def reads_self(config: Any) -> bool:
+    """Return whether a token reads itself; by default where it reads both sides."""
+    return bool(not config.is_causal if config.include_self is None else config.include_self)
 
 
 def checked_window(config: Any, spans: Spans) -> SpanWindow:
@@ -51,7 +56,7 @@ def check_spans(config: Any) -> None:
         )
     if config.span_penalty < 0:
         raise ConfigurationError(f"span_penalty={config.span_penalty} must be a number of at least 0.")
-    if not config.is_causal and not config.include_self:
+    if not config.is_causal and not reads_self(config):
         raise ConfigurationError(
             "include_self=False means that tokens read earlier ones only; it needs is_causal=True."
         )

@@ -36,7 +36,7 @@ def longformer(
     attention_window: int | Sequence[int] = 512,
     attention_dilation: int | Sequence[int] | Sequence[Sequence[int]] = 1,
     num_dilated_heads: int | None = None,
-    causal: bool = False,
+    is_causal: bool = False,
     **fields: Any,
 ) -> Config:
     """Return Longformer-base: RoBERTa's layout, a window per layer, global tokens with projections of their own.
@@ -45,12 +45,12 @@ def longformer(
         attention_window: keys that a query reads around itself, both sides together, an even number, or one per layer.
         attention_dilation: step between them, 1 = none; a list gives one per layer, or a list with one per head.
         num_dilated_heads: how many of the last heads of a layer are dilated, if it has one step; None: all.
-        causal: a language model: the window's left half, no global tokens unless asked for, pre-norm, rotary positions.
+        is_causal: a language model: the window's left half, no global tokens unless asked for, pre-norm, rotary.
 
     Source: Beltagy et al. (arXiv:2004.05150), section 3, and the sizes of longformer-base-4096.
     """
     preset: dict[str, Any] = {
-        **({} if causal else DROPOUT),
+        **({} if is_causal else DROPOUT),
         "vocab_size": 50_265,
         "max_position_embeddings": 4096,
         "position_offset": 2,
@@ -65,7 +65,7 @@ def longformer(
         "eos_token_id": 2,
         "sep_token_id": 2,
     }
-    if causal:
+    if is_causal:
         preset |= {**CAUSAL, "global_tokens": None, "global_projections": False, "classifier_pooling": None}
         preset |= {"position_offset": 0}
     fields = {**preset, **fields}
@@ -155,7 +155,7 @@ def bigbird_itc(
     num_random_blocks: int = 3,
     plan: str = "authors",
     seed: int = 0,
-    causal: bool = False,
+    is_causal: bool = False,
     **fields: Any,
 ) -> Config:
     """Return BigBird-ITC base: three blocks around the query, the first and the last block global, and random blocks.
@@ -168,7 +168,7 @@ def bigbird_itc(
     Source: Zaheer et al. (arXiv:2007.14062), sections 2 and E; sizes of bigbird-roberta-base.
     """
     preset: dict[str, Any] = {
-        **({} if causal else DROPOUT),
+        **({} if is_causal else DROPOUT),
         "vocab_size": 50_358,
         "hidden_act": "gelu_new",
         "type_vocab_size": 2,
@@ -182,29 +182,29 @@ def bigbird_itc(
         "eos_token_id": 2,
         "sep_token_id": 66,
     }
-    if causal:
+    if is_causal:
         preset |= {**CAUSAL, "type_vocab_size": 0, "classifier_pooling": None}
-    pattern = bigbird(block_tokens, num_random_blocks, seed, "seeded" if causal else plan, causal)
+    pattern = bigbird(block_tokens, num_random_blocks, seed, "seeded" if is_causal else plan, is_causal)
     return cls(**{"attention_pattern": pattern, **preset, **fields})
 
 
-def block_local(cls: type[Config], block_tokens: int = 512, causal: bool = False, **fields: Any) -> Config:
+def block_local(cls: type[Config], block_tokens: int = 512, is_causal: bool = False, **fields: Any) -> Config:
     """Return a model whose tokens read their own block; "Efficient Transformers" survey (arXiv:2106.04554), 4.1.1."""
-    return cls(**{"attention_pattern": BlockLocal(block_tokens), **(CAUSAL if causal else {}), **fields})
+    return cls(**{"attention_pattern": BlockLocal(block_tokens), **(CAUSAL if is_causal else {}), **fields})
 
 
-def strided(cls: type[Config], stride: int = 128, causal: bool = True, **fields: Any) -> Config:
+def strided(cls: type[Config], stride: int = 128, is_causal: bool = True, **fields: Any) -> Config:
     """Return the strided Sparse Transformer: the last `stride` tokens, and every `stride`-th of all.
 
     Every head reads both (the "merged" form). Source: Child et al. (arXiv:1904.10509), section 4.2.
     """
     pattern = Band(stride, stride) | Strided(stride)
-    return cls(**{"attention_pattern": pattern, **(CAUSAL if causal else {}), **fields})
+    return cls(**{"attention_pattern": pattern, **(CAUSAL if is_causal else {}), **fields})
 
 
 def sliding(
-    cls: type[Config], left: int = 256, right: int | None = None, causal: bool = False, **fields: Any
+    cls: type[Config], left: int = 256, right: int | None = None, is_causal: bool = False, **fields: Any
 ) -> Config:
     """Return a model whose tokens read `left` tokens before and `right` (default: as many) after themselves."""
-    pattern = Band(left, 0 if causal else left if right is None else right)
-    return cls(**{"attention_pattern": pattern, **(CAUSAL if causal else {}), **fields})
+    pattern = Band(left, 0 if is_causal else left if right is None else right)
+    return cls(**{"attention_pattern": pattern, **(CAUSAL if is_causal else {}), **fields})

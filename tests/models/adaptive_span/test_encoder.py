@@ -52,6 +52,17 @@ def test_a_token_changes_its_neighbours_on_both_sides_and_no_others() -> None:
     assert moved.nonzero().flatten().tolist() == list(range(22, 39))
 
 
+def test_two_overrides_make_an_encoder() -> None:
+    """As scripts write them, `--config_overrides is_causal=false,position_embedding_type=rope`."""
+    config = hea.AdaptiveSpanConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    config.update_from_string("is_causal=false,position_embedding_type=rope")
+    assert span_window(config).include_self
+    assert hea.AdaptiveSpanForMaskedLM(config)(random_ids(1, 9)).logits.isfinite().all()
+    assert not span_window(hea.AdaptiveSpanConfig()).include_self
+    with pytest.raises(hea.ConfigurationError, match="include_self=False means"):
+        hea.AdaptiveSpanConfig(is_causal=False, position_embedding_type="rope", include_self=False)
+
+
 @pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
 def test_heads_train_their_spans(head: str) -> None:
     model, ids = encoder(head, span_penalty=0.01).train(), random_ids(2, 30)

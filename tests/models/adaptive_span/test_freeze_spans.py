@@ -97,7 +97,7 @@ def test_models_without_numbers_to_keep() -> None:
         hea.freeze_spans(tiny(span="dynamic"))
     with pytest.raises(hea.InputError, match="span='fixed': all its heads read the limit"):
         hea.freeze_spans(tiny(span="fixed"))
-    plain = hea.SparseTransformerForCausalLM(hea.SparseTransformerConfig.sliding(**TINY, causal=True))
+    plain = hea.SparseTransformerForCausalLM(hea.SparseTransformerConfig.sliding(**TINY, is_causal=True))
     for function in (hea.freeze_spans, lambda model: hea.set_span_limit(model, 8)):
         with pytest.raises(hea.InputError, match="SparseTransformerForCausalLM has no spans"):
             function(plain)

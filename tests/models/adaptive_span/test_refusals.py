@@ -26,7 +26,10 @@ FROZEN = {"frozen_spans": SPANS, "span_penalty": 0.0}
         ({"span_penalty": -1e-6}, "span_penalty=-1e-06 must be a number of at least 0"),
         ({"span_penalty": float("nan")}, "span_penalty=nan must be a finite number"),
         ({"span_penalty": float("inf")}, "span_penalty=inf must be a finite number"),
-        ({"is_causal": False, "position_embedding_type": "rope"}, "include_self=False .* needs is_causal=True"),
+        (
+            {"is_causal": False, "include_self": False, "position_embedding_type": "rope"},
+            "include_self=False .* needs is_causal=True",
+        ),
         ({"is_causal": False, "include_self": True}, "'relative_keys' has a vector for every distance to the past"),
         ({"position_embedding_type": "learned"}, "it must be one of: relative_keys, rope, none"),
         ({"hidden_size": 36, "position_embedding_type": "rope"}, "even head size, not 9"),

@@ -75,7 +75,7 @@ def test_compiles_and_refuses_the_same() -> None:
 def test_causal_models_refuse_both(field: dict[str, Any]) -> None:
     ((name, value),) = field.items()
     with pytest.raises(hea.EfficientAttentionError, match=f"{name}={value!r} .*is_causal=True.* must be "):
-        Config.bigbird_itc(block_tokens=4, causal=True, **SHAPE, **field)
+        Config.bigbird_itc(block_tokens=4, is_causal=True, **SHAPE, **field)
 
 
 @pytest.mark.parametrize("tokens", [-2, 0])

@@ -65,7 +65,7 @@ def bigbird(is_ours: bool, seed: int = 0) -> Any:
 def causal_bigbird(is_ours: bool) -> Any:
     torch.manual_seed(0)
     if is_ours:
-        config = hea.SparseTransformerConfig.bigbird_itc(**SHAPE, **OUR_DROPOUT, **OUR_BLOCKS, causal=True)
+        config = hea.SparseTransformerConfig.bigbird_itc(**SHAPE, **OUR_DROPOUT, **OUR_BLOCKS, is_causal=True)
         return hea.SparseTransformerForCausalLM(config).eval()
     config = transformers.BigBirdConfig(**SHAPE, **PEER_DROPOUT, **BLOCKS, is_decoder=True)
     return transformers.BigBirdForCausalLM(config).eval()

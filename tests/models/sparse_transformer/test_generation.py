@@ -12,7 +12,7 @@ OPTIONS = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_to
 
 
 def causal_model(**fields: Any) -> Any:
-    config = hea.SparseTransformerConfig.longformer(**{**TINY, "attention_window": 8, **fields}, causal=True)
+    config = hea.SparseTransformerConfig.longformer(**{**TINY, "attention_window": 8, **fields}, is_causal=True)
     return randomize(hea.SparseTransformerForCausalLM(config).eval())
 
 

@@ -108,7 +108,7 @@ def test_padding_that_looks_like_the_separator_ends_no_question() -> None:
 def test_generation_knows_global_tokens(rule: Any, projections: bool) -> None:
     config = Config.longformer(
         **{**TINY, "attention_window": 4, "global_projections": projections},
-        causal=True,
+        is_causal=True,
         global_tokens=None if rule == "mask" else rule,
     )
     model = randomize(hea.SparseTransformerForCausalLM(config).eval())
@@ -126,7 +126,7 @@ def test_generation_knows_global_tokens(rule: Any, projections: bool) -> None:
 
 
 def test_mask_of_the_prompt_counts_while_generating() -> None:
-    config = Config.longformer(**{**TINY, "attention_window": 2, "num_hidden_layers": 1}, causal=True)
+    config = Config.longformer(**{**TINY, "attention_window": 2, "num_hidden_layers": 1}, is_causal=True)
     model = randomize(hea.SparseTransformerForCausalLM(config).eval())
     ids = torch.randint(3, 60, (1, 20), generator=torch.Generator().manual_seed(3))
     chosen = torch.zeros_like(ids)

@@ -39,7 +39,7 @@ def save_tokenizer(folder: Path) -> None:
 def test_pipeline(task: str, head: str, inputs: Any, tmp_path: Path) -> None:
     is_causal = head == "ForCausalLM"
     config = hea.SparseTransformerConfig.longformer(
-        **{**TINY, "attention_window": 8, "causal": is_causal, "pad_token_id": 0, "sep_token_id": 2}
+        **{**TINY, "attention_window": 8, "is_causal": is_causal, "pad_token_id": 0, "sep_token_id": 2}
     )
     getattr(hea, f"SparseTransformer{head}")(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
