@@ -3,7 +3,7 @@
     torchrun --nproc_per_node 3 sharded_attention_script.py FOLDER
 
 Every process writes FOLDER/{number of processes}-{rank}.json: by case and mode the largest error of the outputs and of
-every gradient. It checks that it receives as many numbers as the formula says.
+every gradient. It checks that it sends and receives as many bytes as the formula and `explain` say.
 """
 
 import json
@@ -105,10 +105,10 @@ def masks_of(case: Case) -> TokenMask:
 
 
 class Counted:
-    """Counts the numbers that this process receives from others in collectives, and those that are added up."""
+    """Counts the bytes that this process sends to others and gets from them, and those that are added up."""
 
     def __init__(self) -> None:
-        self.received = self.reduced = 0
+        self.sent = self.received = self.reduced = 0
 
     def __enter__(self) -> "Counted":
         self.plain = distributed.all_to_all_single, distributed.all_reduce
@@ -118,12 +118,14 @@ class Counted:
     def __exit__(self, *error: Any) -> None:
         distributed.all_to_all_single, distributed.all_reduce = self.plain
 
-    def exchange(self, out: Tensor, rows: Tensor, received: list[int], sent: list[int], group: Any) -> Any:
-        self.received += sum(received) - received[distributed.get_rank()]
-        return self.plain[0](out, rows, received, sent, group)
+    def exchange(self, out: Tensor, rows: Tensor, received: list[int], sent: list[int], group: Any, **how: Any) -> Any:
+        rank = distributed.get_rank()
+        self.sent += (sum(sent) - sent[rank]) * rows.element_size()
+        self.received += (sum(received) - received[rank]) * out.element_size()
+        return self.plain[0](out, rows, received, sent, group, **how)
 
     def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        self.reduced += tensor.numel()
+        self.reduced += tensor.numel() * tensor.element_size()
         return self.plain[1](tensor, *arguments, **options)
 
 
@@ -133,6 +135,13 @@ def formula(case: Case, size: int, mode: str) -> Traffic:
     texts = tuple(dict.fromkeys(texts_of(masks_of(case), BATCH, case.tokens)))
     sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM)
     return plan_layer(layout, texts, shard_bounds(case.tokens, size), sizes, mode, case.ramp is not None)[1]
+
+
+def explained(case: Case, size: int) -> Any:
+    """Return what `explain` says is exchanged, for a text without masks."""
+    heads = {"num_heads": case.heads, "num_key_heads": case.key_heads, "head_dim": DIM}
+    said = hea.explain(case.pattern, case.tokens, dtype=torch.float64, layer=1, sequence_ranks=size, **heads)
+    return said.exchange
 
 
 def states_of(case: Case) -> dict[str, Tensor]:
@@ -188,15 +197,29 @@ def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
     if case.ramp:
         options["terms"] = (Term(states["spans"], SoftSpan(case.ramp)),)
     expected = formula(case, shards.size, shards.mode)
-    with Counted() as counted:
+    with Counted() as forward:
         out = attend_shard(*(states[name] for name in "qkv"), followed, shards, masks_of(case), DIM**-0.5, **options)
-    assert counted.received == BATCH * expected.received[shards.rank]
-    assert counted.reduced == BATCH * expected.reduced * (expected.mode == "halo")
-    (out * states["weights"]).sum().backward()
+    with Counted() as backward:
+        (out * states["weights"]).sum().backward()
+    check_bytes(case, expected, forward, backward, shards)
     found = {name: each.grad for name, each in states.items() if each.grad is not None}
     if "sinks" in found:
         distributed.all_reduce(found["sinks"])
     return {"out": out.detach(), **found}
+
+
+def check_bytes(case: Case, expected: Traffic, forward: Counted, backward: Counted, shards: SequenceShards) -> None:
+    """Check that what was measured is what the formula says, and what `explain` says where it knows the text."""
+    rank, width = shards.rank, BATCH * torch.float64.itemsize
+    assert (forward.sent, forward.received) == (width * expected.sent[rank], width * expected.received[rank])
+    assert (backward.received, backward.sent) == (forward.sent, forward.received)
+    assert (forward.reduced, backward.reduced) == (width * expected.reduced, width * expected.reduced_backward)
+    if case.masks or case.ramp or shards.mode != "auto":
+        return
+    said = explained(case, shards.size)
+    found = said.mode, BATCH * said.forward_bytes[rank], BATCH * said.backward_bytes[rank]
+    assert found == (expected.mode, forward.sent, backward.sent)
+    assert [BATCH * each for each in said.reduced_bytes] == [forward.reduced, backward.reduced]
 
 
 def errors(expected: dict[str, Tensor], found: dict[str, Tensor], own: slice) -> dict[str, float]:

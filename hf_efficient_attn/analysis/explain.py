@@ -53,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layer", type=int, default=0, help="index of the layer, if layers differ (default 0)")
     parser.add_argument("--part", choices=sorted(PARTS), help="part of an encoder-decoder (default encoder)")
+    text = "number of processes that share the text: print how many bytes each sends in the layer (see shard_sequence)"
+    parser.add_argument("--sequence-ranks", type=int, metavar="N", help=text)
     parser.add_argument("--causal", action="store_true", help="explain the causal form of a pattern")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -90,6 +92,7 @@ def main(args: argparse.Namespace) -> None:
         layer=args.layer,
         cross=args.cross,
         part=args.part,
+        sequence_ranks=args.sequence_ranks,
     )
     print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation)
 

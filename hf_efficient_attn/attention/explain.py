@@ -16,6 +16,8 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import ConfigurationError, InputError, WorkLimitError
@@ -52,6 +54,7 @@ def explain(
     layer: int = 0,
     cross: bool = False,
     part: str | None = None,
+    sequence_ranks: int | None = None,
 ) -> Explanation:
     """Return which backend would compute a call of attention, why, and what it would cost.
 
@@ -71,6 +74,12 @@ def explain(
     >>> explanation.call.layout.pattern, explanation.call.layout.num_heads, explanation.baseline
     (Causal(), 32, 'dense causal attention')
 
+    Of processes that share a text (`shard_sequence`), it says how many bytes each sends to others in the layer:
+
+    >>> print(explain(Band(1023, 0), 131072, num_heads=16, num_key_heads=4, sequence_ranks=8).exchange)
+    halo among 8 processes: each sends at most 2.00 MiB forward and 2.00 MiB backward (with all keys at all processes: \
+224.00 MiB each way)
+
     Args:
         what: a pattern; an expression such as "band(256, 256) | global(0)"; another form of `attention_pattern` (see
             `sparsify`); or a model or config of transformers.
@@ -83,6 +92,7 @@ def explain(
         dropout, backend, cross: as for `attention`; a model's own dropout is not looked up.
         layer: index of the layer, if layers differ.
         part: "encoder" (the default) or "decoder", for encoder-decoders.
+        sequence_ranks: how many processes share the text; None: as many as `shard_sequence` was told, or one.
 
     Raises:
         InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have.
@@ -108,7 +118,20 @@ def explain(
     dtype = torch.float32 if dtype is None else dtype
     check_dtype(dtype)
     call = _call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
-    return _explained(call, request, request.backend if backend == AUTO else backend, line)
+    said = _explained(call, request, request.backend if backend == AUTO else backend, line)
+    return replace(said, exchange=_exchange(what, call, request, sequence_ranks))
+
+
+def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | None) -> LayerExchange | None:
+    """Return what processes send that share the text; None: one has all of it."""
+    shards = shards_of(what) if isinstance(what, nn.Module) else None
+    if ranks is not None:
+        check_length("sequence_ranks", ranks)
+    elif shards is not None:
+        ranks = shards.size
+    if ranks is None or ranks == 1:
+        return None
+    return layer_exchange(call, asked.has_bias, ranks, AUTO if shards is None else shards.mode)
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:

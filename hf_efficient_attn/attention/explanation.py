@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_efficient_attn.attention.select import BACKENDS
+from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.expressions import write_expression
@@ -31,6 +32,7 @@ class Explanation:
         memory_bytes: estimated peak memory of one example, beyond its inputs.
         model: which layer of which model this is; None: a pattern was explained.
         notes: what the numbers leave out, in sentences.
+        exchange: what processes that share the text send; None: one process has all of it.
     """
 
     call: AttentionCall
@@ -44,6 +46,7 @@ class Explanation:
     memory_bytes: int
     model: str | None = None
     notes: tuple[str, ...] = ()
+    exchange: LayerExchange | None = None
 
     @property
     def density(self) -> float:
@@ -79,6 +82,7 @@ class Explanation:
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
             "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
+            **({} if self.exchange is None else {"exchange": f"{self.exchange}, one example"}),
             **{f"not {name}": reason for name, reason in self.reasons.items()},
             **{"note" if index == 0 else f"note {index + 1}": note for index, note in enumerate(self.notes)},
         }
@@ -112,6 +116,7 @@ class Explanation:
             "relative_cost": self.relative_cost,
             "memory_bytes": self.memory_bytes,
             "notes": list(self.notes),
+            "exchange": None if self.exchange is None else self.exchange.to_dict(),
         }
 
 

@@ -59,7 +59,7 @@ def attend_layer(
         InputError: a mask that does not belong to these queries and keys.
     """
     if followed.shards is not None:
-        refuse_on_shards(matrix, bias, need_weights)
+        refuse_on_shards(matrix is not None, bias is not None, need_weights)
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None

@@ -39,6 +39,6 @@ def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]
     context_parallel = sys.modules.get(CONTEXT_PARALLEL)
     if hasattr(query, "placements") or (context_parallel and getattr(context_parallel, "_replaced_functions", None)):
         raise UnsupportedBackendError(
-            "Context parallelism cuts the sequence into shards and would drop the pattern. Train with data or fully "
-            "sharded data parallelism instead (DDP, FSDP)."
+            "Context parallelism cuts the sequence into shards and would drop the pattern. Let processes share texts "
+            "(hea.shard_sequence) instead, or train with data parallelism (DDP, FSDP)."
         )

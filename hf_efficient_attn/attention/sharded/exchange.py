@@ -1,4 +1,4 @@
-"""Rows of a tensor that processes send each other, with gradients that travel back."""
+"""Rows of a tensor that processes send each other while they compute, with gradients that travel back likewise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +27,11 @@ class Route:
         """Rows for every process."""
         return tuple(map(size, self.sent))
 
+    @property
+    def slices(self) -> list[tuple[int, int]]:
+        """The intervals of rows for all processes, one after the other."""
+        return [interval for intervals in self.sent for interval in intervals]
+
 
 def route_of(rank: int, bounds: Sequence[tuple[int, int]], wanted: Sequence[Intervals]) -> Route:
     """Return the route by which every process gets the positions that it wants from the processes that hold them.
@@ -49,35 +54,93 @@ def route_of(rank: int, bounds: Sequence[tuple[int, int]], wanted: Sequence[Inte
     return Route(tuple(sent), tuple(received))
 
 
-class Exchange(torch.autograd.Function):
-    """Send rows of a tensor, and receive those of others; gradients go back to where their rows came from."""
+@dataclass(frozen=True)
+class Travelling:
+    """Rows on their way: the tensor that is being filled, what is sent, kept until it has left, and what waits."""
+
+    received: Tensor
+    sent: Tensor
+    work: Any
+
+
+class Exchange:
+    """One exchange of rows. What is computed between `depart` and `arrive` is computed while they travel.
+
+    In the backward pass, the gradients travel while what was computed in between is differentiated. Every process has
+    to use what arrives for its output (see `Tie`), or the others wait for its gradients.
+
+    Args:
+        num_sent, num_received: rows for each process of the group, and from each.
+    """
+
+    def __init__(self, num_sent: Sequence[int], num_received: Sequence[int], group: Any) -> None:
+        self.num_sent, self.num_received, self.group = num_sent, num_received, group
+        self.travelling: Travelling | None = None
+
+    def depart(self, rows: Tensor) -> Tensor:
+        """Send rows, those for the first process first; return what `arrive` takes."""
+        departed: Tensor = Depart.apply(rows, self)
+        return departed
+
+    def arrive(self, departed: Tensor) -> Tensor:
+        """Return the rows from all processes, once they are here."""
+        received: Tensor = Arrive.apply(departed, self)
+        return received
+
+    def wait(self) -> Tensor:
+        """Return what has been received, and forget it."""
+        travelling, self.travelling = self.travelling, None
+        assert travelling is not None
+        travelling.work.wait()
+        return travelling.received
+
+
+class Depart(torch.autograd.Function):
+    """Let rows depart; in the backward pass their gradients arrive."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, route: Route, group: Any) -> Tensor:
-        pieces = [rows[start:stop] for intervals in route.sent for start, stop in intervals]
-        ctx.route, ctx.group, ctx.shape = route, group, rows.shape
-        sent = torch.cat(pieces) if pieces else rows.new_empty(0, *rows.shape[1:])
-        return send(sent, route.num_sent, route.num_received, group)
+    def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        exchange.travelling = send(rows, exchange.num_sent, exchange.num_received, exchange.group)
+        return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        route: Route = ctx.route
-        returned = send(gradient.contiguous(), route.num_received, route.num_sent, ctx.group)
-        total = gradient.new_zeros(ctx.shape)
-        pieces = [(start, stop) for intervals in route.sent for start, stop in intervals]
-        for (start, stop), piece in zip(pieces, returned.split([b - a for a, b in pieces]), strict=True):
-            total[start:stop] += piece
-        return total, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchange.wait(), None
 
 
-def send(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], group: Any) -> Tensor:
-    """Return the rows from every process, after sending it the next `num_sent` rows."""
-    received = rows.new_empty(sum(num_received), *rows.shape[1:])
+class Arrive(torch.autograd.Function):
+    """Let rows arrive; in the backward pass their gradients depart."""
+
+    @staticmethod
+    def forward(ctx: Any, departed: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        exchange = ctx.exchange
+        exchange.travelling = send(gradient, exchange.num_received, exchange.num_sent, exchange.group)
+        # of the right shape, for autograd; what is in it comes later
+        return exchange.travelling.received, None
+
+
+def send(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], group: Any) -> Travelling:
+    """Begin to send every process the next `num_sent` rows, and to receive `num_received` from it."""
+    # zeros, since anomaly detection looks at gradients that have not arrived
+    received = rows.new_zeros(sum(num_received), *rows.shape[1:])
     # of one dimension each, since not every backend counts rows
-    width = rows[:1].numel() if len(rows) else received[:1].numel()
+    width = rows.shape[1:].numel()
     to_receive, to_send = ([count * width for count in each] for each in (num_received, num_sent))
-    distributed.all_to_all_single(received.view(-1), rows.reshape(-1), to_receive, to_send, group)
-    return received
+    sent = rows.detach().reshape(-1)
+    work = distributed.all_to_all_single(received.view(-1), sent, to_receive, to_send, group, async_op=True)
+    return Travelling(received, sent, work)
+
+
+def exchanged(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], group: Any) -> Tensor:
+    """Return the rows from all processes, after sending each the next `num_sent` rows; differentiable."""
+    exchange = Exchange(num_sent, num_received, group)
+    return exchange.arrive(exchange.depart(rows))
 
 
 class Tie(torch.autograd.Function):

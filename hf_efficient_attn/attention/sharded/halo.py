@@ -8,53 +8,78 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, compute
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.sharded.exchange import Exchange, Tie, route_of
+from hf_efficient_attn.attention.sharded.held_keys import HeldKeys, cut_tokens, keys_at, split_received
 from hf_efficient_attn.attention.sharded.key_plan import Text, document_patterns, shifted
+from hf_efficient_attn.attention.sharded.row_parts import RowPart, row_parts
+from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import NO_MASK, Document
+from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.intervals import Intervals, intersect
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 
 
-@dataclass(frozen=True)
-class Scores:
-    """How scores are made, besides their pattern: the arguments of `build_call` of the same names, and the backend."""
+def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
+    """Return the output [B, H, n, Dv] of this process's tokens; rows of wide queries are not those of the whole text.
 
-    scale: float
-    terms: tuple[Term, ...] = ()
-    sinks: Tensor | None = None
-    softcap: float | None = None
-    dropout: float = 0.0
-    backend: str = "auto"
+    Queries that read the process's own keys alone are computed while those of others travel.
+    """
+    wanted = call.plan.wanted[call.rank]
+    parts = {text: row_parts(call.layout, text, call.own, wanted) for text in call.texts}
+    held = [HeldKeys(key, value, (call.own,))]
+    exchange, departed = depart_keys(key, value, call)
+    found = {
+        (text, part): attend_part(query, held, part, text, call)
+        for text in call.texts
+        for part in parts[text]
+        if part.is_inner
+    }
+    received = exchange.arrive(departed)
+    before, after = split_received(received, wanted, call.own, key.shape[3])
+    held = [before, *held, after]
+    empty = query.new_zeros(1, query.shape[1], 1, value.shape[3])
+    outputs = []
+    for text in call.texts:
+        pieces = {
+            part: found[text, part] if part.is_inner else attend_part(query, held, part, text, call)
+            for part in parts[text]
+        }
+        outputs.append(joined(pieces, call.own, text, empty.expand(call.examples.count(text), -1, -1, -1)))
+    # whatever a process computes, the others wait for its gradients
+    return Tie.apply(in_order(outputs, call), received)  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class HeldKeys:
-    """The keys and values at hand, [B, Hkv, K, ·], and the intervals of positions that they have, in this order."""
-
-    key: Tensor
-    value: Tensor
-    positions: Intervals
-
-    def at(self, wanted: Intervals) -> "HeldKeys":
-        """Return those of some positions, all of which are at hand."""
-        slices, place = [], 0
-        for start, stop in self.positions:
-            for first, last in intersect(wanted, ((start, stop),)):
-                slices.append((first - start + place, last - start + place))
-            place += stop - start
-        key, value = (cut_tokens(each, slices) for each in (self.key, self.value))
-        return HeldKeys(key, value, intersect(wanted, self.positions))
+def depart_keys(key: Tensor, value: Tensor, call: ShardedCall) -> tuple[Exchange, Tensor]:
+    """Send the keys and values that other processes want, side by side: [tokens, B, Hkv, D + Dv]."""
+    route = route_of(call.rank, call.bounds, call.plan.wanted)
+    exchange = Exchange(route.num_sent, route.num_received, call.shards.group)
+    states = torch.cat([cut_tokens(each, route.slices) for each in (key, value)], -1)
+    return exchange, exchange.depart(states.permute(2, 0, 1, 3))
 
 
-def cut_tokens(states: Tensor, slices: Sequence[tuple[int, int]]) -> Tensor:
-    """Return neighbouring slices of tokens of [B, H, N, ·]; a view if there is only one."""
-    if len(slices) == 1:
-        return states[:, :, slice(*slices[0])]
-    return torch.cat([states[:, :, :0], *(states[:, :, start:stop] for start, stop in slices)], 2)
+def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], text: Text, empty: Tensor) -> Tensor:
+    """Return the output of all queries of a process, zero for those that are in no part and those that are masked."""
+    rows, done = [], own[0]
+    for part, out in pieces.items():
+        rows += [empty.expand(-1, -1, part.first - done, -1), out]
+        done = part.stop
+    rows.append(empty.expand(-1, -1, own[1] - done, -1))
+    rows = [each for each in rows if each.shape[2]]
+    out = rows[0] if len(rows) == 1 else torch.cat(rows, 2)
+    gaps = masked_gaps(text, *own)
+    return out if not gaps else out.masked_fill(positions_mask(gaps, own[1] - own[0], out.device)[:, None], 0.0)
+
+
+def in_order(outputs: Sequence[Tensor], call: ShardedCall) -> Tensor:
+    """Return the outputs of the examples in the order of the batch, given those of every text."""
+    if len(outputs) == 1:
+        return outputs[0]
+    out = torch.cat(list(outputs))
+    order = torch.cat([call.members(text, out.device) for text in call.texts])
+    return out[order.argsort()]
 
 
 @dataclass(frozen=True)
@@ -66,34 +91,9 @@ class PlacedPattern:
     is_cross: bool = False
 
 
-def attend_text(query: Tensor, held: HeldKeys, first: int, layout: Layout, text: Text, scores: Scores) -> Tensor:
-    """Return the output [B, H, n, Dv] of queries that are neighbours in a text, over the keys at hand.
-
-    Args:
-        query: [B, H, n, D], of examples that are the same text; their positions begin at `first`.
-        layout: of the whole text.
-    """
-    num_queries = query.shape[2]
-    empty = query.new_zeros(*query.shape[:2], 1, held.value.shape[3])
-    pieces, done = [], 0
-    for document in text.documents:
-        start, stop = max(document.start, first) - first, min(document.stop, first + num_queries) - first
-        if start >= stop:
-            continue
-        pieces.append(empty.expand(-1, -1, start - done, -1))
-        rows = slice(start, stop)
-        pieces.append(attend_document(query[:, :, rows], held, first, rows, layout, text, document, scores))
-        done = stop
-    pieces.append(empty.expand(-1, -1, num_queries - done, -1))
-    out = pieces[1] if len(pieces) == 3 and pieces[1].shape[2] == num_queries else torch.cat(pieces, 2)
-    gaps = masked_gaps(text, first, num_queries)
-    return out if not gaps else out.masked_fill(positions_mask(gaps, num_queries, out.device)[:, None], 0.0)
-
-
-def masked_gaps(text: Text, first: int, num_queries: int) -> Intervals:
+def masked_gaps(text: Text, first: int, stop: int) -> Intervals:
     """Return the intervals of queries that are masked, counted from the first one."""
-    edges = [(first, first), *intersect(text.tokens, ((first, first + num_queries),))]
-    edges.append((first + num_queries, first + num_queries))
+    edges = [(first, first), *intersect(text.tokens, ((first, stop),)), (stop, stop)]
     gaps = ((before - first, after - first) for (_, before), (after, _) in zip(edges, edges[1:], strict=False))
     return tuple((start, stop) for start, stop in gaps if start < stop)
 
@@ -106,38 +106,21 @@ def positions_mask(intervals: Intervals, num_tokens: int, device: torch.device) 
     return mask.to(device)
 
 
-def attend_document(
-    query: Tensor,
-    held: HeldKeys,
-    first: int,
-    rows: slice,
-    layout: Layout,
-    text: Text,
-    document: Document,
-    scores: Scores,
-) -> Tensor:
-    """Return the output of queries of one document; `rows`: their places among those of the shard."""
-    patterns = document_patterns(layout, document)
+def attend_part(query: Tensor, held: Sequence[HeldKeys], part: RowPart, text: Text, call: ShardedCall) -> Tensor:
+    """Return the output of some queries of one document, of the examples that are a text."""
+    scores, start = call.scores, part.document.start
+    chosen = slice(None) if len(call.texts) == 1 else call.members(text, query.device)
+    rows = slice(part.first - call.own[0], part.stop - call.own[0])
+    keys = keys_at(held, part.keys)
+    q, k, v = query[:, :, rows][chosen], keys.key[chosen], keys.value[chosen]
+    patterns = document_patterns(call.layout, part.document)
     pattern = patterns[0] if all(one == patterns[0] for one in patterns) else PerHead(patterns)
-    keys = held.at(intersect(held.positions, intersect(text.tokens, ((document.start, document.stop),))))
-    start = first + rows.start - document.start
-    placed = place_pattern(pattern, shifted(keys.positions, -document.start), start, query.shape[2])
-    terms = terms_at(scores.terms, placed, rows)
+    placed = place_pattern(pattern, shifted(keys.positions, -start), part.first - start, q.shape[2])
+    terms = terms_at([of_examples(term, chosen) for term in scores.terms], placed, rows)
     followed = LayerPattern(placed.pattern, is_own=False, is_cross=placed.is_cross)
-    call = build_call(
-        query,
-        keys.key,
-        keys.value,
-        followed,
-        placed.query_offset,
-        NO_MASK,
-        terms,
-        scores.sinks,
-        scores.softcap,
-        scores.scale,
-        scores.dropout,
-    )
-    return compute(query, keys.key, keys.value, call, scores.backend)[0]
+    settings = (scores.sinks, scores.softcap, scores.scale, scores.dropout)
+    built = build_call(q, k, v, followed, placed.query_offset, NO_MASK, terms, *settings)
+    return compute(q, k, v, built, scores.backend)[0]
 
 
 def place_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: int) -> PlacedPattern:
@@ -177,3 +160,8 @@ def terms_at(terms: Sequence[Term], placed: PlacedPattern, rows: slice) -> tuple
             "in a text over several processes only patterns that read neighbours keep it. Use a band, or one process."
         )
     return tuple(term if term.values.shape[2] == 1 else replace(term, values=term.values[:, :, rows]) for term in terms)
+
+
+def of_examples(term: Term, chosen: slice | Tensor) -> Term:
+    """Return a term of some examples."""
+    return term if term.values.shape[0] == 1 else replace(term, values=term.values[chosen])

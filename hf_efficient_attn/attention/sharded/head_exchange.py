@@ -3,60 +3,29 @@
 Source: Jacobs et al. (arXiv:2309.14509). Any pattern can be computed so, by as many processes as divide the heads.
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, compute
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.sharded.exchange import send
-from hf_efficient_attn.attention.sharded.halo import Scores
-from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
-from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.attention.sharded.exchange import exchanged
+from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
 
 
-class TokensOfHeads(torch.autograd.Function):
-    """Give every process the whole text of its heads: [B, H, n, D] → [B, H / processes, N, D]."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, bounds: Bounds, rank: int, group: Any) -> Tensor:
-        ctx.where = bounds, rank, group
-        return gather_tokens(states, bounds, rank, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return scatter_tokens(gradient, *ctx.where), None, None, None
-
-
-class HeadsOfTokens(torch.autograd.Function):
-    """Give every process all heads of its tokens: [B, H / processes, N, D] → [B, H, n, D]."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, bounds: Bounds, rank: int, group: Any) -> Tensor:
-        ctx.where = bounds, rank, group
-        return scatter_tokens(states, bounds, rank, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gather_tokens(gradient, *ctx.where), None, None, None
-
-
-def gather_tokens(states: Tensor, bounds: Bounds, rank: int, group: Any) -> Tensor:
-    """Return the whole text of this process's heads, given all heads of its tokens."""
-    num_shards, lengths = len(bounds), [stop - first for first, stop in bounds]
+def tokens_of_heads(states: Tensor, call: ShardedCall) -> Tensor:
+    """Return the whole text of this process's heads, given all heads of its tokens: [B, H, n, D] → [B, H / P, N, D]."""
+    lengths = [stop - first for first, stop in call.bounds]
     # [process, tokens, B, heads of it, D], whose first two are rows
-    rows = states.unflatten(1, (num_shards, -1)).permute(1, 3, 0, 2, 4).flatten(0, 1)
-    received = send(rows.contiguous(), [lengths[rank]] * num_shards, lengths, group)
+    rows = states.unflatten(1, (len(lengths), -1)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+    received = exchanged(rows, [lengths[call.rank]] * len(lengths), lengths, call.shards.group)
     return received.permute(1, 2, 0, 3)
 
 
-def scatter_tokens(states: Tensor, bounds: Bounds, rank: int, group: Any) -> Tensor:
-    """Return all heads of this process's tokens, given the whole text of its heads."""
-    num_shards, lengths = len(bounds), [stop - first for first, stop in bounds]
-    received = send(states.permute(2, 0, 1, 3).contiguous(), lengths, [lengths[rank]] * num_shards, group)
-    return received.unflatten(0, (num_shards, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+def heads_of_tokens(states: Tensor, call: ShardedCall) -> Tensor:
+    """Return all heads of this process's tokens, given the whole text of its heads: the inverse."""
+    lengths = [stop - first for first, stop in call.bounds]
+    rows = states.permute(2, 0, 1, 3)
+    received = exchanged(rows, lengths, [lengths[call.rank]] * len(lengths), call.shards.group)
+    return received.unflatten(0, (len(lengths), -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 
 def repeat_key_heads(states: Tensor, num_heads: int, num_shards: int) -> Tensor:
@@ -69,28 +38,20 @@ def repeat_key_heads(states: Tensor, num_heads: int, num_shards: int) -> Tensor:
     return states.repeat_interleave(repeats, 1)
 
 
-def attend_heads(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: Layout,
-    bounds: Bounds,
-    rank: int,
-    group: Any,
-    tokens: TokenMask,
-    scores: Scores,
-) -> Tensor:
-    """Return the output [B, H, n, Dv] of this process's tokens; `layout` and `tokens` are those of the whole text."""
-    num_heads, where = query.shape[1] // len(bounds), (bounds, rank, group)
-    key, value = (repeat_key_heads(each, query.shape[1], len(bounds)) for each in (key, value))
-    query, key, value = (TokensOfHeads.apply(each, *where) for each in (query, key, value))
-    first_head = layout.first_head + rank * num_heads
-    num_model_heads = layout.num_model_heads or layout.num_heads
-    followed = LayerPattern(layout.pattern, layout.layer, False, first_head=first_head, num_model_heads=num_model_heads)
-    sinks = scores.sinks
-    sinks = None if sinks is None else sinks[rank * num_heads : (rank + 1) * num_heads]
-    call = build_call(
-        query, key, value, followed, None, tokens, (), sinks, scores.softcap, scores.scale, scores.dropout
+def attend_heads(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
+    """Return the output [B, H, n, Dv] of this process's tokens."""
+    layout, scores, num_heads = call.layout, call.scores, query.shape[1] // len(call.bounds)
+    key, value = (repeat_key_heads(each, query.shape[1], len(call.bounds)) for each in (key, value))
+    query, key, value = (tokens_of_heads(each, call) for each in (query, key, value))
+    own = slice(call.rank * num_heads, (call.rank + 1) * num_heads)
+    followed = LayerPattern(
+        layout.pattern,
+        layout.layer,
+        False,
+        first_head=layout.first_head + own.start,
+        num_model_heads=layout.num_model_heads or layout.num_heads,
     )
-    out, _ = compute(query, key, value, call, scores.backend)
-    return HeadsOfTokens.apply(out, *where)
+    sinks = None if scores.sinks is None else scores.sinks[own]
+    settings = (sinks, scores.softcap, scores.scale, scores.dropout)
+    built = build_call(query, key, value, followed, None, call.tokens, (), *settings)
+    return heads_of_tokens(compute(query, key, value, built, scores.backend)[0], call)

@@ -19,19 +19,21 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What each process receives in the forward pass of one layer, in numbers of an example.
+    """What each process sends and receives in the forward pass of one layer, in numbers of an example.
 
-    The backward pass sends as many back, without the log-sum-exp of wide queries.
+    The backward pass sends gradients the other way: each process sends as many numbers as it has received.
 
     Attributes:
         mode: "halo" or "heads".
-        received: numbers that each process receives of keys, values, queries and outputs.
-        reduced: numbers that all processes add up, for wide queries.
+        sent, received: numbers of keys, values, queries and outputs that each process sends and receives.
+        reduced, reduced_backward: numbers that all processes add up for wide queries (all-reduce), by pass.
     """
 
     mode: str
+    sent: tuple[int, ...]
     received: tuple[int, ...]
     reduced: int = 0
+    reduced_backward: int = 0
 
     @property
     def most(self) -> int:
@@ -43,13 +45,16 @@ def halo_traffic(plan: KeyPlan, bounds: Bounds, sizes: HeadSizes) -> Traffic:
     """Return what the halo of a plan takes: keys and values, and the wide queries."""
     of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
     of_query = sizes.num_heads * sizes.head_dim
-    wide = plan.wide_positions
-    foreign = [size(wide) - size(intersect(wide, (own,))) for own in bounds]
-    received = (
-        size(wanted) * of_key + queries * of_query for wanted, queries in zip(plan.wanted, foreign, strict=True)
-    )
-    # the highest log-sum-exp, the outputs, and their weights
-    return Traffic(HALO, tuple(received), size(wide) * sizes.num_heads * (sizes.value_dim + 2))
+    num_wide = size(plan.wide_positions)
+    sent, received = [], []
+    for own, wanted in zip(bounds, plan.wanted, strict=True):
+        wide = size(intersect(plan.wide_positions, (own,)))
+        num_keys = sum(size(intersect(others, (own,))) for others in plan.wanted)
+        sent.append(num_keys * of_key + wide * (len(bounds) - 1) * of_query)
+        received.append(size(wanted) * of_key + (num_wide - wide) * of_query)
+    outputs = num_wide * sizes.num_heads * sizes.value_dim
+    # forward, besides the outputs, the highest log-sum-exp and the weights of the processes
+    return Traffic(HALO, tuple(sent), tuple(received), outputs + 2 * num_wide * sizes.num_heads, outputs)
 
 
 def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
@@ -60,15 +65,18 @@ def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
     if key_heads % num_shards:
         key_heads = num_shards if num_shards % key_heads == 0 else sizes.num_heads
     of_token = heads * sizes.head_dim + key_heads // num_shards * (sizes.head_dim + sizes.value_dim)
-    received = []
+    of_output = heads * sizes.value_dim
+    sent, received = [], []
     for first, stop in bounds:
-        foreign = num_tokens - (stop - first)
-        outputs = (stop - first) * (num_shards - 1) * heads * sizes.value_dim
-        received.append(foreign * of_token + outputs)
-    return Traffic(HEADS, tuple(received))
+        own, foreign = (stop - first) * (num_shards - 1), num_tokens - (stop - first)
+        sent.append(own * of_token + foreign * of_output)
+        received.append(foreign * of_token + own * of_output)
+    return Traffic(HEADS, tuple(sent), tuple(received))
 
 
 def gather_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
     """Return what gathering all keys and values takes, as other engines do."""
     of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
-    return Traffic("all-gather", tuple((bounds[-1][1] - (stop - first)) * of_key for first, stop in bounds))
+    lengths, num_tokens = [stop - first for first, stop in bounds], bounds[-1][1]
+    sent = tuple(length * (len(bounds) - 1) * of_key for length in lengths)
+    return Traffic("all-gather", sent, tuple((num_tokens - length) * of_key for length in lengths))

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_efficient_attn.attention.sharded.halo import Scores
+from hf_efficient_attn.attention.sharded.exchange import exchanged, route_of
+from hf_efficient_attn.attention.sharded.held_keys import cut_tokens
 from hf_efficient_attn.attention.sharded.key_plan import Text, WideQueries, document_patterns, shifted
+from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
+from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import cap, join_sinks
-from hf_efficient_attn.patterns.intervals import Intervals, intersect
+from hf_efficient_attn.patterns.intervals import Intervals, intersect, size
 
 # queries whose scores are in memory at a time
 CHUNK_QUERIES = 64
@@ -38,6 +41,51 @@ class WidePart:
     rows: Tensor
     keys: Tensor
     allowed: Tensor
+
+
+def with_wide_queries(out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
+    """Return the output [B, H, n, Dv] with the rows of wide queries replaced by what all processes compute of them."""
+    device, (first, _), positions = query.device, call.own, call.plan.wide_positions
+    rows = numbers_in(intersect(positions, (call.own,)), device) - first
+    places = place_bounds(positions, call.bounds)
+    queries = gathered(query.index_select(2, rows), places, call)
+    numbers = numbers_in(positions, device)
+    parts = tuple(
+        wide_part(wide, call.layout, text, call.members(text, device), numbers, call.own)
+        for wide in call.plan.wide
+        for text in (call.texts[wide.text],)
+    )
+    scores = call.scores
+    found = WideAttention.apply(queries, key, value, scores.sinks, parts, scores, call.shards.group)
+    start, stop = places[call.rank]
+    is_wide = torch.zeros(*out.shape[::2], dtype=torch.bool, device=device)
+    for part in parts:
+        inside = part.rows[(part.rows >= start) & (part.rows < stop)]
+        is_wide[part.examples[:, None], (numbers[inside] - first)[None]] = True
+    replaced = torch.zeros_like(out).index_copy(2, rows, found[:, :, start:stop])
+    return torch.where(is_wide[:, None, :, None], replaced, out)
+
+
+def gathered(own: Tensor, places: Bounds, call: ShardedCall) -> Tensor:
+    """Return the wide queries of all processes, given those of this one, [B, H, w, D], and the places of all."""
+    everything = ((0, places[-1][1]),)
+    route = route_of(call.rank, places, [everything] * len(places))
+    sent = cut_tokens(own, route.slices).permute(2, 0, 1, 3)
+    received = exchanged(sent, route.num_sent, route.num_received, call.shards.group).permute(1, 2, 0, 3)
+    num_before = places[call.rank][0]
+    return torch.cat((received[:, :, :num_before], own, received[:, :, num_before:]), 2)
+
+
+def place_bounds(positions: Intervals, bounds: Bounds) -> Bounds:
+    """Return the places, among some positions, of those that each process holds.
+
+    >>> place_bounds(((0, 2), (5, 6)), ((0, 3), (3, 6)))
+    ((0, 2), (2, 3))
+    """
+    edges = [0]
+    for own in bounds:
+        edges.append(edges[-1] + size(intersect(positions, (own,))))
+    return tuple(zip(edges, edges[1:], strict=False))
 
 
 def numbers_in(intervals: Intervals, device: torch.device) -> Tensor:

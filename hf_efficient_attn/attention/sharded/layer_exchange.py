@@ -1,0 +1,78 @@
+"""What the processes that share a text would send in one layer, in bytes, without sending it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hf_efficient_attn.attention.sharded.key_plan import Text
+from hf_efficient_attn.attention.sharded.layer import plan_layer, refuse_on_shards
+from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
+from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.token_mask import Document
+
+MEBIBYTE = 2**20
+# log-sum-exp and the outputs that it joins are in single precision at least
+REDUCED_BYTES = 4
+
+
+@dataclass(frozen=True)
+class LayerExchange:
+    """What processes send each other in one layer for one example, a text without padding; it prints as a line.
+
+    Attributes:
+        mode: "halo", keys around their shards, or "heads".
+        forward_bytes, backward_bytes: what each process sends to others, in the order of ranks.
+        reduced_bytes: of what all processes add up (all-reduce), forward and backward: outputs of global tokens.
+        gathered_bytes: what a process would send forward, and again backward, if all had all keys and values.
+    """
+
+    mode: str
+    forward_bytes: tuple[int, ...]
+    backward_bytes: tuple[int, ...]
+    reduced_bytes: tuple[int, int]
+    gathered_bytes: int
+
+    def __str__(self) -> str:
+        added = sum(self.reduced_bytes) / MEBIBYTE
+        with_all = f", and adds up {added:,.2f} MiB with all" if added else ""
+        forward, backward = (max(each) / MEBIBYTE for each in (self.forward_bytes, self.backward_bytes))
+        return (
+            f"{self.mode} among {len(self.forward_bytes)} processes: each sends at most {forward:,.2f} MiB forward and "
+            f"{backward:,.2f} MiB backward{with_all} (with all keys at all processes: "
+            f"{self.gathered_bytes / MEBIBYTE:,.2f} MiB each way)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in JSON types."""
+        return {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
+
+
+def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode: str) -> LayerExchange:
+    """Return what processes that share a text send for a call, which is that of one process with the whole text.
+
+    Raises:
+        InputError: queries and keys that are not one text, or fewer tokens than processes.
+        ConfigurationError: heads that the processes cannot divide, in mode "heads".
+        UnsupportedBackendError: a matrix is added to the scores.
+    """
+    layout, inputs = call.layout, call.inputs
+    refuse_on_shards(False, has_bias, False)
+    if layout.is_cross or layout.num_queries != layout.num_keys:
+        raise InputError(
+            f"Processes share texts that attend to themselves, but there are {layout.num_queries} queries and "
+            f"{layout.num_keys} keys{' of another sequence' if layout.is_cross else ''}. Leave out sequence_ranks."
+        )
+    sizes = HeadSizes(layout.num_heads, inputs.num_key_heads, inputs.head_dim, inputs.value_dim)
+    bounds = shard_bounds(layout.num_keys, num_processes)
+    text = Text((Document(0, layout.num_keys),), ((0, layout.num_keys),))
+    _, traffic = plan_layer(layout, (text,), bounds, sizes, mode, bool(call.terms))
+    width = inputs.dtype.itemsize
+    reduced = (traffic.reduced * max(width, REDUCED_BYTES), traffic.reduced_backward * max(width, REDUCED_BYTES))
+    return LayerExchange(
+        traffic.mode,
+        tuple(count * width for count in traffic.sent),
+        tuple(count * width for count in traffic.received),
+        reduced,
+        max(gather_traffic(bounds, sizes).sent) * width,
+    )
