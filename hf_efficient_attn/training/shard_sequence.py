@@ -7,6 +7,7 @@ from torch import Tensor, distributed
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from hf_efficient_attn.attention.sharded.layer import refuse_compiled
 from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
 from hf_efficient_attn.attention.sharded.whole_text import set_whole_text
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
@@ -99,8 +100,7 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     """Return the arguments of this process's tokens; a hook before every forward pass."""
     # an earlier call may have been refused by another hook
     model.__dict__.pop(BATCH, None)
-    if torch.compiler.is_compiling():
-        raise UnsupportedBackendError("A text over several processes cannot be compiled. Call the model without it.")
+    refuse_compiled()
     model_class: Any = type(model)
     given = {**dict(zip(forward_arguments(model_class), args, strict=False)), **kwargs}
     shards: Any = shards_of(model)

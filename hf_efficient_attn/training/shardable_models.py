@@ -2,7 +2,11 @@
 
 from typing import Any
 
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
 from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.trial import trial_requests
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
@@ -12,8 +16,8 @@ from hf_efficient_attn.models.sparse.inputs import resolved_rule
 # the losses that are sums over tokens
 LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
 LAYER_KINDS = {"full_attention", "sliding_attention"}
-# attention in which a layer of transformers reads more, or other, than its masks say
-OTHER_MIXERS = ("Mamba", "DeltaNet", "Conv1d", "RWKV", "Recurrent", "ShortConv")
+# modules of torch that compute a token from its neighbours
+MIXERS = (nn.RNNBase, _ConvNd)
 
 
 def refuse_model(model: Any) -> None:
@@ -28,12 +32,12 @@ def refuse_model(model: Any) -> None:
 def first_reason(model: Any) -> str | None:
     """Return why a model cannot compute a part of a text, as the end of a sentence; None: it can."""
     config = model.config
+    if config.is_encoder_decoder or config.get_text_config() is not config:
+        return "it joins several models. Shard a model of text alone."
     if model.loss_type not in LOSSES:
         return f"the loss of {shown(model.loss_type)} needs the whole text. Use a language model or a token classifier."
     if config._attn_implementation != NAME:
         return f'its attention is {shown(config._attn_implementation)}. Load it with attn_implementation="{NAME}".'
-    if config.is_encoder_decoder or config.get_text_config() is not config:
-        return "it joins several models. Shard a model of text alone."
     if getattr(model.base_model, "pooler", None) is not None:
         return "its pooler looks at the first token of each process. Build it with add_pooling_layer=False."
     if getattr(config, "output_router_logits", False):
@@ -49,10 +53,30 @@ def reason_in_tree(model: Any) -> str | None:
     model_class: Any = type(model)
     if "position_ids" not in forward_arguments(model_class):
         return "it takes no position_ids, so that every process would count from 0."
-    classes = {type(module).__name__ for module in model.modules()}
-    mixers = {name for name in classes if any(mixer in name for mixer in OTHER_MIXERS)}
+    return other_mixer(model)
+
+
+def other_mixer(model: Any) -> str | None:
+    """Return what in a model of transformers reads other tokens than attention does; None: nothing is seen.
+
+    It is seen by what a module is, not by its name: a state that transformers knows of, convolutions and recurrences of
+    torch, or a layer that never calls the attention interface.
+    """
+    if model._is_stateful:
+        return "it keeps a state that goes from token to token."
+    mixers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, MIXERS) and getattr(module, "kernel_size", None) != (1,)
+    ]
     if mixers:
-        return f"{', '.join(sorted(mixers))} reads neighbours outside of attention."
+        return f"{mixers[0]} reads neighbours outside of attention."
+    model_class: Any = type(model)
+    asked = trial_requests(model_class, model.config)
+    called = None if asked is None else {each.layer for each in asked}
+    missing = set() if called is None or None in called else {*range(model.config.num_hidden_layers)} - called
+    if missing:
+        return f"layer {min(missing)} does not call the attention interface, so that nothing says what it reads."
     return None
 
 

@@ -1,0 +1,159 @@
+"""Models and calls that `shard_sequence` refuses, before any process is asked."""
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, BlockLocal, bigbird
+from hf_efficient_attn.training.shardable_models import first_reason
+
+# all that is asked of a mesh before a model is refused
+MESH = SimpleNamespace(ndim=1)
+SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIDES = {"vocab_size": 32, "d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+BART = {"vocab_size": 32, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, **HEADS}
+PAIR = {"num_key_value_heads": 2, "pad_token_id": 0}
+
+
+def efficient(config: Any, name: str = "AutoModelForCausalLM") -> Any:
+    """Return a model of transformers."""
+    return getattr(transformers, name).from_config(config, attn_implementation="efficient")
+
+
+def sparse(task: str = "MaskedLM", **fields: Any) -> Any:
+    """Return a sparse encoder, or a decoder."""
+    fields = {"is_causal": task == "CausalLM", "attention_pattern": Band(2, 0), **fields}
+    config = hea.SparseTransformerConfig(**SIZES, **fields)
+    return getattr(hea, f"SparseTransformerFor{task}")(config)
+
+
+def llama(**fields: Any) -> Any:
+    return efficient(transformers.LlamaConfig(**SIZES, **PAIR, **fields))
+
+
+def with_convolution() -> Any:
+    """Return a Llama whose MLP looks at neighbouring tokens, under names that say nothing of it."""
+    model = llama()
+    model.model.layers[1].mlp.add_module("gate_proj", torch.nn.Conv1d(16, 16, 3))
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "shaped blocks": (
+        lambda: hea.SimplifiedTransformerForCausalLM(
+            hea.SimplifiedTransformerConfig(**SIZES, block="sas_p", attn_implementation="efficient")
+        ),
+        "subtracts a running mean",
+    ),
+    "global projections": (
+        lambda: sparse(global_projections=True, attention_pattern=Band(2, 2)),
+        "global_projections=True computes global tokens apart",
+    ),
+    "global tokens": (lambda: sparse(global_tokens="first"), "global_tokens chooses tokens by the whole text"),
+    "short texts": (lambda: sparse(full_attention_up_to=8), "full_attention_up_to depends on the length"),
+    "random blocks": (
+        lambda: sparse(attention_pattern=bigbird(2, 1), random_blocks_in_eval="transformers"),
+        "random_blocks_in_eval='transformers' reads the first block",
+    ),
+    "relative positions": (
+        lambda: sparse(position_embedding_type="relative", attention_pattern=Band(2, 2)),
+        "position_embedding_type='relative' needs distances",
+    ),
+    "dynamic spans": (
+        lambda: hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**SIZES, span="dynamic", span_limit=8, span_ramp=2)),
+        "dynamic spans are penalised",
+    ),
+    "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
+    "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
+    "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),
+    "sequence head in-tree": (
+        lambda: efficient(transformers.BertConfig(**SIZES), "AutoModelForSequenceClassification"),
+        "the loss of .ForSequenceClassification. needs the whole text",
+    ),
+    "encoder-decoder": (
+        lambda: hea.SparseSeq2SeqForConditionalGeneration(hea.SparseSeq2SeqConfig(**BART)),
+        "it joins several models",
+    ),
+    "encoder-decoder in-tree": (lambda: efficient(transformers.T5Config(**SIDES), "AutoModelForSeq2SeqLM"), "it joins"),
+    "routers": (
+        lambda: efficient(transformers.MixtralConfig(**SIZES, **PAIR, num_local_experts=2, output_router_logits=True)),
+        "the loss of its routers needs all tokens",
+    ),
+    "other attention": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **PAIR)),
+        'its attention is .sdpa.. Load it with attn_implementation="efficient"',
+    ),
+    "no positions": (lambda: efficient(transformers.BartConfig(**BART)), "it takes no position_ids"),
+    "recurrent layers": (
+        lambda: efficient(
+            transformers.Lfm2Config(**SIZES, **PAIR, layer_types=["conv", "full_attention"], block_multiple_of=8)
+        ),
+        "layers of the kinds conv, which keep a state",
+    ),
+    "recurrence beside attention": (
+        lambda: efficient(
+            transformers.FalconH1Config(**SIZES, **PAIR, mamba_d_ssm=32, mamba_n_heads=2, mamba_d_state=8, head_dim=8)
+        ),
+        "it keeps a state that goes from token to token|of the kinds",
+    ),
+    "convolution": (with_convolution, "model.layers.1.mlp.gate_proj reads neighbours outside of attention"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_is_refused(name: str) -> None:
+    build, sentence = REFUSED[name]
+    model = build()
+    with pytest.raises(hea.UnsupportedBackendError, match=f"cannot read a text that lies on several.*({sentence})"):
+        hea.shard_sequence(model, MESH)
+    # and is left as it was
+    assert not any("_sequence_shards" in module.__dict__ for module in model.modules())
+
+
+def test_a_layer_without_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no module that tells, and keeps no state; but what it reads, nobody says."""
+    layer_class = transformers.models.llama.modeling_llama.LlamaDecoderLayer
+    plain = layer_class.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
+        return hidden_states.cumsum(1) if self.self_attn.layer_idx == 1 else plain(self, hidden_states, **options)
+
+    monkeypatch.setattr(layer_class, "forward", forward)
+    with pytest.raises(hea.UnsupportedBackendError, match="layer 1 does not call the attention interface"):
+        hea.shard_sequence(llama(), MESH)
+
+
+def test_models_that_can() -> None:
+    assert first_reason(llama()) is None
+    assert first_reason(sparse("CausalLM")) is None
+    assert first_reason(sparse("TokenClassification", attention_pattern=BlockLocal(4))) is None
+    pooled = transformers.BertModel(transformers.BertConfig(**SIZES), add_pooling_layer=False)
+    pooled.set_attn_implementation("efficient")
+    assert first_reason(pooled) is None
+
+
+@pytest.fixture
+def alone(tmp_path: Any) -> Any:
+    """A mesh of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_calls_that_are_refused(alone: Any) -> None:
+    model = hea.shard_sequence(hea.sparsify(llama(), Band(2, 0)), alone)
+    ids = torch.arange(8)[None]
+    assert torch.isfinite(model(ids, labels=ids).loss)
+    with pytest.raises(hea.UnsupportedBackendError, match="does not generate: a new token belongs to one process"):
+        model.generate(ids)
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be compiled"):
+        torch.compile(copy.deepcopy(model), backend="eager")(ids)
