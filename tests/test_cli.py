@@ -111,6 +111,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "{folder}/llama.json", "--causal"], "--causal is for patterns"),
         (["explain", "{folder}/llama.json", "--heads", "4"], "num_heads=4 is given with a LlamaConfig"),
         (["convert", "{folder}/nothing", "{folder}/new"], "{folder}/nothing"),
+        (["export-code", "{folder}/nothing"], "{folder}/nothing has no config.json"),
+        (["export-code", "{folder}/unknown"], "transformers cannot read {folder}/unknown"),
+        (["analyze", "signal", "--model", "{folder}/unknown"], "transformers cannot read {folder}/unknown"),
+        (["analyze", "signal", "--model", "{folder}/unknown.json"], "transformers cannot read {folder}/unknown.json"),
+        (["analyze", "spans", "{folder}/unknown"], "transformers cannot read {folder}/unknown"),
+        (["explore", "--model", "{folder}/unknown", "--text", "{folder}/file"], "transformers cannot read"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -120,7 +126,9 @@ def test_wrong_paths_and_values(
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "number.json").write_text("[" + "9" * 5000 + "]")
-    (tmp_path / "unknown.json").write_text('{"model_type": "unknown to transformers"}')
+    (tmp_path / "unknown").mkdir()
+    for file in ("unknown.json", "unknown/config.json"):
+        (tmp_path / file).write_text('{"model_type": "unknown to transformers"}')
     (tmp_path / "llama.json").write_text('{"model_type": "llama", "num_hidden_layers": 1}')
     with pytest.raises(SystemExit) as stop:
         main([argument.format(folder=tmp_path) for argument in arguments])

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hf_efficient_attn.analysis.draw import read_pattern
 from hf_efficient_attn.analysis.span_sources import load_span_model
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.model_parts import PARTS
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
-from hf_efficient_attn.errors import EfficientAttentionError, InputError
-from hf_efficient_attn.messages import cut, shown
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.hub.saved_config import load_config
+from hf_efficient_attn.messages import shown
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -115,15 +116,7 @@ def read_config(source: str) -> PreTrainedConfig | None:
         )
     if path.suffix != ".json" or not path.is_file() or not _has_model_type(path):
         return None
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path)
-    except EfficientAttentionError:
-        raise
-    # the classes of configs raise what they like
-    except Exception as error:
-        what = f"{type(error).__name__}: {cut(str(error), 200, 60)}"
-        raise InputError(f"transformers cannot read {path} ({what}).") from error
-    return config
+    return load_config(path)
 
 
 def _has_model_type(path: Path) -> bool:

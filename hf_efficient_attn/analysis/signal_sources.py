@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from hf_efficient_attn.analysis.model_text import decoded, read_bytes
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.hub.saved_config import load_config, readable
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
     SimplifiedTransformerConfig,
 )
@@ -82,27 +83,40 @@ def load_model(source: str, seed: int) -> Any:
     if source in NAMED_BLOCKS:
         return _at_start(SimplifiedTransformerConfig(**DEFAULT_SHAPE, **NAMED_BLOCKS[source].fields), seed)
     path = Path(source)
-    is_local = path.is_absolute() or source.startswith(".") or len(path.parts) > 2 or path.suffix == ".json"
-    if is_local and not path.exists():
-        raise InputError(f"--model {source}: no such file or folder.")
-    if path.is_file() and path.suffix != ".json":
-        raise InputError(f"--model {source}: a file. Give the folder of a saved model, or a config.json.")
+    _check_path(source, path)
     if path.suffix == ".json":
-        return _at_start(AutoConfig.from_pretrained(source), seed)
-    if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise InputError(f"--model {source}: the folder holds no config.json, so it is no saved model.")
+        return _at_start(load_config(source), seed)
     verbosity = logging.get_verbosity()
     # that a head is left out is meant
     logging.set_verbosity_error()
     try:
-        return AutoModel.from_pretrained(source, dtype=torch.float32)
-    except OSError as error:
-        raise InputError(
-            f"--model {source}: not a named block ({', '.join(NAMED_BLOCKS)}), and no weights of this name can be "
-            "loaded from disk or from the Hub."
-        ) from error
+        with readable(source):
+            return _from_folder_or_hub(source, path)
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _check_path(source: str, path: Path) -> None:
+    """Raise InputError for a path at which there is no saved model."""
+    is_local = path.is_absolute() or source.startswith(".") or len(path.parts) > 2 or path.suffix == ".json"
+    if is_local and not path.exists():
+        raise InputError(f"{source}: no such file or folder.")
+    if path.is_file() and path.suffix != ".json":
+        raise InputError(f"{source}: a file. Give the folder of a saved model, or a config.json.")
+    if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise InputError(f"{source}: the folder holds no config.json, so it is no saved model.")
+
+
+def _from_folder_or_hub(source: str, path: Path) -> Any:
+    try:
+        return AutoModel.from_pretrained(source, dtype=torch.float32)
+    except OSError as error:
+        if path.is_dir():
+            raise
+        raise InputError(
+            f"{source}: no folder, no model that can be loaded from the Hub, and no block that `analyze signal` knows "
+            f"by name ({', '.join(NAMED_BLOCKS)})."
+        ) from error
 
 
 def _at_start(config: Any, seed: int) -> Any:
@@ -129,7 +143,7 @@ def load_tokens(
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"--model {source}: it has no tokenizer to read text with. Save one beside it, or pass --random-tokens."
+            f"{source}: it has no tokenizer to read text with. Save one beside it, or pass --random-tokens."
         ) from error
     path = Path(argparse.__file__) if text is None else text
     content = decoded(read_bytes(path))

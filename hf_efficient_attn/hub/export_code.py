@@ -9,11 +9,11 @@ torch, transformers and `trust_remote_code=True`.
 import argparse
 from pathlib import Path
 
-from transformers import AutoConfig
 from transformers.utils import CONFIG_NAME
 
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.hub.copies import copy_files, include_code
+from hf_efficient_attn.hub.saved_config import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the files, and say how many."""
+    """Write the files, and say how many.
+
+    Raises:
+        EfficientAttentionError: no saved model, or one that needs no code of this package.
+    """
     if not (Path(args.folder) / CONFIG_NAME).is_file():
         raise CheckpointError(f"{args.folder} has no config.json. Give a folder that save_pretrained has written.")
-    config = include_code(AutoConfig.from_pretrained(args.folder))
+    config = include_code(load_config(args.folder))
     config.save_pretrained(args.folder)
     print(f"{args.folder}: {len(copy_files(config))} files of code, which trust_remote_code=True loads")

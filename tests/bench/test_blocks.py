@@ -1,5 +1,6 @@
 """`hf-efficient-attn bench blocks`: what it writes, counts and refuses. No timing is asserted."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -201,6 +202,17 @@ def test_refuses_cuda_without_cuda(monkeypatch, capsys):
 
 def test_without_matplotlib_only_the_picture_is_missing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(report, "can_draw", lambda: False)
-    report.publish(tmp_path, "blocks", {"a": 1}, "| a |", draw=lambda results: pytest.fail("drawn"))
+    args = argparse.Namespace(output=tmp_path, json=False)
+    report.publish(args, "blocks", {"a": 1}, "| a |", draw=lambda results: pytest.fail("drawn"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blocks.json", "blocks.md"]
     assert "pip install 'hf-efficient-attn[plot]'" in capsys.readouterr().out
+
+
+def test_json_is_all_that_is_printed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(report, "can_draw", lambda: False)
+    report.publish(argparse.Namespace(output=tmp_path, json=True), "blocks", {"a": 1}, "| a |")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"a": 1} == json.loads((tmp_path / "blocks.json").read_text())
+    assert f"Written: {tmp_path / 'blocks.json'}" in printed.err
+    main(["bench", "blocks", "--counts", "--json"])
+    assert json.loads(capsys.readouterr().out) == paper_counts()

@@ -9,7 +9,6 @@ MiB, lengths are in tokens. Patterns are presets or expressions:
 import argparse
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from hf_efficient_attn.bench.attention.cases import DENSE, PRESETS, Shape, build
 from hf_efficient_attn.bench.attention.measure import measure_length
 from hf_efficient_attn.bench.attention.overhead import measure_overhead
 from hf_efficient_attn.bench.attention.peers import PEERS
-from hf_efficient_attn.bench.attention.profile import run_profile
+from hf_efficient_attn.bench.attention.profile import profile_calls
+from hf_efficient_attn.bench.attention.profile_report import profile_markdown
 from hf_efficient_attn.bench.attention.report import results_figure, results_markdown
 from hf_efficient_attn.bench.attention.summary import add_ratios
 from hf_efficient_attn.bench.harness.memory import peak_memory
@@ -28,6 +28,7 @@ from hf_efficient_attn.bench.harness.options import (
     DTYPES,
     add_counts,
     add_device,
+    add_results,
     check_counts,
     fill_options,
     leave_open,
@@ -87,8 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="unless said otherwise, two patterns up to 4,096 tokens")
     text = "show where the time of some fixed calls goes, instead (CPU)"
     parser.add_argument("--profile", action="store_true", help=text)
-    text = "folder of the results (default %(default)s)"
-    parser.add_argument("--output", type=Path, default=Path("outputs/bench_attention"), help=text)
+    add_results(parser, "outputs/bench_attention")
     leave_open(parser, "max_seconds", *NOT_PROFILED)
 
 
@@ -109,13 +109,14 @@ def main(args: argparse.Namespace) -> None:
     settings = settings_of(args, device)
     if args.profile:
         shape = Shape(args.batch_size, args.heads, args.head_dim, settings["dtype"], device.type)
-        run_profile(shape, args.repeats, args.max_seconds, args.output)
+        profile = profile_calls(shape, args.repeats, args.max_seconds)
+        publish(args, "profile", profile, profile_markdown(profile))
         return
     for name in settings["patterns"]:
         pattern_of(name, max(settings["lengths"])).heads(args.heads)
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT):
         results = measure(settings, device)
-    publish(args.output, "attention", results, results_markdown(results), results_figure)
+    publish(args, "attention", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -11,14 +11,12 @@ The useful-pair efficiency of a call is taken apart into factors, whose product 
 Times within a call are those of torch.profiler, alone those of a repeat right behind each kernel call.
 """
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -39,7 +37,6 @@ from hf_efficient_attn.bench.attention.cases import (
 from hf_efficient_attn.bench.attention.measure import Row, call_of
 from hf_efficient_attn.bench.attention.profile_cases import CASES, ProfileCase, as_case
 from hf_efficient_attn.bench.attention.profile_kernels import COMPILED_KERNEL, CPU, KERNELS, kernels_of
-from hf_efficient_attn.bench.attention.profile_report import profile_markdown
 from hf_efficient_attn.bench.harness.report import describe_machine
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, Case, time_once
 from hf_efficient_attn.layout.blocks.compile import compile_layout
@@ -61,9 +58,9 @@ LAYOUTS = (("bigbird", 131072), ("band", 131072))
 LAYOUT_TARGET = 0.02
 
 
-def run_profile(shape: Shape, repeats: int, max_seconds: float, folder: Path) -> None:
-    """Profile `CASES` and `LAYOUTS`, print the tables, and write profile.json and profile.md into `folder`."""
-    results = {
+def profile_calls(shape: Shape, repeats: int, max_seconds: float) -> dict[str, Any]:
+    """Return the profiles of `CASES` and `LAYOUTS`, in JSON types."""
+    return {
         "machine": describe_machine(CPU),
         "settings": {**asdict(shape), "repeats": repeats, "max_seconds": max_seconds},
         "cases": [profile_case(case, shape, repeats, max_seconds) for case in CASES],
@@ -71,11 +68,6 @@ def run_profile(shape: Shape, repeats: int, max_seconds: float, folder: Path) ->
         "layout_target": LAYOUT_TARGET,
         "dense_tokens": DENSE_TOKENS,
     }
-    markdown = profile_markdown(results)
-    print(markdown)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "profile.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (folder / "profile.md").write_text(markdown + "\n", encoding="utf-8")
 
 
 def profile_case(case: ProfileCase, shape: Shape, repeats: int, max_seconds: float) -> Row:

@@ -7,9 +7,9 @@ a second, memory is in MiB:
 """
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +31,14 @@ from hf_efficient_attn.bench.blocks.models import (
 )
 from hf_efficient_attn.bench.blocks.report import results_figure, results_markdown
 from hf_efficient_attn.bench.harness.memory import peak_memory
-from hf_efficient_attn.bench.harness.options import add_counts, add_device, check_counts, fill_options, leave_open
+from hf_efficient_attn.bench.harness.options import (
+    add_counts,
+    add_device,
+    add_results,
+    check_counts,
+    fill_options,
+    leave_open,
+)
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
     publish,
@@ -92,9 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="unless said otherwise, two blocks and GPT-2 of two layers"
     )
     parser.add_argument("--counts", action="store_true", help="only print the paper's parameter counts")
-    parser.add_argument(
-        "--output", type=Path, default=Path("outputs/bench_blocks"), help="folder of the results (default %(default)s)"
-    )
+    add_results(parser, "outputs/bench_blocks")
     leave_open(parser, *QUICK)
 
 
@@ -105,14 +110,15 @@ def main(args: argparse.Namespace) -> None:
         EfficientAttentionError: a count below 1, a shape no model can have, CUDA without a CUDA device.
     """
     if args.counts:
-        print(counts_table(paper_counts()))
+        counts = paper_counts()
+        print(json.dumps(counts, indent=2) if args.json else counts_table(counts))
         return
     fill_options(args, QUICK)
     check_counts(args, COUNTS)
     for block in args.blocks:
         shape_of(args).config(block)
     results = measure(args, resolve_device(args.device))
-    publish(args.output, "blocks", results, results_markdown(results), results_figure)
+    publish(args, "blocks", results, results_markdown(results), results_figure)
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -35,6 +36,12 @@ def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) ->
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
     if given:
         raise InputError(f"{option} makes no use of {', '.join(given)}. Leave out one or the other.")
+
+
+def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add where results go, `--output`, and `--json`."""
+    parser.add_argument("--output", type=Path, default=Path(folder), help="folder of the results (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

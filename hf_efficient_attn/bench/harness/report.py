@@ -1,9 +1,11 @@
 """Where results go: a description of the machine, JSON, a Markdown table, a picture."""
 
+import argparse
 import datetime
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,20 +96,29 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def publish(
-    directory: Path, name: str, results: dict[str, Any], markdown: str, draw: Callable[[dict[str, Any]], Any]
+    args: argparse.Namespace,
+    name: str,
+    results: dict[str, Any],
+    markdown: str,
+    draw: Callable[[dict[str, Any]], Any] | None = None,
 ) -> None:
-    """Print the tables, write NAME.json, NAME.md and NAME.png into `directory`, made if need be, and say where.
+    """Print the tables, or JSON, write NAME.json, NAME.md and NAME.png into the folder, made if need be, and say where.
 
     Without matplotlib there is no picture, and a line says so: what was measured is never lost for it.
+
+    Args:
+        args: with the options of `add_results`.
+        draw: None: there is no picture.
     """
-    print(markdown)
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.{suffix}" for suffix in ("json", "md")]
-    paths[0].write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    written, said = json.dumps(results, indent=2), sys.stderr if args.json else sys.stdout
+    print(written if args.json else markdown)
+    args.output.mkdir(parents=True, exist_ok=True)
+    paths = [args.output / f"{name}.{suffix}" for suffix in ("json", "md")]
+    paths[0].write_text(written + "\n", encoding="utf-8")
     paths[1].write_text(markdown + "\n", encoding="utf-8")
-    if can_draw():
-        paths.append(directory / f"{name}.png")
+    if draw is not None and can_draw():
+        paths.append(args.output / f"{name}.png")
         draw(results).savefig(paths[2], dpi=160)
-    else:
-        print("\nNo picture: matplotlib is not installed. Run: pip install 'hf-efficient-attn[plot]'")
-    print("\nWritten: " + ", ".join(str(path) for path in paths))
+    elif draw is not None:
+        print("\nNo picture: matplotlib is not installed. Run: pip install 'hf-efficient-attn[plot]'", file=said)
+    print("\nWritten: " + ", ".join(str(path) for path in paths), file=said)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,13 @@ from transformers.utils import logging
 
 from hf_efficient_attn.bench.attention.measure import one_line
 from hf_efficient_attn.bench.harness.memory import peak_memory
-from hf_efficient_attn.bench.harness.options import add_counts, add_model_options, apply_model_options, check_counts
+from hf_efficient_attn.bench.harness.options import (
+    add_counts,
+    add_model_options,
+    add_results,
+    apply_model_options,
+    check_counts,
+)
 from hf_efficient_attn.bench.harness.processes import cases_apart
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
@@ -102,9 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="lengths whose peak memory is measured (default 4096 16384)",
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("outputs/bench_models"), help="folder of the results (default %(default)s)"
-    )
+    add_results(parser, "outputs/bench_models")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -117,7 +120,7 @@ def main(args: argparse.Namespace) -> None:
     apply_model_options(args)
     device = resolve_device(args.device)
     results = measure(settings_of(args, device), device)
-    publish(args.output, "models", results, results_markdown(results), results_figure)
+    publish(args, "models", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -10,7 +10,6 @@ memory is in MiB, span limits are in tokens:
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,13 @@ from transformers.cache_utils import Cache
 from transformers.utils import logging
 
 from hf_efficient_attn.bench.harness.memory import peak_memory
-from hf_efficient_attn.bench.harness.options import add_counts, add_model_options, apply_model_options, check_counts
+from hf_efficient_attn.bench.harness.options import (
+    add_counts,
+    add_model_options,
+    add_results,
+    apply_model_options,
+    check_counts,
+)
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
     publish,
@@ -98,9 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="span limits at which peak memory is measured (default 1024 to 8192)",
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("outputs/bench_spans"), help="folder of the results (default %(default)s)"
-    )
+    add_results(parser, "outputs/bench_spans")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -114,7 +117,7 @@ def main(args: argparse.Namespace) -> None:
     apply_model_options(args)
     device = resolve_device(args.device)
     results = measure(settings_of(args, device), device)
-    publish(args.output, "spans", results, results_markdown(results), results_figure)
+    publish(args, "spans", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""What transformers makes of a saved model, or a sentence on why it cannot read it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.messages import cut
+
+
+def load_config(path: str | PathLike[str]) -> PreTrainedConfig:
+    """Return the config in a folder, or in a file.
+
+    Raises:
+        EfficientAttentionError: transformers or this package cannot read it.
+    """
+    with readable(path):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path)
+    return config
+
+
+@contextmanager
+def readable(path: str | PathLike[str]) -> Iterator[None]:
+    """Raise what transformers raises while it reads `path` as InputError; our own errors stay as they are."""
+    try:
+        yield
+    except EfficientAttentionError:
+        raise
+    # transformers, and the classes of configs and weights, raise what they like
+    except Exception as error:
+        what = f"{type(error).__name__}: {cut(str(error), 200, 60)}"
+        raise InputError(f"transformers cannot read {path} ({what}).") from error
