@@ -37,7 +37,11 @@ VERBS = {"analyze": "measure what a model does inside", "bench": "measure time a
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="hf-efficient-attn", description="Efficient Transformers for Hugging Face.")
+    parser = argparse.ArgumentParser(
+        prog="hf-efficient-attn",
+        description="Efficient attention for Hugging Face Transformers: look at patterns and models, convert, measure.",
+        epilog="hf-efficient-attn COMMAND --help explains a command, with examples.",
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # where the last word of a command belongs, by the words before it

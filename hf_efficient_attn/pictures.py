@@ -28,15 +28,28 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def check_picture(path: str | PathLike[str]) -> None:
+    """Raise what `save_figure` would, before anything is measured.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ConfigurationError: it cannot write such a file.
+    """
+    _check_suffix(new_figure(1, 1), path)
+
+
 def save_figure(figure: Any, path: str | PathLike[str], pixels_per_inch: int) -> None:
     """Write a figure, in the format that the suffix says; missing folders are made.
 
     Raises:
         ConfigurationError: matplotlib cannot write such a file.
     """
-    suffix = Path(path).suffix.removeprefix(".").lower()
-    formats = figure.canvas.get_supported_filetypes()
-    if suffix not in formats:
-        raise ConfigurationError(f"{path} has no suffix of a picture; give one of: {', '.join(sorted(formats))}.")
+    _check_suffix(figure, path)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=pixels_per_inch)
+
+
+def _check_suffix(figure: Any, path: str | PathLike[str]) -> None:
+    formats = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix.removeprefix(".").lower() not in formats:
+        raise ConfigurationError(f"{path} has no suffix of a picture; give one of: {', '.join(sorted(formats))}.")

@@ -99,6 +99,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["draw", "full()", "--tokens", "4", "--png", "{folder}/file/a.png"], "{folder}/file"),
         (["draw", "{folder}/deep.json"], "nests too deep"),
         (["draw", "{folder}/number.json"], "no valid JSON"),
+        (["draw", "full()", "--layer", "-1"], "layer=-1 must be at least 0"),
+        (["draw", "{folder}/llama.json"], "/llama.json' is the config of a model without an attention_pattern"),
+        (["draw", "{folder}/file"], "{folder}/file is a file, but no .json"),
+        (["explain", "{folder}/damaged"], "transformers cannot read {folder}/damaged"),
         (["explain", "full()", "--device", "abacus"], "device='abacus'"),
         (["explain", "full()", "--tokens", "-3"], "query_tokens is -3"),
         (["explain", "full()", "--heads", "0"], "num_heads is 0"),
@@ -127,6 +131,8 @@ def test_wrong_paths_and_values(
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "number.json").write_text("[" + "9" * 5000 + "]")
     (tmp_path / "unknown").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
     for file in ("unknown.json", "unknown/config.json"):
         (tmp_path / file).write_text('{"model_type": "unknown to transformers"}')
     (tmp_path / "llama.json").write_text('{"model_type": "llama", "num_hidden_layers": 1}')
@@ -137,6 +143,29 @@ def test_wrong_paths_and_values(
     assert error.startswith("hf-efficient-attn: error: ")
     assert message.format(folder=tmp_path) in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["analyze", "signal", "--model", "sas", "--text", "book.txt"], "--text book.txt would not be read"),
+        (["analyze", "signal", "--model", "sas", "--picture", "a.xyz"], "no suffix of a picture"),
+        (["analyze", "spans", "{folder}", "--picture", "a.xyz"], "no suffix of a picture"),
+        (["bench", "blocks", "--quick", "--output", "{folder}/file"], "{folder}/file"),
+        (["bench", "attention", "--profile", "--output", "{folder}/file"], "{folder}/file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_written_or_read_is_not_measured(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(folder=tmp_path) for argument in arguments])
+    assert stop.value.code == 2
+    # nothing else: no progress, and no word of what is measured
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(folder=tmp_path) in line
 
 
 def test_families_are_those_that_are_registered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,8 @@ def read_pattern(source: str, layer: int = 0) -> Pattern:
     Raises:
         ConfigurationError: it is none of these, or the layer has no pattern.
     """
+    if layer < 0:
+        raise ConfigurationError(f"layer={layer} must be at least 0: layers are counted from 0.")
     patterns = read_layer_patterns(source, layer + 1)
     pattern = patterns[layer] if layer < len(patterns) else None
     if pattern is None:
@@ -86,6 +88,8 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
     Raises:
         ConfigurationError: as `read_pattern`.
     """
+    if not source.endswith(".json") and Path(source).is_file():
+        raise ConfigurationError(f"{source} is a file, but no .json. Give a file with JSON, or an expression.")
     text = _text_of_file(source) if source.endswith(".json") else source
     if not text.lstrip().startswith(("{", "[")):
         return (parse_pattern(text),) * num_layers
@@ -95,7 +99,9 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
         raise ConfigurationError(
             f"{shown(source)} is no valid JSON, or nests too deep: {cut(str(error), 160, 40)}."
         ) from error
-    if isinstance(data, dict) and "attention_pattern" in data:
+    if isinstance(data, dict) and ("attention_pattern" in data or "model_type" in data):
+        if data.get("attention_pattern") is None:
+            raise ConfigurationError(f"{shown(source)} is the config of a model without an attention_pattern.")
         num_layers = data.get("num_hidden_layers", num_layers)
         data = data["attention_pattern"]
     return patterns_per_layer(data, len(data) if isinstance(data, list) else num_layers)

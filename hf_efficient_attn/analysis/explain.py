@@ -109,7 +109,8 @@ def read_config(source: str) -> PreTrainedConfig | None:
         path = path / "config.json"
         if not path.is_file():
             raise InputError(f"{source} is a folder without config.json. Give the folder of a saved model.")
-    elif not (path.suffix == ".json" or any(sign in source for sign in "({[")):
+        return load_config(path)
+    if not (path.suffix == ".json" or any(sign in source for sign in "({[")):
         raise InputError(
             f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
             "models of the Hub to a folder first."

@@ -28,10 +28,10 @@ from torch import nn
 
 from hf_efficient_attn.analysis.plot_signal import plot_signal
 from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, SignalReport
-from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens
+from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens, reads_text
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import check_picture
 
 # module that scales a part of W = a·W_init + b·ΔW -> the config field of its gain
 MATRIX_GAINS = {
@@ -226,8 +226,11 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(
             f"--tokens {args.tokens} --batch-size {args.batch_size}: need at least 2 tokens in at least 1 sequence."
         )
-    # refuses to measure what it could not draw
-    new_figure(1, 1)
+    if args.text is not None and (args.random_tokens or not any(map(reads_text, args.model))):
+        raise InputError(f"--text {args.text} would not be read: only saved models read one, without --random-tokens.")
+    picture = args.picture or args.output / "signal.png"
+    # what could not be drawn is not measured
+    check_picture(picture)
     reports = []
     for source in args.model:
         model = load_model(source, args.seed)
@@ -244,6 +247,5 @@ def main(args: argparse.Namespace) -> None:
     if args.json:
         print(written)
     (args.output / "signal.json").write_text(written + "\n", encoding="utf-8")
-    picture = args.picture or args.output / "signal.png"
     plot_signal(reports, picture)
     print(f"Wrote {args.output / 'signal.json'} and {picture}.", file=sys.stderr if args.json else sys.stdout)

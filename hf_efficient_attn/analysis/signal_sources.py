@@ -125,6 +125,11 @@ def _at_start(config: Any, seed: int) -> Any:
         return AutoModel.from_config(config, dtype=torch.float32)
 
 
+def reads_text(source: str) -> bool:
+    """Return whether a source of `load_model` has trained weights, which text makes sense to."""
+    return source not in NAMED_BLOCKS and not source.endswith(".json")
+
+
 def load_tokens(
     source: str, model: Any, tokens: int, batch_size: int, seed: int, text: Path | None, random_tokens: bool
 ) -> torch.Tensor:
@@ -135,7 +140,7 @@ def load_tokens(
     Raises:
         InputError: a checkpoint without tokenizer, a text file that is not there, not in UTF-8 or too short.
     """
-    if random_tokens or source in NAMED_BLOCKS or source.endswith(".json"):
+    if random_tokens or not reads_text(source):
         generator = torch.Generator("cpu").manual_seed(seed)
         vocab_size = model.config.get_text_config().vocab_size
         return torch.randint(vocab_size, (batch_size, tokens), generator=generator)

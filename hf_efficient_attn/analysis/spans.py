@@ -27,7 +27,7 @@ from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, cost_ta
 from hf_efficient_attn.analysis.span_sources import TEXT_NAME, TextTokens, load_span_model, read_text, tokenize
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import check_picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,9 @@ def main(args: argparse.Namespace) -> None:
     """
     if args.tokens < 2:
         raise InputError(f"--tokens {args.tokens}: attention between tokens needs at least 2.")
-    new_figure(1, 1)
+    picture = args.picture or args.output / "spans.png"
+    # what could not be drawn is not measured
+    check_picture(picture)
     text = read_text(args.text)
     report, notes = analyze(args.model, text, args.tokens, args.seed)
     compared = [cost_of(source, text, args.tokens, args.seed) for source in args.compare]
@@ -78,7 +80,6 @@ def main(args: argparse.Namespace) -> None:
     path, written = args.output / "spans.json", json.dumps(results, indent=1, ensure_ascii=False)
     print(*([written] if args.json else [report, cost_table(costs), "\n".join(notes)]), sep="\n\n")
     path.write_text(written + "\n", encoding="utf-8")
-    picture = args.picture or args.output / "spans.png"
     plot_spans(report, costs, picture)
     print(f"\nWritten: {path}, {picture}", file=sys.stderr if args.json else sys.stdout)
 

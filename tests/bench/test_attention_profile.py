@@ -66,7 +66,9 @@ def test_the_command_writes_what_it_prints(
     options = ["--heads", "2", "--head-dim", "8", "--repeats", "1", "--max-seconds", "0", "--output", str(tmp_path)]
     main(["bench", "attention", "--profile", *options])
     markdown = (tmp_path / "profile.md").read_text()
-    assert capsys.readouterr().out == markdown
+    printed = capsys.readouterr().out
+    assert printed.startswith(markdown)
+    assert f"Written: {tmp_path / 'profile.json'}" in printed[len(markdown) :]
     results = json.loads((tmp_path / "profile.json").read_text())
     assert [case["computed_by"] for case in results["cases"]] == ["sdpa", "blocked", "blocked"]
     assert set(results["layouts"][0]["milliseconds"]) > {"drawing random blocks", "forward pass"}

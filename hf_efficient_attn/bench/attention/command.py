@@ -32,6 +32,7 @@ from hf_efficient_attn.bench.harness.options import (
     check_counts,
     fill_options,
     leave_open,
+    make_folder,
     refuse_given,
 )
 from hf_efficient_attn.bench.harness.report import (
@@ -107,6 +108,7 @@ def main(args: argparse.Namespace) -> None:
         raise InputError("device='cuda' cannot be profiled: --profile looks into the kernels of CPUs. Use 'cpu'.")
     device = resolve_device("cpu" if args.profile else args.device)
     settings = settings_of(args, device)
+    make_folder(args)
     if args.profile:
         shape = Shape(args.batch_size, args.heads, args.head_dim, settings["dtype"], device.type)
         profile = profile_calls(shape, args.repeats, args.max_seconds)

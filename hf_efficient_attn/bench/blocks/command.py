@@ -38,6 +38,7 @@ from hf_efficient_attn.bench.harness.options import (
     check_counts,
     fill_options,
     leave_open,
+    make_folder,
 )
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
@@ -117,6 +118,7 @@ def main(args: argparse.Namespace) -> None:
     check_counts(args, COUNTS)
     for block in args.blocks:
         shape_of(args).config(block)
+    make_folder(args)
     results = measure(args, resolve_device(args.device))
     publish(args, "blocks", results, results_markdown(results), results_figure)
 

@@ -44,6 +44,15 @@ def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
+def make_folder(args: argparse.Namespace) -> None:
+    """Make the folder of the results: one that cannot be written is refused before anything is measured.
+
+    Raises:
+        OSError: it is a file, or not the user's to make.
+    """
+    args.output.mkdir(parents=True, exist_ok=True)
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`."""
     parser.add_argument(

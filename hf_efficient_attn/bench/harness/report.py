@@ -102,7 +102,7 @@ def publish(
     markdown: str,
     draw: Callable[[dict[str, Any]], Any] | None = None,
 ) -> None:
-    """Print the tables, or JSON, write NAME.json, NAME.md and NAME.png into the folder, made if need be, and say where.
+    """Print the tables, or JSON, write NAME.json, NAME.md and NAME.png into the folder, and say where.
 
     Without matplotlib there is no picture, and a line says so: what was measured is never lost for it.
 
@@ -112,7 +112,6 @@ def publish(
     """
     written, said = json.dumps(results, indent=2), sys.stderr if args.json else sys.stdout
     print(written if args.json else markdown)
-    args.output.mkdir(parents=True, exist_ok=True)
     paths = [args.output / f"{name}.{suffix}" for suffix in ("json", "md")]
     paths[0].write_text(written + "\n", encoding="utf-8")
     paths[1].write_text(markdown + "\n", encoding="utf-8")

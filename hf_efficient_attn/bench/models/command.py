@@ -27,6 +27,7 @@ from hf_efficient_attn.bench.harness.options import (
     add_results,
     apply_model_options,
     check_counts,
+    make_folder,
 )
 from hf_efficient_attn.bench.harness.processes import cases_apart
 from hf_efficient_attn.bench.harness.report import (
@@ -119,6 +120,7 @@ def main(args: argparse.Namespace) -> None:
     check_counts(args, COUNTS, "lengths")
     apply_model_options(args)
     device = resolve_device(args.device)
+    make_folder(args)
     results = measure(settings_of(args, device), device)
     publish(args, "models", results, results_markdown(results), results_figure)
 

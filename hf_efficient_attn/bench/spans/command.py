@@ -24,6 +24,7 @@ from hf_efficient_attn.bench.harness.options import (
     add_results,
     apply_model_options,
     check_counts,
+    make_folder,
 )
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
@@ -116,6 +117,7 @@ def main(args: argparse.Namespace) -> None:
     check_counts(args, COUNTS, "limits", "decode_batch_sizes")
     apply_model_options(args)
     device = resolve_device(args.device)
+    make_folder(args)
     results = measure(settings_of(args, device), device)
     publish(args, "spans", results, results_markdown(results), results_figure)
 
