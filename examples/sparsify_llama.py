@@ -77,6 +77,7 @@ def main() -> None:
     for name, of_samples in {"perplexity": float, "prompt_seconds": median}.items():
         rows = [[way, *(f"{of_samples(each):.3g}" for each in found.values())] for way, found in results[name].items()]
         print("", markdown_table([name, *(f"up to {tokens:,}" for tokens in results[name][DENSE])], rows), sep="\n")
+    print(f"\nWritten to {args.output_dir}: results.json, and the model with {SINKS}.")
 
 
 def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:

@@ -142,7 +142,10 @@ def main() -> None:
     logging.disable_progress_bar()  # of saving and loading; training keeps its own
     for kind in args.spans:
         args.config(kind)  # refused now, not after the first model is trained
-    texts = load_bytes(args.train_file, args.max_train_bytes, args.max_eval_bytes, args.max_test_bytes)
+    # a segment in every row, and the byte after it
+    least_bytes = args.batch_size * (args.segment_bytes + 1)
+    limits = (args.max_train_bytes, args.max_eval_bytes, args.max_test_bytes)
+    texts = load_bytes(args.train_file, *limits, least_bytes)
     segments = {name: hea.TextSegments(text, args.batch_size, args.segment_bytes) for name, text in texts.items()}
     folder = open_run(args)
     source = Path(args.train_file).name if args.train_file else "the source of the standard library of Python"

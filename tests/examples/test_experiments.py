@@ -225,7 +225,7 @@ BAD_INPUTS = {
     "kind": ("spans", ["--spans", "adaptative"], "--spans adaptative is unknown. Allowed: fixed, adaptive, dynamic"),
     "network": ("spans", ["--network", "vanilla"], "authors, modern"),
     "no file": ("spans", ["--train_file", "nowhere"], "--train_file nowhere: no such file"),
-    "little text": ("spans", ["--train_file", "small"], "do not fill one segment"),
+    "little text": ("spans", ["--train_file", "small"], "5% are for validation and as many for the test"),
     "odd window": ("document_lengths", ["--attention_window", "7"], "must be even"),
     "no head": ("long_mlm", ["--source_steps", "0"], "it must learn one"),
 }

@@ -9,19 +9,28 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from comparison.python_text import python_texts
 
+HELD_OUT = 0.05
+
 
 def load_bytes(
-    train_file: str | None, max_train_bytes: int, max_eval_bytes: int, max_test_bytes: int
+    train_file: str | None, max_train_bytes: int, max_eval_bytes: int, max_test_bytes: int, least_bytes: int
 ) -> dict[str, torch.Tensor]:
     """Return "train", "validation" and "test", uint8 [N] each: of a file, else of the standard library.
 
-    Of a file the last 5 % are the test, and the 5 % before them are for validation, as of text8 and enwik8.
+    Of a file the last 5 % are the test, and the 5 % before them are for validation, as of text8 and enwik8; each must
+    have `least_bytes`.
     """
     if train_file:
         if not Path(train_file).is_file():
             raise SystemExit(f"--train_file {train_file}: no such file.")
         text = Path(train_file).read_bytes()
-        held_out = round(len(text) * 0.05)
+        held_out = round(len(text) * HELD_OUT)
+        if held_out < least_bytes:
+            raise SystemExit(
+                f"--train_file {train_file} has {len(text):,} bytes, of which {HELD_OUT:.0%} are for validation and as "
+                f"many for the test: {least_bytes / HELD_OUT:,.0f} are needed, or a smaller --batch_size or "
+                "--segment_bytes."
+            )
         ends = (0, len(text) - 2 * held_out, len(text) - held_out, len(text))
         parts = [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
     else:
