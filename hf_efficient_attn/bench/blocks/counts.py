@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.utils import logging
 
 from hf_efficient_attn.bench.blocks.models import count_parameters
 from hf_efficient_attn.bench.harness.report import markdown_table
@@ -52,7 +53,7 @@ def paper_counts() -> list[dict[str, Any]]:
     against `pre_ln`.
     """
     rows = []
-    for model in PAPER_MODELS:
+    for model in logging.tqdm(PAPER_MODELS, desc="counting", unit="model", leave=False):
         full = _count(model.config("pre_ln"))[model.counted]
         for block, figure in model.figures.items():
             counts = _count(model.config(block))
