@@ -17,22 +17,12 @@ After Ctrl-C the same command with `--resume` goes on from the last checkpoint. 
 import json
 import math
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments, pipeline, set_seed
-from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.utils import logging
-
-import hf_efficient_attn as hea
-
-# example_data lies one folder up
-sys.path.append(str(Path(__file__).parents[1]))
-
-from comparison.loss_curves import draw_loss_curves  # noqa: E402
+from comparison.loss_curves import draw_loss_curves
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -41,9 +31,15 @@ from comparison.run_folder import (
     save,
     save_picture,
     write_results,
-)  # noqa: E402
-from comparison.token_blocks import TokenBlocks, prepare_token_blocks  # noqa: E402
-from comparison.training import BitsPerByteTrainer, share  # noqa: E402
+)
+from comparison.shape import Shape
+from comparison.token_blocks import TokenBlocks, prepare_token_blocks
+from comparison.training import BitsPerByteTrainer, share
+from transformers import Trainer, TrainingArguments, pipeline, set_seed
+from transformers.hf_argparser import HfArg
+from transformers.utils import logging
+
+import hf_efficient_attn as hea
 
 # He & Hofmann (arXiv:2311.01906, appendix D): 1e-3, and 3e-4 for V-SkipInit. SAS-P without norms has no causal rate in
 # the paper; its BERT takes 2e-3 where SAS-P takes 3e-3, and the same ratio is kept here.
@@ -60,7 +56,7 @@ COLUMNS = {
 
 
 @dataclass
-class Arguments:
+class Arguments(Shape):
     """Which blocks, in which shape, trained for how long."""
 
     output_dir: str = HfArg(default="outputs/compare_blocks", help="Folder of the run.")
@@ -73,9 +69,6 @@ class Arguments:
     max_steps: int = HfArg(default=600, help="Optimizer steps of each model.")
     batch_size: int = HfArg(default=8, help="Blocks of tokens in a step.")
     block_size: int = HfArg(default=128, help="Tokens of a training sequence.")
-    hidden_size: int = HfArg(default=192, help="Width.")
-    num_hidden_layers: int = HfArg(default=6, help="Layers.")
-    num_attention_heads: int = HfArg(default=6, help="Heads.")
     vocab_size: int = HfArg(default=4096, help="Tokens of the tokenizer, which is trained on the text.")
     max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most so much text.")
     max_eval_blocks: int = HfArg(default=128, help="Evaluate on so many blocks of held-out text, evenly spaced.")
@@ -89,10 +82,8 @@ class Arguments:
                 raise SystemExit(f"--blocks {block} is unknown. Allowed: {', '.join(RATES)}.")
 
 
-def main() -> None:
+def main(args: Arguments) -> None:
     """Train every block, and report."""
-    (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
-    logging.disable_progress_bar()  # of saving and loading; training keeps its own
     # the head is tied to the embedding, which a checkpoint holds; Trainer reports it missing at every load
     logging.get_logger("transformers.trainer").addFilter(lambda record: "lm_head.weight" not in record.getMessage())
     folder = open_run(args, args.resume)
@@ -111,10 +102,7 @@ def config_of(args: Arguments, block: str, **fields: Any) -> hea.SimplifiedTrans
     """Return the config of a block in the run's shape."""
     return hea.SimplifiedTransformerConfig(
         block=block,
-        hidden_size=args.hidden_size,
-        intermediate_size=4 * args.hidden_size,
-        num_hidden_layers=args.num_hidden_layers,
-        num_attention_heads=args.num_attention_heads,
+        **args.shape(),
         # reaches the same loss in half the steps of the family's sinusoids
         position_embedding_type="rope",
         max_position_embeddings=args.block_size,
@@ -269,4 +257,4 @@ def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    run_experiment(main)
+    run_experiment(main, Arguments, hidden_size=192, num_hidden_layers=6, num_attention_heads=6)

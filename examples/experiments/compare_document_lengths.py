@@ -13,32 +13,21 @@ attention. `outputs/compare_document_lengths` then holds `sparse` and `dense` (f
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, set_seed
-from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.utils import logging
-
-import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
-
-# example_data lies one folder up
-sys.path.append(str(Path(__file__).parents[1]))
-
-from comparison.accuracy_curves import draw_scores  # noqa: E402
-from comparison.document_scores import (  # noqa: E402
+from comparison.accuracy_curves import draw_scores
+from comparison.document_scores import (
     SCORES,
     over_seeds,
     score_bag_of_words,
     score_model,
     score_most_frequent,
 )
-from comparison.documents import Crops, Documents, tokenize  # noqa: E402
-from comparison.run_folder import (  # noqa: E402
+from comparison.documents import Crops, Documents, tokenize
+from comparison.run_folder import (
     open_run,
     reload_difference,
     results_table,
@@ -47,9 +36,15 @@ from comparison.run_folder import (  # noqa: E402
     save_picture,
     write_results,
 )
-from comparison.timed_training import TimedTrainer  # noqa: E402
-from comparison.token_batches import TokenBatches  # noqa: E402
-from example_data import mails, new_tokenizer  # noqa: E402
+from comparison.shape import Shape
+from comparison.timed_training import TimedTrainer
+from comparison.token_batches import TokenBatches
+from example_data import mails, new_tokenizer
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, set_seed
+from transformers.hf_argparser import HfArg
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band
 
 KINDS = ("sparse", "dense")
 COLUMNS = {
@@ -73,16 +68,13 @@ TRAINING_COLUMNS = {
 
 
 @dataclass
-class Arguments:
+class Arguments(Shape):
     """Two lengths, one shape, one time."""
 
     output_dir: str = HfArg(default="outputs/compare_document_lengths", help="Folder of the run.")
     max_length: int = HfArg(default=8192, help="Tokens that the sparse model reads of a document.")
     dense_length: int = HfArg(default=512, help="Tokens that the dense model reads of a document.")
     attention_window: int = HfArg(default=128, help="Tokens that one reads around itself in the sparse model, even.")
-    hidden_size: int = HfArg(default=64, help="Width.")
-    num_hidden_layers: int = HfArg(default=2, help="Layers.")
-    num_attention_heads: int = HfArg(default=4, help="Heads.")
     vocab_size: int = HfArg(default=4096, help="Tokens of the tokenizer, which is trained on the documents.")
     seeds: list[int] = HfArg(default_factory=lambda: [0, 1, 2], help="Train both models once with each.")
     seconds_per_model: float = HfArg(default=60.0, help="Training time of each model and seed.")
@@ -113,10 +105,8 @@ class Run:
     test: Documents
 
 
-def main() -> None:
+def main(args: Arguments) -> None:
     """Train both models with every seed, and report."""
-    (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
-    logging.disable_progress_bar()  # of saving and loading; training keeps its own
     data, folder = mails(), open_run(args)
     tokenizer = new_tokenizer(data["train"]["text"], args.vocab_size)
     train, test = (tokenize(data[split], tokenizer, args.dense_length) for split in ("train", "validation"))
@@ -135,10 +125,7 @@ def config_of(run: Run, kind: str) -> hea.SparseTransformerConfig:
         global_tokens="first" if kind == "sparse" else None,
         max_position_embeddings=args.length(kind),
         vocab_size=len(tokenizer),
-        hidden_size=args.hidden_size,
-        intermediate_size=4 * args.hidden_size,
-        num_hidden_layers=args.num_hidden_layers,
-        num_attention_heads=args.num_attention_heads,
+        **args.shape(),
         norm_position="pre",
         position_embedding_type="rope",
         embedding_dropout=0.1,
@@ -286,4 +273,4 @@ def _with_deviation(row: dict[str, Any], name: str) -> str:
 
 
 if __name__ == "__main__":
-    run_experiment(main)
+    run_experiment(main, Arguments, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)

@@ -20,24 +20,12 @@ Then see what the heads have learned: hf-efficient-attn analyze spans outputs/co
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
-from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.utils import logging
-
-import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import span_flops
-from hf_efficient_attn.training.span_callback import span_log
-
-# example_data lies one folder up
-sys.path.append(str(Path(__file__).parents[1]))
-
-from comparison.byte_text import byte_tokenizer, load_bytes  # noqa: E402
+from comparison.byte_text import byte_tokenizer, load_bytes
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -46,9 +34,16 @@ from comparison.run_folder import (
     save,
     save_picture,
     write_results,
-)  # noqa: E402
-from comparison.span_curves import add_equal_time, draw_span_curves  # noqa: E402
-from comparison.training import BitsPerByteTrainer, share  # noqa: E402
+)
+from comparison.shape import Shape
+from comparison.span_curves import add_equal_time, draw_span_curves
+from comparison.training import BitsPerByteTrainer, share
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
+from transformers.hf_argparser import HfArg
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.spans.costs import span_flops
+from hf_efficient_attn.training.span_callback import span_log
 
 KINDS = ("fixed", "adaptive", "dynamic")
 NETWORKS = {"authors": hea.AdaptiveSpanConfig, "modern": hea.AdaptiveSpanConfig.modern}
@@ -68,7 +63,7 @@ COLUMNS = {
 
 
 @dataclass
-class Arguments:
+class Arguments(Shape):
     """Which spans, in which network, trained on what for how long."""
 
     output_dir: str = HfArg(default="outputs/compare_spans", help="Folder of the run.")
@@ -78,9 +73,6 @@ class Arguments:
     )
     span_limit: int = HfArg(default=1024, help="The longest span, in bytes; all that `fixed` reads.")
     span_penalty: float = HfArg(default=2e-6, help="What a byte of span costs in a layer, in nats.")
-    hidden_size: int = HfArg(default=128, help="Width.")
-    num_hidden_layers: int = HfArg(default=4, help="Layers.")
-    num_attention_heads: int = HfArg(default=4, help="Heads.")
     train_file: str | None = HfArg(default=None, help="A file of any bytes. Default: the standard library's source.")
     segment_bytes: int = HfArg(default=256, help="Bytes that a model reads at once; it remembers more.")
     max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most so much text.")
@@ -109,10 +101,7 @@ class Arguments:
             span_limit=self.span_limit,
             span_penalty=self.span_penalty,
             vocab_size=256,
-            hidden_size=self.hidden_size,
-            intermediate_size=4 * self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
+            **self.shape(),
         )
 
 
@@ -136,10 +125,8 @@ class SpansOfEvaluation(TrainerCallback):
         }
 
 
-def main() -> None:
+def main(args: Arguments) -> None:
     """Train every kind, and report."""
-    (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
-    logging.disable_progress_bar()  # of saving and loading; training keeps its own
     for kind in args.spans:
         args.config(kind)  # refused now, not after the first model is trained
     # a segment in every row, and the byte after it
@@ -254,4 +241,4 @@ attention over the average span. So few steps say nothing of how the kinds end w
 
 
 if __name__ == "__main__":
-    run_experiment(main)
+    run_experiment(main, Arguments, hidden_size=128, num_hidden_layers=4, num_attention_heads=4)

@@ -179,10 +179,11 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words += ["--attention_window", "16", "--seeds", "3", "4", "--max_steps", "4", "--output_dir", str(folder / "run")]
     with pytest.MonkeyPatch.context() as patch:
         import compare_document_lengths as experiment
+        from comparison.run_folder import run_experiment
 
         patch.setattr(experiment, "mails", lambda: DatasetDict(train=documents(40, 0), validation=documents(11, 1)))
         patch.setattr(sys, "argv", ["compare_document_lengths.py", *words])
-        experiment.main()
+        run_experiment(experiment.main, experiment.Arguments)
     return folder
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArgumentParser
+from transformers.utils import logging
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.bench.harness.report import describe_machine, machine_line, markdown_table
@@ -37,10 +39,20 @@ A demonstration at a small size, trained briefly. Measure it before use.
 """
 
 
-def run_experiment(main: Callable[[], None]) -> None:
-    """Run a script; what the package refuses is one sentence."""
+def run_experiment(main: Callable[[Any], None], arguments: type, **defaults: Any) -> None:
+    """Run a script with its arguments, read from the command line; what the package refuses is one sentence.
+
+    Args:
+        arguments: a dataclass.
+        defaults: of its fields.
+    """
+    parser = HfArgumentParser(arguments)
+    parser.set_defaults(**defaults)
+    (args,) = parser.parse_args_into_dataclasses()
+    # of saving and loading; training keeps its own
+    logging.disable_progress_bar()
     try:
-        main()
+        main(args)
     except (hea.EfficientAttentionError, StrictDataclassError) as error:
         raise SystemExit(" ".join(str(error).split())) from error
 

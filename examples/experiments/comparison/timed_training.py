@@ -111,7 +111,7 @@ class TimedTrainer(Trainer):
 def warm_up_then_fall(share: float) -> float:
     """Return the factor of the learning rate: up in a line, then down to 0.
 
-    >>> [warm_up_then_fall(share) for share in (0.05, 0.1, 0.55, 1.0)]
+    >>> [round(warm_up_then_fall(share), 2) for share in (0.05, 0.1, 0.55, 1.0)]
     [0.5, 1.0, 0.5, 0.0]
     """
     # the first step must not be lost at a rate of 0
