@@ -19,7 +19,6 @@ about ten minutes on one core; so short a training tells the ways to begin apart
 
 import copy
 import math
-import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,26 +26,8 @@ from typing import Any
 
 import evaluate
 import torch
-from datasets import Dataset
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-    set_seed,
-)
-from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.utils import logging
-
-import hf_efficient_attn as hea
-
-# example_data lies one folder up
-sys.path.append(str(Path(__file__).parents[1]))
-
-from comparison.masked_bits import draw_bits  # noqa: E402
-from comparison.masked_text import (  # noqa: E402
+from comparison.masked_bits import draw_bits
+from comparison.masked_text import (
     MASKED,
     BlockShape,
     HeldOutText,
@@ -56,7 +37,7 @@ from comparison.masked_text import (  # noqa: E402
     mask_held_out,
     training_blocks,
 )
-from comparison.run_folder import (  # noqa: E402
+from comparison.run_folder import (
     open_run,
     reload_difference,
     results_table,
@@ -65,8 +46,23 @@ from comparison.run_folder import (  # noqa: E402
     save_picture,
     write_results,
 )
-from comparison.training import StepClock  # noqa: E402
-from example_data import pretrained_bert, python_documentation  # noqa: E402
+from comparison.training import StepClock
+from datasets import Dataset
+from example_data import pretrained_bert, python_documentation
+from torch import Tensor
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.hf_argparser import HfArg
+from transformers.utils import logging
+
+import hf_efficient_attn as hea
 
 METRIC = Path(__file__).parents[1] / "metrics" / "bits_per_character"
 PICTURE = "bits_per_character.png"
@@ -112,21 +108,22 @@ class Run:
     folder: Path
     tokenizer: PreTrainedTokenizerBase
     shape: BlockShape
+    long_rows: Tensor
     short_blocks: Dataset
     long_blocks: Dataset
     held_out: HeldOutText
 
 
-def main() -> None:
+def main(args: Arguments) -> None:
     """Train the source, convert it, train on, and report each stage."""
-    (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
     set_seed(args.seed)
     run, source = prepare(args)
     short, long, steps = f"{run.shape.short:,} tokens", f"{args.max_length:,} tokens", args.max_steps
     if args.source_steps:
         train(run, source, run.short_blocks, args.source_batch_size, args.source_steps, args.source_learning_rate)
-    rows = [measure(run, source, True, f"source, {short}")]
-    rows[0]["reload_difference"] = save_model(run, source, "source", rows[0], run.shape.short)
+    rows = [row_of(run, run.held_out.nats_of_frequencies(run.long_rows, len(run.tokenizer)), "token frequencies")]
+    rows.append(measure(run, source, True, f"source, {short}"))
+    rows[-1]["reload_difference"] = save_model(run, source, "source", rows[-1], run.shape.short)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Fields of the .* config without counterpart")
@@ -150,7 +147,6 @@ def prepare(args: Arguments) -> tuple[Run, PreTrainedModel]:
     path = args.model_name_or_path or pretrained_bert()
     source, tokenizer = AutoModelForMaskedLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     logging.set_verbosity(verbosity)
-    logging.disable_progress_bar()  # of saving and loading; training keeps its own
     if not all((tokenizer.is_fast, tokenizer.mask_token, tokenizer.cls_token, tokenizer.sep_token)):
         raise SystemExit("The checkpoint's tokenizer must be a fast one with a mask, a first and a last token.")
     shape = BlockShape(min(tokenizer.model_max_length, source.config.max_position_embeddings), args.max_length)
@@ -163,6 +159,7 @@ def prepare(args: Arguments) -> tuple[Run, PreTrainedModel]:
         open_run(args),
         tokenizer,
         shape,
+        long_rows,
         short_blocks=training_blocks(long_rows.reshape(len(long_rows) * shape.segments, -1), tokenizer),
         long_blocks=training_blocks(long_rows, tokenizer),
         held_out=mask_held_out(held_out, shape, tokenizer, args.seed, args.max_eval_blocks),
@@ -220,8 +217,13 @@ def train(
 def measure(
     run: Run, model: PreTrainedModel, is_short: bool, name: str, train_seconds: float | None = None
 ) -> dict[str, Any]:
-    """Return a row of the table: bits of the held-out masked tokens."""
-    nats, metric = run.held_out.nats(model, is_short, name), evaluate.load(str(METRIC))
+    """Return a model's row of the table."""
+    return {**row_of(run, run.held_out.nats(model, is_short, name), name), "train_seconds": train_seconds}
+
+
+def row_of(run: Run, nats: Tensor, name: str) -> dict[str, Any]:
+    """Return a row of the table, bits of the held-out masked tokens, from their nats [blocks, segments]."""
+    metric = evaluate.load(str(METRIC))
     score = metric.compute(predictions=nats.flatten().tolist(), references=run.held_out.references)
     by_place = [
         metric.compute(predictions=column.tolist(), references=[block[place] for block in run.held_out.spelled])
@@ -233,7 +235,6 @@ def measure(
         "bits_per_character": score["bits_per_character"],
         "bits_per_masked_token": nats.sum().item() / math.log(2) / run.held_out.num_masked,
         "bits_per_character_by_place": [one["bits_per_character"] for one in by_place],
-        "train_seconds": train_seconds,
     }
 
 
@@ -262,7 +263,7 @@ def report(run: Run, rows: list[dict[str, Any]]) -> None:
 
 The same {content["masked_tokens"]:,} of {content["held_out_tokens"]:,} held-out tokens are masked for all rows; they \
 spell {content["masked_characters"]:,} characters. Before
-the first row the source was trained for {args.source_steps:,} steps of \
+its first row the source was trained for {args.source_steps:,} steps of \
 {args.source_batch_size * run.shape.short:,} tokens; each step of further training has {run.shape.content:,}.
 What long inputs are worth is the difference of the two rows with further training: both have read as many tokens."""
     save_picture(draw_bits(rows, run.shape), run.folder / PICTURE)
@@ -271,4 +272,4 @@ What long inputs are worth is the difference of the two rows with further traini
 
 
 if __name__ == "__main__":
-    run_experiment(main)
+    run_experiment(main, Arguments)

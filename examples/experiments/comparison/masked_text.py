@@ -4,7 +4,7 @@ A long block is `[CLS]`, the tokens of several short blocks, `[SEP]`; each short
 held-out tokens can be masked, once and for all, for models that read short and long inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -144,17 +144,28 @@ class HeldOutText:
             for ids, labels in zip(self.inputs, self.labels, strict=True)
         ]
 
+    @torch.no_grad()
     def nats(self, model: PreTrainedModel, as_segments: bool, title: str) -> Tensor:
         """Return the negative log-likelihood of the masked tokens, summed by segment, [blocks, segments]."""
         model.eval()
+        batches = tqdm(self.batches(as_segments), desc=title)
+        return self._by_segment(
+            masked_losses(model, ids.to(model.device), labels.to(model.device), "none") for ids, labels in batches
+        )
+
+    def nats_of_frequencies(self, texts: Tensor, vocab_size: int) -> Tensor:
+        """Return what `nats` does, of one who knows only how frequent each token is in other texts."""
+        counts = torch.bincount(texts.flatten(), minlength=vocab_size) + 1
+        nats = -(counts / counts.sum()).log()
+        return self._by_segment(nats[labels[labels != NOT_MASKED]] for labels in self.labels)
+
+    def _by_segment(self, losses: Iterable[Tensor]) -> Tensor:
+        """Return the losses of the masked tokens of each block, summed by segment, [blocks, segments]."""
         sums = torch.zeros(len(self.inputs), self.segments, dtype=torch.float64)
         per_segment = self.inputs.shape[1] // self.segments
-        batches = tqdm(self.batches(as_segments), desc=title)
-        for block, (ids, labels) in enumerate(batches):
-            with torch.no_grad():
-                losses = masked_losses(model, ids.to(model.device), labels.to(model.device), "none").double().cpu()
-            place = (self.labels[block] != NOT_MASKED).nonzero().flatten() // per_segment
-            sums[block].index_add_(0, place, losses)
+        for row, labels, of_block in zip(sums, self.labels, losses, strict=True):
+            place = (labels != NOT_MASKED).nonzero().flatten() // per_segment
+            row.index_add_(0, place, of_block.double().cpu())
         return sums
 
 
