@@ -1,19 +1,20 @@
-"""Train a masked language model that reads thousands of tokens, from a short checkpoint or from random weights.
+"""Train a masked language model, and make it read thousands of tokens.
 
     pip install ".[train]"
     python examples/run_mlm.py
+    python examples/run_mlm.py --model_name_or_path outputs/run_mlm --max_seq_length 4096 --output_dir outputs/long_mlm
 
-makes a real BERT of 512 positions read 4,096 tokens, in windows of 512, and trains it and its new head on masked tokens
-of Python's documentation. So few steps teach little more than how frequent tokens are: from 10.7 to 6.7 nats a token,
-where frequencies alone give 6.5. A checkpoint that has its head; a new model; text of your own, a document a row:
+The first trains a real BERT of 512 positions, and a new head, on masked tokens of Python's documentation; the second
+makes it read 4,096 tokens, in windows of 512, and trains on. Other models, text of your own:
 
-    python examples/run_mlm.py --model_name_or_path roberta-base --train_file my.jsonl --learning_rate 3e-5
+    python examples/run_mlm.py --model_name_or_path roberta-base --max_seq_length 4096 --train_file my.jsonl
     python examples/run_mlm.py --model_type sparse_transformer --attention_window 256 --learning_rate 1e-3
     torchrun --nproc_per_node 8 examples/run_mlm.py --dataset_name wikitext --dataset_config_name wikitext-103-raw-v1
 """
 
 from dataclasses import dataclass
 
+import torch
 from datasets import DatasetDict, load_dataset
 from transformers import (
     AutoConfig,
@@ -40,22 +41,23 @@ SHAPE |= {"is_causal": False, "position_embedding_type": "rope"}
 class Arguments:
     """What is trained on what."""
 
-    model_name_or_path: str | None = HfArg(default=None, help="Checkpoint, made long. Default: a small BERT.")
+    model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a small BERT without a head.")
     model_type: str | None = HfArg(default=None, help="Of a new model: sparse_transformer, adaptive_span …")
-    attention_window: int | None = HfArg(default=None, help="Tokens read so many around them. Made long: 512.")
+    tokenizer_name: str | None = HfArg(default=None, help="Default: the checkpoint's, or a new one of the text.")
+    attention_window: int | None = HfArg(default=None, help="Tokens read around each. Made long: 512; default: all.")
     dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: documentation of Python.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
     train_file: str | None = HfArg(default=None, help="A .json or .jsonl file instead, a document a row.")
     validation_file: str | None = HfArg(default=None, help="Its like, to evaluate on. Default: a tenth of the rows.")
     text_column: str = HfArg(default="text", help="Column of the text.")
-    max_seq_length: int = HfArg(default=4096, help="Tokens that are read at once; documents are packed into them.")
+    max_seq_length: int = HfArg(default=512, help="Tokens read at once; a checkpoint of fewer positions is made long.")
     mlm_probability: float = HfArg(default=0.15, help="Share of the tokens that are masked.")
-    max_train_samples: int | None = HfArg(default=None, help="Train on at most so many blocks.")
-    max_eval_samples: int = HfArg(default=4, help="Evaluate on at most so many blocks.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on at most so many blocks. Default data: a few.")
+    max_eval_samples: int = HfArg(default=16, help="Evaluate on at most so many blocks.")
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
-class MaskedTokensTrainer(Trainer):
+class MaskedTrainer(Trainer):
     """Projects only masked tokens to the vocabulary, which halves the time and the memory of a step."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -67,8 +69,8 @@ class MaskedTokensTrainer(Trainer):
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_mlm", num_train_epochs=0.14, learning_rate=5e-4, eval_on_start=True)
-    parser.set_defaults(per_device_train_batch_size=1, per_device_eval_batch_size=1, warmup_steps=0.1, logging_steps=5)
+    parser.set_defaults(output_dir="outputs/run_mlm", num_train_epochs=1, learning_rate=3e-4, eval_on_start=True)
+    parser.set_defaults(per_device_train_batch_size=1, per_device_eval_batch_size=1, warmup_steps=0.1, logging_steps=10)
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
     data = load_data(args, training.seed)
@@ -83,29 +85,24 @@ def main() -> None:
     with training.main_process_first():
         blocks = data.map(group, batched=True, remove_columns=data["train"].column_names)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
-        rows = blocks[split].shuffle(training.seed)
-        if not len(rows):
+        if not len(blocks[split]):
             raise SystemExit(f"The {split} text is shorter than {args.max_seq_length} tokens (--max_seq_length).")
-        blocks[split] = rows.take(min(limit or len(rows), len(rows)))
+        blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
     mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=args.mlm_probability, seed=training.seed)
-    # the same tokens before and after training
+    # the same tokens at every evaluation, others whenever a block is trained on
     blocks["validation"] = blocks["validation"].map(lambda rows: mask(rows["input_ids"]), batched=True)
+    counts = torch.bincount(torch.tensor(blocks["train"][:1000]["input_ids"]).flatten(), minlength=len(tokenizer)) + 1
+    blocks["train"] = blocks["train"].with_transform(lambda rows: mask(rows["input_ids"]))
     optimizer, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
-    trainer = MaskedTokensTrainer(
-        model,
-        training,
-        train_dataset=blocks["train"],
-        eval_dataset=blocks["validation"],
-        processing_class=tokenizer,
-        data_collator=lambda rows: default_data_collator(rows) if "labels" in rows[0] else mask(rows),
-        # Trainer itself would decay the gains of simplified blocks
-        optimizers=(optimizer(hea.optimizer_groups(model, training.weight_decay), **options), None),
-    )
+    # Trainer itself would decay the gains of simplified blocks
+    optimizers = optimizer(hea.optimizer_groups(model, training.weight_decay), **options), None
+    trainer = MaskedTrainer(model, training, default_data_collator, *blocks.values(), tokenizer, optimizers=optimizers)
     last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
     trainer.save_model()
     metrics = trainer.evaluate()
-    metrics["first_eval_loss"] = next(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+    labels = torch.tensor(blocks["validation"][:]["labels"])
+    metrics["loss_of_frequencies"] = -(counts / counts.sum()).log()[labels[labels != -100]].mean().item()
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)
     if training.push_to_hub:
@@ -123,26 +120,29 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         from example_data import python_documentation
 
         data = python_documentation()
+        # what is read in minutes on two cores
+        args.max_train_samples = args.max_train_samples or 163_840 // args.max_seq_length
     parts = data if "validation" in data else data["train"].train_test_split(0.1, seed=seed)
     return DatasetDict(train=parts["train"], validation=parts.get("validation") or parts["test"])
 
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the checkpoint, made long, or a new model, and its tokenizer."""
-    if args.model_type or not args.model_name_or_path:
+    """Return the checkpoint, made long if it is shorter than the blocks, or a new model, and its tokenizer."""
+    if not (args.model_name_or_path or (args.model_type and args.tokenizer_name)):
         from example_data import new_tokenizer, pretrained_bert
-    if args.model_type:
-        tokenizer = new_tokenizer(data["train"][args.text_column], vocab_size=8192)
-        config = AutoConfig.for_model(args.model_type, vocab_size=len(tokenizer), **SHAPE)
-        model = AutoModelForMaskedLM.from_config(config)
-        if args.attention_window:
-            hea.sparsify(model, Band(args.attention_window // 2, args.attention_window // 2))
-        return model, tokenizer
-    name = args.model_name_or_path or pretrained_bert()
-    model, tokenizer = AutoModelForMaskedLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-    if args.max_seq_length > model.config.max_position_embeddings:
-        tokenizer.model_max_length = args.max_seq_length
-        model = hea.convert(model, max_position_embeddings=args.max_seq_length, attention_window=args.attention_window)
+    name, length = args.model_name_or_path or (None if args.model_type else pretrained_bert()), args.max_seq_length
+    own = args.tokenizer_name or name
+    tokenizer = AutoTokenizer.from_pretrained(own) if own else new_tokenizer(data["train"][args.text_column], 8192)
+    if name:
+        model = AutoModelForMaskedLM.from_pretrained(name)
+    else:
+        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **SHAPE}
+        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(args.model_type, **fields))
+    if length > model.config.max_position_embeddings:
+        tokenizer.model_max_length = length
+        model = hea.convert(model, max_position_embeddings=length, attention_window=args.attention_window)
+    elif window := args.attention_window:
+        hea.sparsify(model, Band(window // 2, window // 2))
     return model, tokenizer
 
 

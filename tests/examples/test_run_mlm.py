@@ -1,13 +1,16 @@
 """examples/run_mlm.py, run as its users run it, on a tiny BERT."""
 
 import json
+import math
+import shutil
+from collections import Counter
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from datasets import Dataset
-from run_example import finish_example, start_forked, write_rows
+from run_example import EXAMPLES, finish_example, start_forked, write_rows
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -46,6 +49,12 @@ def write_bert(folder: Path) -> None:
     BertForMaskedLM(BertConfig(vocab_size=len(vocab), max_position_embeddings=18, **shape)).save_pretrained(folder)
 
 
+def blocks(tokenizer: BertTokenizerFast, num: int) -> Dataset:
+    """As the example makes them of so many texts."""
+    ids = [token for text in texts(num) for token in [*tokenizer(text, add_special_tokens=False).input_ids, 3]]
+    return Dataset.from_dict({"input_ids": [[2, *ids[end - 30 : end], 3] for end in range(30, len(ids) + 1, 30)]})
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a BERT made long in `run`, trained for two epochs of four steps, interrupted between them."""
@@ -63,9 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_losses_are_those_of_the_same_masked_tokens(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "run")
-    ids = [token for text in texts(9) for token in [*tokenizer(text, add_special_tokens=False).input_ids, 3]]
-    blocks = [[2, *ids[end - 30 : end], 3] for end in range(30, len(ids) + 1, 30)]
-    rows = Dataset.from_dict({"input_ids": blocks}).shuffle(42).take(3)
+    rows = blocks(tokenizer, 9).shuffle(42).take(3)
     batch = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=42)(rows[:]["input_ids"])
     model = AutoModelForMaskedLM.from_pretrained(folder / "run").eval()
     assert (model.config.model_type, model.config.max_position_embeddings) == ("sparse_transformer", 32)
@@ -77,8 +84,20 @@ def test_losses_are_those_of_the_same_masked_tokens(folder: Path) -> None:
         ]
     metrics = json.loads((folder / "run" / "eval_results.json").read_text())
     assert metrics["eval_loss"] == pytest.approx(sum(losses) / 3, rel=1e-4)
-    assert metrics["eval_loss"] < metrics["first_eval_loss"]
+    log = json.loads((folder / "run" / "checkpoint-8" / "trainer_state.json").read_text())["log_history"]
+    assert metrics["eval_loss"] < next(entry["eval_loss"] for entry in log if "eval_loss" in entry)
     assert tokenizer.model_max_length == 32
+
+
+def test_the_loss_of_frequencies_is_that_of_counting(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run")
+    train, held_out = (blocks(tokenizer, num).shuffle(42)[:limit]["input_ids"] for num, limit in ((30, 4), (9, 3)))
+    counts = Counter(token for block in train for token in block)
+    labels = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=42)(held_out)["labels"]
+    total = counts.total() + len(tokenizer)
+    nats = [-math.log((counts[token] + 1) / total) for token in labels.flatten().tolist() if token != -100]
+    metrics = json.loads((folder / "run" / "eval_results.json").read_text())
+    assert metrics["loss_of_frequencies"] == pytest.approx(sum(nats) / len(nats))
 
 
 @pytest.mark.parametrize("model_type", ["sparse_transformer", "simplified_transformer", "adaptive_span"])
@@ -90,6 +109,22 @@ def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -
     assert (config.model_type, config.is_causal) == (model_type, False)
     if not learns_how_far:
         assert config.attention_pattern == Band(left=4, right=4).to_dict()
+
+
+def test_a_copy_of_the_file_alone_trains_a_new_model_on_own_text(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "run_mlm.py", tmp_path)
+    (tmp_path / "example_data.py").write_text("raise ImportError('is not beside a copy')")
+    command = ["--model_type", "sparse_transformer", "--tokenizer_name", str(folder / "bert"), "--max_steps", "1"]
+    command += ["--train_file", str(folder / "train.jsonl"), "--max_eval_samples", "1", *TINY]
+    finish_example(start_forked(tmp_path, str(tmp_path / "run_mlm.py"), *command))
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "run")) == 14
+
+
+def test_a_window_acts_on_a_checkpoint_that_is_long_already(folder: Path, tmp_path: Path) -> None:
+    command = ["--model_name_or_path", str(folder / "run"), "--train_file", str(folder / "train.jsonl")]
+    run(tmp_path, *command, "--attention_window", "4", "--max_steps", "1", "--max_eval_samples", "1")
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config
+    assert config.attention_pattern == Band(left=2, right=2).to_dict()
 
 
 def test_too_little_text_is_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
