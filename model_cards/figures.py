@@ -186,6 +186,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "setting": blocks_setting,
     "counts": lambda _: counts_table(paper_counts()),
     "learning": figures_of_training.learning,
+    "made long": figures_of_training.made_long,
     "answers": figures_of_training.answers,
     "faster llama": figures_of_training.faster_llama,
     "llama, perplexity": figures_of_training.llama_perplexity,

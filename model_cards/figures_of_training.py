@@ -1,4 +1,4 @@
-"""Tables and pictures of what trains: `compare_blocks.py`, `sparsify_llama.py`, `run_qa.py`; for `figures.py`."""
+"""Tables and pictures of what trains or reads at length, for `figures.py`."""
 
 from statistics import median
 from typing import Any
@@ -59,6 +59,18 @@ def answers(found: dict[str, Any]) -> str:
 
 {data["eval_questions"]:,} questions that were held out, after {data["train_questions"]:,}, about texts of \
 {data["median_text_tokens"]:,} tokens in the median; one seed. *{machine_line(found["machine"])}*"""
+
+
+def made_long(found: dict[str, Any]) -> str:
+    """Return how many bits masked tokens take before and after a BERT is made long in `compare_long_mlm.py`."""
+    lines = [
+        [row["model"], f"{row['bits_per_masked_token']:.2f}", f"{row['bits_per_character']:.3f}"]
+        for row in found["rows"]
+    ]
+    return f"""{markdown_table(["model", "bits per masked token", "bits per character"], lines)}
+
+The same {found["masked_tokens"]:,} of {found["held_out_tokens"]:,} held-out tokens are masked for all; a step has \
+{found["tokens_per_step"]:,} tokens; one seed. *{machine_line(found["machine"])}*"""
 
 
 def prefill(found: dict[str, Any]) -> dict[str, dict[int, float]]:
