@@ -97,10 +97,10 @@ def faster_llama(found: dict[str, Any]) -> str:
         return f"{', '.join(cells[:-1])} and {cells[-1]}"
 
     sparse, dense = (listed([_perplexity(perplexity[name], tokens) for tokens in lengths]) for name in (way, "dense"))
-    return f"""A pretrained Llama: {_llama(found)}, not fine-tuned, reads prompts of \
-{listed([f"{tokens:,}" for tokens in lengths])} tokens {listed([f"{speeds[tokens]:.1f}" for tokens in lengths])} times \
-as fast as with causal SDPA, at a perplexity of {sparse} instead of {dense}, when every token reads the \
-{settings["left"]:,} before it and the first {settings["num_first"]}. `{found["command"]}`, \
+    return f"""A pretrained Llama ({_name(found)}, not fine-tuned) whose tokens read the {settings["left"]:,} before \
+them and the first {settings["num_first"]} reads prompts of {listed([f"{tokens:,}" for tokens in lengths])} tokens \
+{listed([f"{speeds[tokens]:.1f}" for tokens in lengths])} times as fast as with causal SDPA. Its perplexity in \
+the second half of as long texts is {sparse} instead of {dense}. `{found["command"]}`, \
 [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
 
 
@@ -156,6 +156,11 @@ def _perplexity(by_position: dict[str, float], end: int) -> str:
     return NOT_MEASURED if found is None else f"{found:,.1f}" if found < 1000 else f"{found:,.0f}"
 
 
+def _name(found: dict[str, Any]) -> str:
+    return found["settings"]["model_name_or_path"] or "SmolLM2-135M-Instruct"
+
+
 def _llama(found: dict[str, Any]) -> str:
-    name, model = found["settings"]["model_name_or_path"] or "SmolLM2-135M-Instruct", found["model"]
-    return f"{name}, a decoder of {model['parameters'] / 1e6:.0f} million weights and {model['positions']:,} positions"
+    model = found["model"]
+    size = f"{model['parameters'] / 1e6:.0f} million weights and {model['positions']:,} positions"
+    return f"{_name(found)}, a decoder of {size}"
