@@ -3,21 +3,27 @@
 A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and `<!-- end of figures -->`. NAME is a
 benchmark, with results in `bench_NAME/NAME.json`, or an example, with results in `examples/NAME.json`. HEADING is that
 of a table which `hf-efficient-attn bench NAME` prints, or one of `OWN`, a function of this file. The benchmark's own
-page, and all pictures, are made again, too. With `--check` nothing is written, and a page that differs is an error.
+page is made again, too, and so is every picture of `pictures_of_cards.py` that shows something else than its data. With
+`--check` nothing is written, and a page or a picture that differs is an error: each picture is made anew in memory, and
+the digest of its texts, lines, bars and images is compared with the one that its PNG was saved with.
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures_of_spans
 import figures_of_texts
 import figures_of_training
+import picture_digest
+import pictures_of_cards
+from committed import CARDS, results
 
 from hf_efficient_attn.bench.attention import report as attention_report
+from hf_efficient_attn.bench.attention.figure import NAMES
 from hf_efficient_attn.bench.attention.summary import by_contestant
 from hf_efficient_attn.bench.blocks import report as blocks_report
 from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
@@ -25,7 +31,6 @@ from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.models import report as models_report
 from hf_efficient_attn.bench.spans import report as spans_report
 
-CARDS = Path(__file__).parent
 BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 REPORTS: dict[str, Any] = {
     "attention": attention_report,
@@ -37,22 +42,27 @@ NONE = "–"
 OTHERS = "another library"
 # whose figures the README shows, and at which lengths in tokens
 SHOWN = {
-    "hea.attention": (512, 2048, 8192, 32768, 131072),
-    "flex_attention, compiled": (2048, 8192, 131072),
+    NAMES["auto"]: (512, 2048, 8192, 32768, 131072),
+    NAMES["flex"]: (2048, 8192, 131072),
     OTHERS: (2048,),
 }
 CONTESTANTS = {
-    "auto": "hea.attention",
-    "flex": "flex_attention, compiled",
+    **{name: NAMES[name] for name in ("auto", "flex")},
     **dict.fromkeys(("local_attention", "longformer_layer", "bigbird_layer"), OTHERS),
 }
 
 
 def main() -> int:
-    """Write all pages; with `--check` return 1 if one of them differs."""
+    """Write all pages and pictures; with `--check` return 1 if one of them differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page or picture differs")
     only_check = parser.parse_args().check
+    are_stale = [renew_pages(only_check), renew_pictures(only_check)]
+    return int(only_check and any(are_stale))
+
+
+def renew_pages(only_check: bool) -> bool:
+    """Write the pages that differ from their results, or only name them; return whether there are any."""
     stale = {
         page: text for page, text in pages().items() if not page.exists() or page.read_text(encoding="utf-8") != text
     }
@@ -60,12 +70,25 @@ def main() -> int:
         if not only_check:
             page.write_text(text, encoding="utf-8")
         print(f"{page} {'differs from its results' if only_check else 'written'}")
-    if not only_check:
-        for name in measured():
-            REPORTS[name].results_figure(results(name)).savefig(CARDS / "pictures" / f"bench_{name}.png", dpi=160)
-        for name, draw in PICTURES.items():
-            draw(results(name)).savefig(CARDS / "pictures" / f"{name}.png", dpi=130)
-    return int(only_check and bool(stale))
+    return bool(stale)
+
+
+def renew_pictures(only_check: bool) -> bool:
+    """Write the pictures that differ from their data, or only name them, and those that nothing draws."""
+    folder = CARDS / "pictures"
+    drawn = {folder / f"{name}.png": draw for name, draw in pictures_of_cards.PICTURES.items()}
+    unknown = [file for file in sorted(folder.rglob("*.png")) if file not in drawn]
+    for file in unknown:
+        print(f"{file} is drawn by nothing: give it a line in pictures_of_cards.py, or delete it")
+    num_stale = 0
+    for file, draw in drawn.items():
+        figure = draw()
+        if not file.exists() or picture_digest.saved_digest(file) != picture_digest.digest(figure):
+            num_stale += 1
+            if not only_check:
+                picture_digest.save(figure, file, pictures_of_cards.pixels_per_inch(file))
+            print(f"{file} {'differs from its data' if only_check else 'written'}")
+    return bool(unknown or num_stale)
 
 
 def pages() -> dict[Path, str]:
@@ -80,13 +103,6 @@ def pages() -> dict[Path, str]:
 def measured() -> list[str]:
     """Return the benchmarks with committed results."""
     return [name for name in REPORTS if (CARDS / f"bench_{name}").exists()]
-
-
-def results(name: str) -> dict[str, Any]:
-    """Return the committed results of a benchmark or an example."""
-    folder = CARDS / (f"bench_{name}" if name in REPORTS else "examples")
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    return found
 
 
 def _with_figures(block: re.Match[str]) -> str:
@@ -151,23 +167,6 @@ def _spread(score: dict[str, float], name: str) -> str:
     return f"{score[name]:.3f} ± {score[f'{name}_deviation']:.3f}"
 
 
-def span_kinds(found: dict[str, Any]) -> str:
-    """Return what `compare_spans.py` measured of each kind of span."""
-    lines = [
-        [
-            kind,
-            f"{result['bits_per_byte']:.3f}",
-            f"{result['average_span']:,.0f}",
-            f"{result['max_span']:,.0f}",
-            f"{result['flops_per_token'] / 1e6:.2f}",
-            f"{result['train_tokens_per_second']:,.0f}",
-        ]
-        for kind, result in found["kinds"].items()
-    ]
-    header = ["span", "bits per byte", "average span", "longest", "million multiply-adds a byte", "trained bytes/s"]
-    return f"{markdown_table(header, lines)}\n\n{machine(found)}"
-
-
 def blocks_setting(found: dict[str, Any]) -> str:
     """Return the shape of the blocks that were compared, and what the columns of their tables mean."""
     settings = found["settings"]
@@ -182,7 +181,9 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": machine,
     "against dense": against_dense,
     "spam": spam,
-    "span kinds": span_kinds,
+    "span kinds": figures_of_spans.kinds,
+    "span heads": figures_of_spans.heads,
+    "spans along a text": figures_of_spans.along_text,
     "setting": blocks_setting,
     "counts": lambda _: counts_table(paper_counts()),
     "learning": figures_of_training.learning,
@@ -194,10 +195,5 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "summaries": figures_of_texts.summaries,
     "translations": figures_of_texts.translations,
 }
-PICTURES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "sparsify_llama": figures_of_training.llama_figure,
-    "compare_blocks": figures_of_training.learning_figure,
-}
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -70,7 +70,7 @@ def test_any_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def draw(*arguments: object) -> None:
         raise ModuleNotFoundError("No module named 'evaluate.metrics'", name=missing)
 
-    monkeypatch.setattr("hf_efficient_attn.analysis.draw.plot_patterns", draw)
+    monkeypatch.setattr("hf_efficient_attn.analysis.draw.patterns_figure", draw)
     missing = "evaluate.metrics"
     with pytest.raises(SystemExit) as stop:
         main(["draw", "full()", "--tokens", "4", "--png", "a.png"])

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)
 def test_linked_files_exist(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    links = re.findall(r"\]\(([^)#]+)\)|<img src=\"([^\"]+)\"", page.read_text())
+    links = [in_markdown or in_html for in_markdown, in_html in links]
     assert links
     for link in links:
         if not link.startswith("http"):
@@ -43,6 +45,44 @@ def test_figures_are_those_of_the_committed_results() -> None:
         [sys.executable, ROOT / "model_cards" / "figures.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("change", ["data", "picture", "unknown"])
+def test_a_picture_that_differs_from_its_data_is_noticed(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One picture is renewed, found unchanged, and then parts from its data, or is joined by one that nothing draws."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(ROOT / "model_cards")
+    import figures
+    import picture_digest
+    import pictures_of_cards
+
+    losses = {step: {"step": step, "eval_loss": 10.0 / step} for step in (1, 2)}
+    tried = {"learning_rate": 0.001, "history": list(losses.values())}
+    found = {"blocks": {"pre_ln": {"tried": [tried]}}}
+    draw = partial(pictures_of_cards.figures_of_training.learning_figure, found)
+    monkeypatch.setattr(pictures_of_cards, "PICTURES", {"losses": draw})
+    monkeypatch.setattr(figures, "CARDS", tmp_path)
+    (tmp_path / "pictures").mkdir()
+    file = tmp_path / "pictures" / "losses.png"
+    assert figures.renew_pictures(only_check=True)
+    assert figures.renew_pictures(only_check=False)
+    assert picture_digest.saved_digest(file) == picture_digest.digest(draw())
+    assert not figures.renew_pictures(only_check=True)
+    if change == "data":
+        losses[2]["eval_loss"] = 5.001
+    elif change == "picture":
+        figure = draw()
+        figure.axes[0].lines[0].set_color("red")
+        picture_digest.save(figure, file, pixels_per_inch=50)
+    else:
+        file.rename(file.with_name("other.png"))
+        figures.renew_pictures(only_check=False)
+    capsys.readouterr()
+    assert figures.renew_pictures(only_check=True)
+    expected = "other.png is drawn by nothing" if change == "unknown" else "losses.png differs from its data"
+    assert expected in capsys.readouterr().out
 
 
 def test_the_readme_is_short() -> None:

@@ -9,9 +9,9 @@ The pattern is an expression, JSON, or a file with JSON, also the config.json of
 import argparse
 import json
 from collections.abc import Mapping
-from os import PathLike
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import cut, shown
@@ -20,11 +20,11 @@ from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.pictures import new_figure, save_figure
 
-PIXELS_PER_INCH = 130
+PIXELS_PER_INCH = 180
 COLOR = "#0072B2"
-TITLE_LETTERS = 44
+TITLE_LETTERS = 36
 MAX_COLUMNS = 4
-PANEL_INCHES = 4.0
+PANEL_INCHES = 2.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
     for text in () if args.png else drawings.values():
         print(f"{text}\n{density_line(text)}")
     if args.png:
-        plot_patterns(drawings, args.png)
+        save_figure(patterns_figure(drawings), args.png, PIXELS_PER_INCH)
         print("\n".join(f"{title}: {density_line(text)}" for title, text in drawings.items()))
         print(f"Written: {args.png}")
 
@@ -117,8 +117,8 @@ def _text_of_file(path: str) -> str:
         ) from error
 
 
-def plot_patterns(drawings: Mapping[str, str], path: str | PathLike[str]) -> None:
-    """Draw what `Pattern.draw` returned into `path`, whose suffix says the format.
+def patterns_figure(drawings: Mapping[str, str]) -> Any:
+    """Return the picture of what `Pattern.draw` returned.
 
     Args:
         drawings: title → drawing; each has a panel.
@@ -136,11 +136,12 @@ def plot_patterns(drawings: Mapping[str, str], path: str | PathLike[str]) -> Non
         rows = [[sign == "■" for sign in line] for line in text.splitlines()]
         axis.imshow(rows, cmap=ListedColormap(["#FFFFFF", COLOR]), vmin=0, vmax=1, interpolation="none")
         axis.set_title(shorten(title, TITLE_LETTERS, placeholder=" …"), fontsize=10)
-        axis.set_xlabel(f"key\n{density_line(text)}")
-        axis.set_ylabel("query")
+        axis.set_xlabel(f"key\n{density_line(text)}", fontsize=9)
+        axis.set_ylabel("query", fontsize=9)
+        axis.tick_params(labelsize=8)
     for axis in axes[len(drawings) :]:
         axis.set_axis_off()
-    save_figure(figure, path, PIXELS_PER_INCH)
+    return figure
 
 
 def density_line(text: str) -> str:

@@ -1,17 +1,11 @@
-"""Draw signal reports: token cosine and RMS norm by layer for any models; gains and entropy too for a single one.
-
-The picture of the README:
-    hf-efficient-attn analyze signal --model sas_unshaped pre_ln sas \
-        --picture model_cards/pictures/signal_propagation.png
-"""
+"""Draw signal reports: token cosine and RMS norm by layer for any models; gains and entropy too for a single one."""
 
 import math
 from collections.abc import Iterable, Sequence
-from os import PathLike
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from hf_efficient_attn.pictures import new_figure, save_figure
+from hf_efficient_attn.pictures import new_figure
 
 if TYPE_CHECKING:
     from hf_efficient_attn.analysis.signal_report import SignalReport
@@ -22,8 +16,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h", "*")
 PIXELS_PER_INCH = 130
 
 
-def plot_signal(reports: "Sequence[SignalReport]", path: str | PathLike[str]) -> None:
-    """Draw `reports` into a picture at `path`, whose suffix says the format.
+def signal_figure(reports: "Sequence[SignalReport]") -> Any:
+    """Return the picture of `reports`.
 
     It has a panel for the token cosine and one for the RMS norm, with a line for each report. If there is a single
     report, its attention entropy and gains have panels, too, if the model has them.
@@ -47,7 +41,7 @@ def plot_signal(reports: "Sequence[SignalReport]", path: str | PathLike[str]) ->
     else:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(labels) > 3 else 1, frameon=False)
-    save_figure(figure, path, PIXELS_PER_INCH)
+    return figure
 
 
 def _style(index: int, num_lines: int) -> dict[str, Any]:

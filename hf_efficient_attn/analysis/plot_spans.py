@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from itertools import groupby
 from math import ceil, floor, log10
-from os import PathLike
 from typing import Any
 
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, TextSpans
 from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, FIXED, FROZEN
-from hf_efficient_attn.pictures import new_figure, save_figure
+from hf_efficient_attn.pictures import new_figure
 
 # Okabe & Ito's palette, told apart by colour-blind readers; markers differ too
 STYLES = {
@@ -26,37 +25,39 @@ AXIS_CHARACTERS, AXIS_TOKENS, LONGEST_LABEL = 110, 60, 14
 SMALLEST_WEIGHT = 1e-6
 
 
-def plot_spans(report: SpanReport, costs: Sequence[SpanCost], path: str | PathLike[str]) -> None:
-    """Draw a report into `path`, whose suffix says the format.
+def spans_figure(report: SpanReport, costs: Sequence[SpanCost]) -> Any:
+    """Return the picture of a report.
 
     Args:
-        costs: of this model and those it is compared with.
+        costs: of this model and those it is compared with; without any of these they are left out.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    rows = [["spans", "weights"], ["average", "flops"]]
-    if report.along_text is not None:
-        rows.insert(1, ["text", "text"])
-    figure = new_figure(12, 3.4 * len(rows) + 0.3)
+    rows = [["spans", "weights"]]
+    rows += [["text", "text"]] if report.along_text is not None else []
+    rows += [["average", "flops"]] if len(costs) > 1 else []
+    figure = new_figure(11, 3.4 * len(rows) + 0.3)
     panels = figure.subplot_mosaic(rows)
     _draw_spans(panels["spans"], report)
     _draw_weights(panels["weights"], report)
     if report.along_text is not None:
         _draw_text(panels["text"], report.along_text)
-    _draw_costs(panels["average"], costs, "average_span", "Average span (ramp included)", "tokens")
-    _draw_costs(panels["flops"], costs, "flops_per_token", "FLOPs of the layers", "multiply-adds per token")
+    if len(costs) > 1:
+        _draw_costs(panels["average"], costs, "average_span", "Average span (ramp included)", "tokens")
+        _draw_costs(panels["flops"], costs, "flops_per_token", "Cost of the layers", "multiply-adds per token")
     for panel in panels.values():
         panel.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
     cost = report.cost
+    over = " over this text" if cost.kind == DYNAMIC else ""
     figure.suptitle(
         f"{cost.model}: {cost.kind} span, limit {cost.span_limit:,}, average {cost.average_span:,.0f}, "
-        f"longest {cost.max_span:,} tokens",
+        f"longest {cost.max_span:,} tokens{over}",
         fontsize=11,
     )
-    save_figure(figure, path, PIXELS_PER_INCH)
+    return figure
 
 
 def _draw_spans(axis: Any, report: SpanReport) -> None:
@@ -96,6 +97,7 @@ def _draw_weights(axis: Any, report: SpanReport) -> None:
     axis.set_yscale("log")
     axis.set_ylim(10 ** floor(log10(min(drawn, default=0.1))), 10 ** ceil(log10(max(drawn, default=0.1)) + 0.01))
     axis.set_xlabel("distance in tokens" + ("" if report.is_causal else ", both sides together"))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter("")
     axis.set_ylabel("attention weight")
     axis.set_title(f"Where do two heads look? (mean over {report.num_queries:,} tokens)", fontsize=10)
@@ -119,9 +121,13 @@ def _draw_text(axis: Any, text: TextSpans) -> None:
 
 
 def _draw_costs(axis: Any, costs: Sequence[SpanCost], field: str, title: str, unit: str) -> None:
-    """Draw a value against the span limit, a line for each kind of span."""
+    """Draw a value against the span limit, a line for each kind of span; with one limit, a bar for each model."""
     kinds = list(STYLES)
     ordered = sorted(costs, key=lambda cost: (kinds.index(cost.kind), cost.span_limit))
+    axis.set_title(title, fontsize=10)
+    if len({cost.span_limit for cost in costs}) == 1:
+        _draw_bars(axis, ordered, field, unit)
+        return
     for kind, members in groupby(ordered, lambda cost: cost.kind):
         points = [(cost.span_limit, getattr(cost, field)) for cost in members]
         axis.plot(*zip(*points, strict=True), "-", **STYLES[kind], linewidth=1.4, markersize=6, label=kind)
@@ -134,8 +140,20 @@ def _draw_costs(axis: Any, costs: Sequence[SpanCost], field: str, title: str, un
     axis.yaxis.set_major_formatter(_engineering)
     axis.set_xlabel("span limit (tokens)")
     axis.set_ylabel(unit)
-    axis.set_title(title, fontsize=10)
     _legend(axis, columns=4)
+
+
+def _draw_bars(axis: Any, costs: Sequence[SpanCost], field: str, unit: str) -> None:
+    for place, cost in enumerate(costs):
+        amount = getattr(cost, field)
+        axis.barh(place, amount, color=STYLES[cost.kind]["color"])
+        axis.annotate(f" {_engineering(float(f'{amount:.3g}'))}", (amount, place), va="center")
+    is_alone = len({cost.kind for cost in costs}) == len(costs)
+    axis.set_yticks(range(len(costs)), [cost.kind if is_alone else cost.model for cost in costs])
+    axis.invert_yaxis()
+    axis.margins(x=0.15)
+    axis.xaxis.set_major_formatter(_engineering)
+    axis.set_xlabel(f"{unit}; span limit {costs[0].span_limit:,}")
 
 
 def _engineering(value: float, position: int | None = None) -> str:

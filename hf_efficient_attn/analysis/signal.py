@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_efficient_attn.analysis.plot_signal import plot_signal
+from hf_efficient_attn.analysis.plot_signal import PIXELS_PER_INCH, signal_figure
 from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, SignalReport
 from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens, reads_text
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
-from hf_efficient_attn.pictures import check_picture
+from hf_efficient_attn.pictures import check_picture, save_figure
 
 # module that scales a part of W = a·W_init + b·ΔW -> the config field of its gain
 MATRIX_GAINS = {
@@ -247,5 +247,5 @@ def main(args: argparse.Namespace) -> None:
     if args.json:
         print(written)
     (args.output / "signal.json").write_text(written + "\n", encoding="utf-8")
-    plot_signal(reports, picture)
+    save_figure(signal_figure(reports), picture, PIXELS_PER_INCH)
     print(f"Wrote {args.output / 'signal.json'} and {picture}.", file=sys.stderr if args.json else sys.stdout)

@@ -1,12 +1,14 @@
 """What `analyze_signal` found, layer by layer: values, a printable table, JSON, and a picture."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
 from statistics import fmean
 from typing import Any
 
-from hf_efficient_attn.analysis.plot_signal import plot_signal
+from hf_efficient_attn.analysis.plot_signal import PIXELS_PER_INCH, signal_figure
+from hf_efficient_attn.pictures import save_figure
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,18 @@ class SignalReport:
         data["layers"] = [{"layer": number, **layer} for number, layer in enumerate(data["layers"])]
         return data
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "SignalReport":
+        """Return the report that `to_dict` wrote."""
+        return cls(**{**data, "layers": tuple(map(_layer_from_dict, data["layers"]))})
+
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw the report; the suffix of `path` says the format (`.png`, `.svg`, …).
 
         Raises:
             ImportError: matplotlib is not installed.
         """
-        plot_signal([self], path)
+        save_figure(signal_figure([self]), path, PIXELS_PER_INCH)
 
     def __str__(self) -> str:
         symbols = self.gain_symbols
@@ -104,6 +111,13 @@ class SignalReport:
         constant = [symbol for symbol in self.gain_symbols if symbol not in trained]
         shown = [symbol for symbol in self.gain_symbols if symbol in trained]
         return [f"trained: {', '.join(shown) or 'none'}; constant: {', '.join(constant) or 'none'} (means over heads)"]
+
+
+def _layer_from_dict(data: Mapping[str, Any]) -> LayerSignal:
+    fields = {name: value for name, value in data.items() if name != "layer"}
+    fields |= {name: tuple(data[name]) for name in ("entropy_nats", "entropy_relative")}
+    gains = [GainReading(**{**gain, "values": tuple(gain["values"])}) for gain in data["gains"]]
+    return LayerSignal(**{**fields, "gains": tuple(gains)})
 
 
 def _mean(values: tuple[float, ...], form: str) -> str:

@@ -1,7 +1,8 @@
 """What `analyze spans` found: the values, notes on what they leave out, and their forms as JSON and as a table."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean, median
 from typing import Any
 
@@ -131,6 +132,18 @@ class SpanReport:
             data[name] |= {**measures, "points": head.points()}
         return json.loads(json.dumps(data))  # type: ignore[no-any-return]
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "SpanReport":
+        """Return the report that `to_dict` wrote, whatever stands beside it."""
+        along = data["along_text"]
+        found = {
+            "cost": SpanCost(**data["cost"]),
+            "layers": tuple(_filled(LayerSpans, layer) for layer in data["layers"]),
+            "along_text": None if along is None else _filled(TextSpans, along),
+            **{name: _filled(HeadWeights, data[name]) for name in ("shortest", "longest")},
+        }
+        return _filled(cls, {**data, **found})
+
     def __str__(self) -> str:
         rows = [["layer", "shortest", "median", "mean", "longest"]]
         for layer in self.layers:
@@ -140,6 +153,12 @@ class SpanReport:
         ramp = "" if self.cost.kind == "fixed" else f", ramp of {self.ramp:,} included"
         heads = [_head_line(name, head) for name, head in (("shortest", self.shortest), ("longest", self.longest))]
         return "\n".join([title + ramp, *aligned(rows), *heads])
+
+
+def _filled(kind: Any, data: Mapping[str, Any]) -> Any:
+    """Return a dataclass from the entries that are its fields, its lists as tuples."""
+    values = {field.name: data[field.name] for field in fields(kind)}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def log_bins(first: int, last: int) -> list[range]:

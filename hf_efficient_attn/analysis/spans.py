@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from hf_efficient_attn.analysis.plot_spans import plot_spans
+from hf_efficient_attn.analysis.plot_spans import PIXELS_PER_INCH, spans_figure
 from hf_efficient_attn.analysis.signal_sources import label
 from hf_efficient_attn.analysis.span_measure import (
     longest_keys,
@@ -27,7 +27,7 @@ from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, cost_ta
 from hf_efficient_attn.analysis.span_sources import TEXT_NAME, TextTokens, load_span_model, read_text, tokenize
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
-from hf_efficient_attn.pictures import check_picture
+from hf_efficient_attn.pictures import check_picture, save_figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
     path, written = args.output / "spans.json", json.dumps(results, indent=1, ensure_ascii=False)
     print(*([written] if args.json else [report, cost_table(costs), "\n".join(notes)]), sep="\n\n")
     path.write_text(written + "\n", encoding="utf-8")
-    plot_spans(report, costs, picture)
+    save_figure(spans_figure(report, costs), picture, PIXELS_PER_INCH)
     print(f"\nWritten: {path}, {picture}", file=sys.stderr if args.json else sys.stdout)
 
 

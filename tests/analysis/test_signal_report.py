@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_efficient_attn import cli
 from hf_efficient_attn.analysis import signal
 from hf_efficient_attn.analysis.signal import analyze_signal
+from hf_efficient_attn.analysis.signal_report import SignalReport
 from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model
 from hf_efficient_attn.errors import InputError
 
@@ -32,6 +33,11 @@ class TestReport:
         assert {"name": "centering_gain", "symbol": "γ", "values": [1.0] * 4, "initial": 1.0, "is_trained": True} in (
             data["layers"][2]["gains"]
         )
+
+    def test_the_json_is_read_back(self):
+        report = analyze_signal(simplified(block="sas_p"), tokens())
+        assert report.layers[1].gains
+        assert SignalReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
     def test_the_table_has_a_row_for_every_layer(self):
         lines = str(analyze_signal(simplified(block="sas"), tokens())).splitlines()

@@ -1,6 +1,7 @@
 """The command `analyze spans`: models compared, texts, files, and what it refuses."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from analysis.span_models import adaptive, analyze, network, save_words
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.analysis.span_report import HeadWeights
+from hf_efficient_attn.analysis.plot_spans import spans_figure
+from hf_efficient_attn.analysis.span_report import HeadWeights, SpanReport
 from hf_efficient_attn.cli import main
 
 
@@ -62,6 +64,25 @@ class TestCommand:
         results = analyze(network(span="fixed"), tmp_path, "--tokens", 100)
         assert "is cut at 100: --tokens; the spans need 272." in results["notes"][0]
         assert results["settings"] == {"text": "the text that comes with the command", "tokens": 100, "seed": 0}
+
+    @pytest.mark.parametrize("span", ["adaptive", "dynamic"])
+    def test_the_json_is_read_back(self, span: str, tmp_path: Path) -> None:
+        results = analyze(adaptive() if span == "adaptive" else network(span=span), tmp_path)
+        report = SpanReport.from_dict(results)
+        assert report.to_dict() == {name: results[name] for name in report.to_dict()}
+        assert (report.along_text is None) == (span == "adaptive")
+
+    def test_no_panel_shows_a_single_point(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        report = SpanReport.from_dict(analyze(adaptive(), tmp_path))
+        assert len(spans_figure(report, [report.cost]).axes) == 2
+        other = replace(report.cost, kind="fixed", average_span=16.0)
+        for costs, num_bars in (((report.cost, other), 2), ((report.cost, other, replace(other, span_limit=8)), 0)):
+            average = spans_figure(report, costs).axes[2]
+            assert len(average.patches) == num_bars
+            assert bool(average.lines) == (num_bars == 0)
+        labels = [label.get_text() for label in spans_figure(report, [report.cost, other]).axes[2].get_yticklabels()]
+        assert labels == ["fixed", "adaptive"]
 
     def test_picture_path(self, tmp_path: Path) -> None:
         adaptive().save_pretrained(tmp_path / "model")

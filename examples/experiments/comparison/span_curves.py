@@ -39,7 +39,7 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
 
 def draw_span_curves(kinds: dict[str, dict[str, Any]]) -> Any:
     """Return a figure of three panels: bits per byte by step and by time, average span by step."""
-    figure = new_figure(14, 4.2)
+    figure = new_figure(11, 3.8)
     by_step, by_time, spans = figure.subplots(1, 3)
     for kind, result in kinds.items():
         for panel, x in ((by_step, "step"), (by_time, "train_seconds")):
@@ -51,10 +51,13 @@ def draw_span_curves(kinds: dict[str, dict[str, Any]]) -> Any:
     for panel, x in ((by_step, "step"), (by_time, "train_seconds"), (spans, "step")):
         panel.set_xlabel(AXES[x])
         panel.set_xlim(left=0)
+        panel.grid(alpha=0.3)
         panel.legend()
     for panel in (by_step, by_time):
-        panel.set_ylabel("bits per byte of the validation text")
-    spans.set_ylabel("average span in training (bytes), ramp included")
+        panel.set_ylabel("bits per byte, validation text")
+    spans.set_ylabel("average span, ramp included (bytes)")
     spans.set_yscale("log", base=2)
-    figure.suptitle("Fixed, adaptive and dynamic attention span, equal but for it")
+    spans.yaxis.set_major_formatter("{x:,.0f}")
+    spans.minorticks_off()
+    figure.suptitle("Fixed, adaptive and dynamic attention span, equal but for it", fontsize=11)
     return figure

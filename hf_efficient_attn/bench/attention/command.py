@@ -16,12 +16,13 @@ from transformers.utils import logging
 
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.bench.attention.cases import DENSE, PRESETS, Shape, build_step, pattern_of
+from hf_efficient_attn.bench.attention.figure import results_figure
 from hf_efficient_attn.bench.attention.measure import measure_length
 from hf_efficient_attn.bench.attention.overhead import measure_overhead
 from hf_efficient_attn.bench.attention.peers import PEERS
 from hf_efficient_attn.bench.attention.profile import profile_calls
 from hf_efficient_attn.bench.attention.profile_report import profile_markdown
-from hf_efficient_attn.bench.attention.report import results_figure, results_markdown
+from hf_efficient_attn.bench.attention.report import results_markdown
 from hf_efficient_attn.bench.attention.summary import add_ratios
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (

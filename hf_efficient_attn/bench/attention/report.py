@@ -1,20 +1,15 @@
-"""The tables and the picture of `bench attention`."""
+"""The tables of `bench attention`."""
 
 from collections.abc import Callable
 from typing import Any
 
 from hf_efficient_attn.bench.attention.overhead import overhead_table
 from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant, crossover, curve, growth
-from hf_efficient_attn.bench.harness.panels import label_decades
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
-from hf_efficient_attn.pictures import new_figure
 
 MEBIBYTE = 2**20
 TITLES = {"forward": "forward", "forward_backward": "forward + backward"}
-COLORS = ("#4477aa", "#ee8866", "#44bb99", "#aa3377", "#ccbb44", "#66ccee", "#bbbbbb")
-LINES = ("-", "--", ":", "-.")
-MARKERS = "ovs^Dp*hX"
 NONE = "–"
 
 
@@ -153,74 +148,3 @@ def _legend(results: dict[str, Any]) -> str:
         "`transformers_flex`: its mask made in every call; `_kernel`: beforehand; of patterns that differ by head, the "
         "first head's. In-tree layers: without projections."
     )
-
-
-def results_figure(results: dict[str, Any]) -> Any:
-    """Return the picture: time and efficiency against length, forward, and forward + backward."""
-    settings = results["settings"]
-    figure = new_figure(13, 9.5)
-    panels = figure.subplots(2, 2, sharex=True)
-    for column, (measure, title) in enumerate(TITLES.items()):
-        times, shares = panels[:, column]
-        _draw_dense(times, results["dense"], measure)
-        for pattern, contestant, rows in by_contestant(results["results"]):
-            style = _style(settings, pattern, contestant)
-            _draw_times(times, results["dense"], rows, measure, style)
-            points = [(row["tokens"], row[measure]["efficiency"]) for row in rows if "efficiency" in row[measure]]
-            if points:
-                shares.plot([tokens for tokens, _ in points], [100 * share["median"] for _, share in points], **style)
-        times.set_title(title.capitalize())
-        times.set_xscale("log", base=2)
-        times.set_yscale("log")
-        times.set_ylabel("milliseconds")
-        label_decades(times)
-        shares.set_ylabel("useful-pair efficiency (%)")
-        shares.set_ylim(bottom=0)
-        shares.set_xlabel("tokens")
-        shares.set_xticks(settings["lengths"], [f"{tokens:,}" for tokens in settings["lengths"]], rotation=40)
-        shares.minorticks_off()
-        for panel in (times, shares):
-            panel.grid(color="#dddddd", linewidth=0.6)
-            panel.spines[["top", "right"]].set_visible(False)
-    labels = panels[0, 0].get_legend_handles_labels()
-    # long enough to tell dashes from a line
-    figure.legend(*labels, loc="outside right upper", fontsize=8, handlelength=4.5, numpoints=1)
-    figure.suptitle(
-        f"Attention, {settings['batch_size']} × {settings['heads']} heads of {settings['head_dim']}, "
-        f"{settings['dtype']}; rings: faster than dense from here on\n{machine_line(results['machine'])}",
-        fontsize=11,
-    )
-    return figure
-
-
-def _draw_dense(panel: Any, dense: list[Row], measure: str) -> None:
-    """Draw dense attention in black, dashed where it is extrapolated."""
-    measured = curve([row for row in dense if "is_extrapolated" not in row[measure]], measure)
-    everything = curve(dense, measure)
-    style = {"color": "black", "linewidth": 2}
-    if measured:
-        panel.plot(*zip(*measured, strict=True), **style, label="dense")
-        if len(everything) > len(measured):
-            rest = everything[len(measured) - 1 :]
-            panel.plot(*zip(*rest, strict=True), **style, linestyle=(0, (2, 2)), label="dense, extrapolated")
-
-
-def _draw_times(panel: Any, dense: list[Row], rows: list[Row], measure: str, style: dict[str, Any]) -> None:
-    """Draw one curve, and a ring where it crosses that of dense attention."""
-    points = curve(rows, measure)
-    if not points:
-        return
-    panel.plot(*zip(*points, strict=True), **style)
-    place = crossover(curve(dense, measure), points)
-    if place is not None and style["linestyle"] != "none":
-        panel.plot(*place, marker="o", markersize=11, fillstyle="none", color=style["color"], markeredgewidth=1.8)
-
-
-def _style(settings: dict[str, Any], pattern: str, contestant: str) -> dict[str, Any]:
-    """Return how a curve is drawn: patterns differ by colour, our backends by line; peers have markers alone."""
-    style = {"color": COLORS[settings["patterns"].index(pattern) % len(COLORS)], "label": f"{pattern}, {contestant}"}
-    if contestant in settings["backends"]:
-        line = LINES[settings["backends"].index(contestant) % len(LINES)]
-        return {**style, "linestyle": line, "marker": ".", "linewidth": 1.6}
-    marker = MARKERS[settings["peers"].index(contestant) % len(MARKERS)]
-    return {**style, "linestyle": "none", "marker": marker, "markersize": 5, "alpha": 0.8}

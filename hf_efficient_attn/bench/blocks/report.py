@@ -1,6 +1,6 @@
 """The table and the picture of `bench blocks`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
@@ -83,7 +83,7 @@ def results_figure(results: dict[str, Any]) -> Any:
     rows = results["results"]
     names = list(dict.fromkeys(row["model"] for row in rows))
     dtypes = results["settings"]["dtype"]
-    figure = new_figure(13, 2.4 + 0.5 * len(names) * (1 + len(dtypes)) / 2)
+    figure = new_figure(11, 2.4 + 0.5 * len(names) * (1 + len(dtypes)) / 2)
     panels = figure.subplots(2, 3, sharey=True)
     for panel, (measure, title) in zip(panels.flat, MEASURES.items(), strict=False):
         _draw_bars(panel, rows, names, dtypes, lambda row, measure=measure: row["speed_against_reference"][measure])
@@ -94,16 +94,25 @@ def results_figure(results: dict[str, Any]) -> Any:
     _draw_bars(memory, rows, names, dtypes, _peak_mebibytes)
     memory.set_title("Peak memory of a training step")
     memory.set_xlabel("above the weights (MiB)")
-    _draw_bars(parameters, rows, names, dtypes, lambda row: row["parameters"]["all"] / 1e6)
+    # the same in every dtype
+    one_dtype = [row for row in rows if row["dtype"] == dtypes[0]]
+    _draw_bars(parameters, one_dtype, names, dtypes[:1], lambda row: row["parameters"]["all"] / 1e6, ("#888888",))
     parameters.set_title("Parameters")
-    parameters.set_xlabel("all parameters (millions)")
+    parameters.set_xlabel("millions")
     if len(dtypes) > 1:
-        figure.legend(*memory.get_legend_handles_labels(), loc="outside upper right", ncols=len(dtypes))
+        figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=len(dtypes))
     figure.suptitle(_caption(results), fontsize=11)
     return figure
 
 
-def _draw_bars(panel: Any, rows: list[dict[str, Any]], names: list[str], dtypes: list[str], value: Callable) -> None:
+def _draw_bars(
+    panel: Any,
+    rows: list[dict[str, Any]],
+    names: list[str],
+    dtypes: list[str],
+    value: Callable,
+    colors: Sequence[str] = COLORS,
+) -> None:
     """Draw one bar per model and dtype. `value(row)` is a number, a summary with quartiles, or None if not measured."""
     thickness = 0.8 / len(dtypes)
     for row in rows:
@@ -118,7 +127,7 @@ def _draw_bars(panel: Any, rows: list[dict[str, Any]], names: list[str], dtypes:
         height = names.index(row["model"]) + (order - (len(dtypes) - 1) / 2) * thickness
         whisker = [[median - first], [third - median]] if isinstance(amount, dict) else None
         label = row["dtype"] if row["model"] == names[0] else None
-        panel.barh(height, median, 0.9 * thickness, xerr=whisker, color=COLORS[order], label=label, capsize=2)
+        panel.barh(height, median, 0.9 * thickness, xerr=whisker, color=colors[order], label=label, capsize=2)
         text = f"{median:,.0f}" if median >= 100 else f"{median:.3g}" if whisker is None else f"{median:.2f}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         panel.annotate(text, (third, height), (6, 0), textcoords="offset points", va="center", bbox=box)

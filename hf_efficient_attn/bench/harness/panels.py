@@ -1,15 +1,18 @@
-"""Pictures of a row of panels, each with lines against a length in tokens, both axes logarithmic; or with bars."""
+"""Pictures of panels, each with lines against a length in tokens, both axes logarithmic; or with bars."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from hf_efficient_attn.pictures import new_figure
 
-PANEL_INCHES = 4.6
-LEGEND_INCHES = 2.2
-HEIGHT_INCHES = 5.6
+WIDTH_INCHES = 11.0
+TITLE_LETTERS = 30
+HEIGHT_INCHES = 3.6
+LEGEND_INCHES = 0.9
+MOST_COLUMNS = 3
 # what is labelled in each decade of an axis of at most so many decades
 LABELLED = ((1.0, (1, 1.5, 2, 3, 4, 5, 7)), (3.5, (1, 2, 5)), (math.inf, (1,)))
 
@@ -37,45 +40,48 @@ class Panel:
 
 def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Sequence[int]) -> Any:
     """Return the figure, its legend that of the first panel."""
-    figure = new_figure(PANEL_INCHES * len(panels) + LEGEND_INCHES, HEIGHT_INCHES)
-    axes = figure.subplots(1, len(panels))
+    num_rows = -(-len(panels) // MOST_COLUMNS)
+    num_columns = -(-len(panels) // num_rows)
+    figure = new_figure(WIDTH_INCHES, HEIGHT_INCHES * num_rows + LEGEND_INCHES)
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()[: len(panels)]
     for place, panel in zip(axes, panels, strict=True):
         lines = [line for line in panel.lines if line.points]
         if len({line.points[0][0] for line in lines}) == 1 and all(len(line.points) == 1 for line in lines):
-            _draw_bars(place, panel, lines)
+            _draw_bars(place, panel, lines, axis)
         else:
             _draw_lines(place, panel, lines, axis, lengths)
         place.grid(color="#dddddd", linewidth=0.6)
         place.set_axisbelow(True)
         place.spines[["top", "right"]].set_visible(False)
     # long enough to tell dashes from a line
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8, handlelength=4.5, numpoints=2
-    )
-    figure.suptitle(heading, fontsize=11)
+    style = {"loc": "outside lower center", "ncols": 4, "fontsize": 9, "handlelength": 4, "numpoints": 2}
+    figure.legend(*axes[0].get_legend_handles_labels(), **style)
+    figure.suptitle(heading, fontsize=10)
     return figure
 
 
 def _draw_lines(place: Any, panel: Panel, lines: Sequence[Line], axis: str, lengths: Sequence[int]) -> None:
     for line in lines:
         place.plot(*zip(*line.points, strict=True), **line.style, markersize=4, label=line.label)
-    place.set(title=panel.title, xlabel=axis, ylabel=panel.unit, yscale="log")
+    place.set(xlabel=axis, ylabel=panel.unit, yscale="log")
+    place.set_title(fill(panel.title, TITLE_LETTERS), fontsize=10)
     place.set_xscale("log", base=2)
     place.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths], rotation=40)
     place.minorticks_off()
     label_decades(place)
 
 
-def _draw_bars(place: Any, panel: Panel, lines: Sequence[Line]) -> None:
+def _draw_bars(place: Any, panel: Panel, lines: Sequence[Line], axis: str) -> None:
     for number, line in enumerate(lines):
         is_dashed = line.style.get("linestyle", "-") != "-"
         style = {"facecolor": "white" if is_dashed else line.style["color"], "edgecolor": line.style["color"]}
         place.barh(number, line.points[0][1], hatch="//" if is_dashed else None, **style)
         place.annotate(f" {line.points[0][1]:,.0f}", (line.points[0][1], number), va="center", fontsize=8)
-    place.set(title=f"{panel.title}, {lines[0].points[0][0]:,}", xlabel=panel.unit)
+    place.set_title(fill(f"{panel.title} ({axis}: {lines[0].points[0][0]:,})", TITLE_LETTERS), fontsize=10)
+    place.set_xlabel(panel.unit)
     place.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
     place.invert_yaxis()
-    place.margins(x=0.15)
+    place.margins(x=0.2)
 
 
 def label_decades(place: Any) -> None:

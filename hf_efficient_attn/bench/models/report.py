@@ -1,6 +1,8 @@
 """The tables and the picture of `bench models`."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
@@ -145,9 +147,11 @@ def results_figure(results: dict[str, Any]) -> Any:
     """Return the picture: time per layer of a training step and of a forward pass, and peak memory, against length."""
     settings, rows = results["settings"], results["results"]
     memory_title = f"Peak memory of a training step, {settings['memory_layers']} layers"
-    values = [(title.capitalize(), "milliseconds per layer", _per_layer(measure)) for measure, title in TITLES.items()]
-    values.append((memory_title, "MiB beyond the weights", _mebibytes))
-    panels = [Panel(title, unit, _lines(rows, value)) for title, unit, value in values]
+    panels = [
+        Panel(title.capitalize(), "milliseconds per layer", _lines(rows, _per_layer(measure)))
+        for measure, title in TITLES.items()
+    ]
+    panels.append(Panel(memory_title, "MiB beyond the weights", _at_one_length(_lines(rows, _mebibytes))))
     heading = f"Encoders: {_caption(settings)}\n{machine_line(results['machine'])}"
     return draw_panels(heading, panels, "tokens", settings["lengths"])
 
@@ -160,6 +164,13 @@ def _lines(rows: list[Row], value: Callable[[Row], float | None]) -> list[Line]:
         style = {"color": COLORS[name], "linestyle": LINES[by], "marker": "o" if by == OURS else "s"}
         lines.append(Line(f"{name}, {by}", points, style))
     return lines
+
+
+def _at_one_length(lines: list[Line]) -> list[Line]:
+    """Return the points at the length that most lines have, the longest of these."""
+    counts = Counter(tokens for line in lines for tokens, _ in line.points)
+    length = max(counts, key=lambda tokens: (counts[tokens], tokens), default=None)
+    return [replace(line, points=[point for point in line.points if point[0] == length]) for line in lines]
 
 
 def _per_layer(measure: str) -> Callable[[Row], float | None]:

@@ -1,6 +1,7 @@
 """Presets, their parameter counts and start values, and what no model can be built from."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import hf_efficient_attn as hea
 
 Config = hea.SparseSeq2SeqConfig
+CARD = Path(__file__).parents[3] / "model_cards" / "sparse_seq2seq.md"
 
 
 def count(model: nn.Module, matrices: bool) -> int:
@@ -35,6 +37,7 @@ def test_vanilla_has_the_parameters_of_the_paper(size: str, width: int, matrices
     model = on_meta(Config.vanilla(size))
     assert count(model, matrices=True) == matrices
     assert round(matrices / 1e6, 1) == millions
+    assert f"{millions:.1f}M" in CARD.read_text(encoding="utf-8")
     encoder, decoder = 4 + 5 + 2 * 2, 8 + 5 + 3 * 2
     assert count(model, matrices=False) == 6 * (encoder + decoder) * width
 

@@ -1,0 +1,55 @@
+"""The table of `compare_spans.py`, and sentences on what `analyze spans` found in its models, for `figures.py`."""
+
+from typing import Any
+
+from committed import results
+
+from hf_efficient_attn.analysis.span_report import SpanReport
+from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+
+# a head that reads so many keys beyond its ramp has hardly grown
+HARDLY_KEYS = 8
+
+
+def kinds(found: dict[str, Any]) -> str:
+    """Return what was measured of each kind of span, and of a fixed one of 64, which ran by itself."""
+    short = results("compare_spans_fixed_64")["kinds"]["fixed"]
+    rows = {**found["kinds"], f"fixed at {short['max_span']:,}": short}
+    lines = [
+        [
+            kind,
+            f"{result['bits_per_byte']:.3f}",
+            f"{result['average_span']:,.0f}",
+            f"{result['max_span']:,.0f}",
+            f"{result['flops_per_token'] / 1e6:.2f}",
+            f"{result['train_tokens_per_second']:,.0f}",
+        ]
+        for kind, result in rows.items()
+    ]
+    header = ["span", "bits per byte", "average span", "longest", "million multiply-adds a byte", "trained bytes/s"]
+    num_steps, data = short["num_steps"], found["data"]
+    return f"""{markdown_table(header, lines)}
+
+{num_steps:,} steps of {short["train_tokens"] // num_steps:,} bytes of {data["source"]}, one seed; tested on \
+{data["test_bytes"]:,} bytes. *{machine_line(found["machine"])}*"""
+
+
+def heads(found: dict[str, Any]) -> str:
+    """Return in a sentence how far the heads of a model read."""
+    report = SpanReport.from_dict(found)
+    keys = sorted(keys for layer in report.layers for keys in layer.keys)
+    num_short = sum(each <= report.ramp + HARDLY_KEYS for each in keys)
+    longest = ", ".join(f"{max(layer.keys):,}" for layer in report.layers)
+    return (
+        f"Of {len(keys)} heads {num_short} have hardly grown beyond the ramp of {report.ramp} keys; the longest of "
+        f"each layer, from the first on, reads {longest} keys. `{found['command']}`"
+    )
+
+
+def along_text(found: dict[str, Any]) -> str:
+    """Return in a sentence how far a dynamic model reads in the text of its picture."""
+    cost, settings = SpanReport.from_dict(found).cost, found["settings"]
+    return (
+        f"Over {settings['text']} it reads {cost.average_span:,.0f} keys on average and {cost.max_span:,} at most, as "
+        f"the title says; over the code of the table, as many as stand there. `{found['command']}`"
+    )

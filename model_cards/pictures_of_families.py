@@ -1,0 +1,127 @@
+"""The small pictures in the README's table of families, for `figures.py`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+from hf_efficient_attn.analysis.draw import COLOR, read_pattern
+from hf_efficient_attn.analysis.span_report import SpanReport
+from hf_efficient_attn.pictures import new_figure
+
+# twice what a cell shows: 320 by 200 pixels
+WIDTH_INCHES, HEIGHT_INCHES = 3.2, 2.0
+LETTERS = 13
+SMALL_LETTERS = 11
+NUM_TOKENS = 32
+WHITE, GREY, GREEN, ORANGE = "#FFFFFF", "#BBBBBB", "#009E73", "#D55E00"
+
+
+def sparse_transformer() -> Figure:
+    """Return Longformer's pattern and BigBird's."""
+    figure, (left, right) = _panels(2)
+    _draw_pattern(left, "Longformer", "band(3, 3) | global(0)", COLOR)
+    _draw_pattern(right, "BigBird", "bigbird(2, 1)", COLOR)
+    return figure
+
+
+def sparse_seq2seq() -> Figure:
+    """Return the three attention maps of an encoder-decoder: queries are rows, of source above target, keys columns."""
+    num_target = NUM_TOKENS // 2
+    encoder = _rows("band(3, 3) | global(0)", NUM_TOKENS)
+    decoder = _rows("causal()", num_target)
+    above = [[int(reads) for reads in row] + [0] * num_target for row in encoder]
+    below = [[2] * NUM_TOKENS + [3 if reads else 0 for reads in row] for row in decoder]
+    figure, (panel,) = _panels(1)
+    panel.imshow(above + below, cmap=ListedColormap([WHITE, COLOR, ORANGE, GREEN]), vmin=0, vmax=3, aspect="auto")
+    panel.axhline(NUM_TOKENS - 0.5, color="black", linewidth=1)
+    panel.axvline(NUM_TOKENS - 0.5, color="black", linewidth=1)
+    style = {"fontsize": LETTERS, "ha": "center", "va": "center"}
+    panel.text(NUM_TOKENS * 0.75, NUM_TOKENS * 0.2, "encoder", color=COLOR, **style)
+    panel.text(NUM_TOKENS * 0.5, NUM_TOKENS + num_target * 0.45, "cross", color=WHITE, **style)
+    panel.text(NUM_TOKENS + num_target * 0.5, NUM_TOKENS * 0.8, "decoder", color=GREEN, **style)
+    return figure
+
+
+def adaptive_span(report: SpanReport) -> Figure:
+    """Return the bands of the heads of one layer, that of the longest head, as they were learned."""
+    layer = report.layers[report.longest.layer]
+    num_shown = max(layer.keys) * 5 // 4
+    figure, panels = _panels(len(layer.spans))
+    for panel, span, keys in zip(panels, sorted(layer.spans), sorted(layer.keys), strict=True):
+        rows = [
+            [_mask(query - key, span, report.ramp) for key in range(0, num_shown, 4)]
+            for query in range(0, num_shown, 4)
+        ]
+        panel.imshow(rows, cmap="Blues", vmin=0, vmax=1.3)
+        panel.set_title(f"{keys:,}", fontsize=LETTERS)
+    return figure
+
+
+def simplified_transformer() -> Figure:
+    """Return the standard block and SAS-P: no skip, no second norm, no matrices of values and projections."""
+    figure, (left, right) = _panels(2)
+    left.set_title("standard", fontsize=LETTERS)
+    right.set_title("SAS-P", fontsize=LETTERS)
+    for panel in (left, right):
+        panel.set(xlim=(0, 10), ylim=(0, 10))
+        panel.set_axis_off()
+    for bottom in (0.4, 5.2):
+        left.plot([5.8, 5.8], [bottom, bottom + 4.6], color="black", linewidth=1.2, zorder=0)
+        left.plot([5.8, 0.9, 0.9, 5.8], [bottom, bottom, bottom + 4, bottom + 4], color="black", linewidth=1.2)
+        _draw_box(left, 2.0, bottom + 0.5, 7.6, "norm", GREY)
+        _draw_box(left, 2.0, bottom + 2.1, 7.6, "attention" if bottom < 5 else "MLP", COLOR if bottom < 5 else GREEN)
+        left.plot([5.8], [bottom + 4], "o", color="black", markersize=5)
+    right.plot([5, 5], [0.4, 3.4], color="black", linewidth=1.2, zorder=0)
+    right.plot([2.4, 2.4, 7.9, 7.9, 2.4], [3.4, 7.6, 7.6, 3.4, 3.4], color="black", linewidth=1.2, zorder=0)
+    right.plot([5, 5], [7.6, 9.8], color="black", linewidth=1.2)
+    right.plot([5], [7.6], "o", color="black", markersize=5)
+    _draw_box(right, 1.2, 1.3, 7.6, "norm", GREY)
+    _draw_box(right, 0.0, 4.8, 4.8, "attn.", COLOR)
+    _draw_box(right, 5.5, 4.8, 4.4, "MLP", GREEN)
+    return figure
+
+
+def any_model() -> Figure:
+    """Return what `sparsify` changes: a decoder's attention to everything before becomes a band and first tokens."""
+    figure, (left, middle, right) = _panels(3, ratios=(5, 1, 5))
+    _draw_pattern(left, "yours", "causal()", GREY)
+    _draw_pattern(right, "sparsified", "(band(6, 0) | global(0, 1)) & causal()", COLOR)
+    middle.plot([0, 1], [0, 0], color="black", linewidth=2)
+    middle.plot([1], [0], ">", color="black", markersize=9)
+    middle.set(xlim=(-0.2, 1.3), ylim=(-1, 1))
+    middle.set_axis_off()
+    return figure
+
+
+def _panels(num_panels: int, ratios: Sequence[int] | None = None) -> tuple[Figure, Sequence[Axes]]:
+    figure = new_figure(WIDTH_INCHES, HEIGHT_INCHES)
+    panels = figure.subplots(1, num_panels, squeeze=False, width_ratios=ratios)[0]
+    for panel in panels:
+        panel.set_xticks([])
+        panel.set_yticks([])
+    return figure, panels
+
+
+def _draw_pattern(panel: Axes, title: str, expression: str, color: str) -> None:
+    panel.imshow(_rows(expression, NUM_TOKENS), cmap=ListedColormap([WHITE, color]), vmin=0, vmax=1)
+    panel.set_title(title, fontsize=LETTERS)
+
+
+def _rows(expression: str, num_tokens: int) -> list[list[bool]]:
+    return [[sign == "■" for sign in line] for line in read_pattern(expression).draw(num_tokens).splitlines()]
+
+
+def _mask(distance: int, span: float, ramp: int) -> float:
+    """Return how much of a key a head with a span reads: all of it, then less along the ramp; nothing ahead."""
+    return min(1.0, max(0.0, (ramp + span - distance) / ramp)) if distance >= 0 else 0.0
+
+
+def _draw_box(panel: Axes, left: float, bottom: float, width: float, text: str, color: str) -> None:
+    style: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.4", "facecolor": color, "edgecolor": "none"}
+    panel.add_patch(FancyBboxPatch((left, bottom), width, 1.3, **style))
+    letters = "black" if color == GREY else WHITE
+    panel.text(left + width / 2, bottom + 0.6, text, fontsize=SMALL_LETTERS, ha="center", va="center", color=letters)
