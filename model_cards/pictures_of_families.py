@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
@@ -56,7 +56,7 @@ def adaptive_span(report: SpanReport) -> Figure:
             [_mask(query - key, span, report.ramp) for key in range(0, num_shown, 4)]
             for query in range(0, num_shown, 4)
         ]
-        panel.imshow(rows, cmap="Blues", vmin=0, vmax=1.3)
+        panel.imshow(rows, cmap=LinearSegmentedColormap.from_list("mask", [WHITE, COLOR]), vmin=0, vmax=1, aspect="auto")
         panel.set_title(f"{keys:,}", fontsize=LETTERS)
     return figure
 
