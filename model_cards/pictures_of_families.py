@@ -50,13 +50,14 @@ def adaptive_span(report: SpanReport) -> Figure:
     """Return the bands of the heads of one layer, that of the longest head, as they were learned."""
     layer = report.layers[report.longest.layer]
     num_shown = max(layer.keys) * 5 // 4
+    shades = LinearSegmentedColormap.from_list("mask", [WHITE, COLOR])
     figure, panels = _panels(len(layer.spans))
     for panel, span, keys in zip(panels, sorted(layer.spans), sorted(layer.keys), strict=True):
         rows = [
             [_mask(query - key, span, report.ramp) for key in range(0, num_shown, 4)]
             for query in range(0, num_shown, 4)
         ]
-        panel.imshow(rows, cmap=LinearSegmentedColormap.from_list("mask", [WHITE, COLOR]), vmin=0, vmax=1, aspect="auto")
+        panel.imshow(rows, cmap=shades, vmin=0, vmax=1, aspect="auto")
         panel.set_title(f"{keys:,}", fontsize=LETTERS)
     return figure
 

@@ -26,7 +26,7 @@ def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)
 def test_linked_files_exist(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)|<img src=\"([^\"]+)\"", page.read_text())
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)|<img src=\"([^\"]+)\"", page.read_text())
     links = [in_markdown or in_html for in_markdown, in_html in links]
     assert links
     for link in links:

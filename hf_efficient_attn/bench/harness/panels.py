@@ -14,7 +14,12 @@ HEIGHT_INCHES = 3.6
 LEGEND_INCHES = 0.9
 MOST_COLUMNS = 3
 # what is labelled in each decade of an axis of at most so many decades
-LABELLED = ((1.0, (1, 1.5, 2, 3, 4, 5, 7)), (3.5, (1, 2, 5)), (math.inf, (1,)))
+LABELLED = (
+    (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
+    (1.0, (1, 1.5, 2, 3, 4, 5, 7)),
+    (3.5, (1, 2, 5)),
+    (math.inf, (1,)),
+)
 
 
 @dataclass(frozen=True)
@@ -92,5 +97,5 @@ def label_decades(place: Any) -> None:
     decades = math.log10(highest / lowest)
     labelled = next(numbers for most, numbers in LABELLED if decades <= most)
     place.yaxis.set_major_locator(LogLocator(subs=labelled, numticks=24))
-    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
     place.yaxis.set_minor_locator(NullLocator())
