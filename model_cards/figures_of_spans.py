@@ -1,4 +1,4 @@
-"""The table of `compare_spans.py`, and sentences on what `analyze spans` found in its models, for `figures.py`."""
+"""The table of `compare_spans.py`, and sentences on how far its models read, for `figures.py`."""
 
 from typing import Any
 
@@ -48,8 +48,8 @@ def heads(found: dict[str, Any]) -> str:
 
 def along_text(found: dict[str, Any]) -> str:
     """Return in a sentence how far a dynamic model reads in the text of its picture."""
-    cost, settings = SpanReport.from_dict(found).cost, found["settings"]
+    cost, text = SpanReport.from_dict(found).cost, found["settings"]["text"]
     return (
-        f"Over {settings['text']} it reads {cost.average_span:,.0f} keys on average and {cost.max_span:,} at most, as "
-        f"the title says; over the code of the table, as many as stand there. `{found['command']}`"
+        f"Over {text} it reads {cost.average_span:,.0f} keys on average, {cost.max_span:,} at most; the table's "
+        f"average is of code. `{found['command']}`"
     )

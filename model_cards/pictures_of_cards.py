@@ -61,7 +61,7 @@ def signal_propagation() -> Any:
 
 
 def spans(kind: str) -> Any:
-    """Return the picture of a trained model's spans."""
+    """Return the picture of the spans that a model has learned."""
     found = results(f"spans_{kind}")
     report = SpanReport.from_dict(found)
     costs = [report.cost, *(SpanCost(**cost) for cost in found["compared"])]
@@ -78,6 +78,8 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "patterns": partial(drawn_patterns, PATTERNS, 63),
     "sparse_presets": partial(drawn_patterns, PRESETS, 48),
     "signal_propagation": signal_propagation,
+    "spans": partial(spans, "adaptive"),
+    "spans_dynamic": partial(spans, "dynamic"),
     "span_curves": lambda: draw_span_curves(results("compare_spans")["kinds"]),
     "compare_blocks": lambda: figures_of_training.learning_figure(results("compare_blocks")),
     "sparsify_llama": lambda: figures_of_training.llama_figure(results("sparsify_llama")),
@@ -87,6 +89,9 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bench_spans": lambda: bench_spans_figure(results("spans")),
     "families/sparse_transformer": pictures_of_families.sparse_transformer,
     "families/sparse_seq2seq": pictures_of_families.sparse_seq2seq,
+    "families/adaptive_span": lambda: pictures_of_families.adaptive_span(
+        SpanReport.from_dict(results("spans_adaptive"))
+    ),
     "families/simplified_transformer": pictures_of_families.simplified_transformer,
     "families/any_model": pictures_of_families.any_model,
 }

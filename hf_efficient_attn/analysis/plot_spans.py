@@ -147,7 +147,8 @@ def _draw_bars(axis: Any, costs: Sequence[SpanCost], field: str, unit: str) -> N
     for place, cost in enumerate(costs):
         amount = getattr(cost, field)
         axis.barh(place, amount, color=STYLES[cost.kind]["color"])
-        text, box = _engineering(float(f"{amount:.3g}")), {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        text = f"{amount:,.0f}" if amount < 1e4 else _engineering(float(f"{amount:.3g}"))
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         axis.annotate(text, (amount, place), (5, 0), textcoords="offset points", va="center", bbox=box)
     is_alone = len({cost.kind for cost in costs}) == len(costs)
     axis.set_yticks(range(len(costs)), [cost.kind if is_alone else cost.model for cost in costs])
