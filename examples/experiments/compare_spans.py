@@ -7,7 +7,7 @@ needs no network and no argument. It trains three networks that are equal but fo
 Python standard library, segment by segment with the states of the past remembered (Sukhbaatar et al.,
 arXiv:1905.07799): equal text, equal steps, and the picture shows them at equal time, too. A table compares bits per
 byte of held-out text, spans, multiply-adds and speed. Expect 3.58 (fixed), 2.81 (adaptive) and 2.84 (dynamic) bits per
-byte and average spans of 1,024, 49 and 109 bytes (Python 3.11), in about a quarter of an hour on one core. So early in
+byte and average spans of 1,024, 49 and about 100 bytes (Python 3.11), in a quarter of an hour on one core. So early in
 training a span of 1,024 bytes is a burden: a fixed one of 64 reaches 2.96 by the last command below.
 `outputs/compare_spans` then holds `fixed`, `adaptive` and `dynamic` (folders that `AutoModelForCausalLM` and `pipeline`
 load), results.json, results.md and curves.png. More, the first with a text of your own:

@@ -91,8 +91,8 @@ def test_losses_are_those_of_the_same_masked_tokens(folder: Path) -> None:
 
 def test_the_loss_of_frequencies_is_that_of_counting(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "run")
-    train, held_out = (blocks(tokenizer, num).shuffle(42)[:limit]["input_ids"] for num, limit in ((30, 4), (9, 3)))
-    counts = Counter(token for block in train for token in block)
+    counts = Counter(token for block in blocks(tokenizer, 30)["input_ids"] for token in block)
+    held_out = blocks(tokenizer, 9).shuffle(42)[:3]["input_ids"]
     labels = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=42)(held_out)["labels"]
     total = counts.total() + len(tokenizer)
     nats = [-math.log((counts[token] + 1) / total) for token in labels.flatten().tolist() if token != -100]
