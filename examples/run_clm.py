@@ -14,13 +14,13 @@ trains a simplified Transformer (block `sas_p`) on the source of Python's standa
 import math
 from dataclasses import dataclass
 
+import torch
 from datasets import DatasetDict, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
     default_data_collator,
@@ -41,11 +41,9 @@ FAMILIES = {
 
 @dataclass
 class Arguments:
-    """What is trained on what."""
-
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a new model, random weights.")
     model_type: str = HfArg(default="simplified_transformer", help="Family of a new model: sparse_transformer, …")
-    config_overrides: str | None = HfArg(default=None, help='Its fields: "hidden_size=96,num_hidden_layers=4".')
+    config_overrides: str | None = HfArg(default=None, help='Fields of either: "hidden_size=96,num_hidden_layers=4".')
     tokenizer_name: str | None = HfArg(default=None, help="Default: the checkpoint's, or a new one of the text.")
     attention_window: int | None = HfArg(default=None, help="Tokens read the first four, and so many before them.")
     dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: Python's standard library.")
@@ -61,52 +59,47 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_clm", num_train_epochs=0.3, learning_rate=2e-3, weight_decay=0.1)
-    parser.set_defaults(per_device_train_batch_size=4, warmup_steps=0.05, logging_steps=0.05, report_to="none")
+    parser.set_defaults(output_dir="outputs/run_clm", do_train=True, do_eval=True, do_predict=True)
+    parser.set_defaults(num_train_epochs=0.3, per_device_train_batch_size=4, learning_rate=2e-3)
+    parser.set_defaults(weight_decay=0.1, warmup_steps=0.05, logging_steps=0.05)
+    parser.set_defaults(report_to="none", use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
     lines = (args.train_file or "").endswith(".txt")
     data = load_data(args, lines, training.seed)
-    model, tokenizer = load_model(args, data)
+    model, tokenizer = load_model(args, data["train"][args.text_column])
 
     def group(rows: dict[str, list]) -> dict[str, list]:
-        texts = [text + ("\n" if lines else tokenizer.eos_token) for text in rows[args.text_column]]
-        texts = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-        ids, size = [token for text in texts for token in text], args.block_size
-        blocks = [ids[end - size : end] for end in range(size, len(ids) + 1, size)]
+        texts = [(text or "") + ("\n" if lines else tokenizer.eos_token or "") for text in rows[args.text_column]]
+        ids = [token for text in tokenizer(texts, add_special_tokens=False, verbose=False).input_ids for token in text]
+        blocks = [ids[end - args.block_size : end] for end in range(args.block_size, len(ids) + 1, args.block_size)]
         return {"input_ids": blocks, "labels": blocks}
 
     with training.main_process_first():
         blocks = data.map(group, batched=True, remove_columns=data["train"].column_names)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
+        blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
         if not len(blocks[split]):
-            raise SystemExit(f"The {split} text is shorter than a block of {args.block_size} tokens (--block_size).")
-        blocks[split] = blocks[split].shuffle(training.seed).take(min(limit or math.inf, len(blocks[split])))
+            raise SystemExit(f"There are no {split} blocks: more text, samples, or a smaller --block_size are needed.")
     optimizer, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
-    trainer = Trainer(
-        model,
-        training,
-        train_dataset=blocks["train"],
-        eval_dataset=blocks["validation"],
-        processing_class=tokenizer,
-        data_collator=default_data_collator,
-        # Trainer itself would decay the gains of simplified blocks
-        optimizers=(optimizer(hea.optimizer_groups(model, training.weight_decay), **options), None),
-    )
-    last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
-    trainer.save_model()
-    metrics = trainer.evaluate()
+    # Trainer itself would decay the gains of simplified blocks
+    optimizers = optimizer(hea.optimizer_groups(model, training.weight_decay), **options), None
+    options = {"train_dataset": blocks["train"], "eval_dataset": blocks["validation"], "processing_class": tokenizer}
+    trainer = Trainer(model, training, default_data_collator, optimizers=optimizers, **options)
+    if training.do_train:
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        trainer.save_metrics("train", trainer.train(resume).metrics)
+        trainer.save_model()
     texts = tokenizer.batch_decode(blocks["validation"][:]["input_ids"], skip_special_tokens=True)
-    bits = metrics["eval_loss"] / math.log(2) * args.block_size * len(texts)
-    metrics |= {"perplexity": math.exp(metrics["eval_loss"]), "bits_per_byte": bits / len("".join(texts).encode())}
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
-    if trainer.is_world_process_zero():
+    if training.do_eval:
+        metrics = trainer.evaluate()
+        bits = metrics["eval_loss"] / math.log(2) * args.block_size * len(texts)
+        metrics |= {"perplexity": math.exp(metrics["eval_loss"]), "bits_per_byte": bits / len("".join(texts).encode())}
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
+    if training.do_predict and trainer.is_world_process_zero():
         prompt = tokenizer(texts[0][: args.block_size // 4], return_tensors="pt").to(model.device)
         print(tokenizer.decode(model.generate(**prompt, max_length=args.block_size, do_sample=True)[0]))
-    if training.push_to_hub:
-        trainer.push_to_hub()
 
 
 def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
@@ -115,32 +108,38 @@ def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        data = load_dataset("text" if lines else "json", data_files=files)
+        try:
+            data = load_dataset("text" if lines else "json", data_files=files)
+        except (DatasetGenerationError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
     else:
         from example_data import python_sources
 
         data = python_sources()
-    if "validation" not in data:
+    if args.text_column not in (columns := data["train"].column_names):
+        raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
+    if not {"validation", "test"} & set(data):
+        if len(data["train"]) < 2:
+            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
         data = data["train"].train_test_split(0.1, seed=seed, shuffle=not lines)
-    return DatasetDict(train=data["train"], validation=data.get("validation") or data["test"])
+    return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
 
 
-def load_model(args: Arguments, data: DatasetDict) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(args: Arguments, texts: list[str]) -> tuple:
     """Return the checkpoint, or a new model, and its tokenizer."""
-    if name := args.tokenizer_name or args.model_name_or_path:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    else:
+    source = args.model_name_or_path
+    if not (name := args.tokenizer_name or source):
         from example_data import new_tokenizer
-
-        tokenizer = new_tokenizer(data["train"][args.text_column], vocab_size=4096, ends="$A")
-    if args.model_name_or_path:
-        model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
-    else:
-        fields = SHAPE | FAMILIES.get(args.model_type, {})
-        config = AutoConfig.for_model(args.model_type, vocab_size=len(tokenizer), **fields)
+    tokenizer = AutoTokenizer.from_pretrained(name) if name else new_tokenizer(texts, vocab_size=4096, ends="$A")
+    fields = {"vocab_size": len(tokenizer), **SHAPE, **FAMILIES.get(args.model_type, {})}
+    try:
+        config = AutoConfig.from_pretrained(source) if source else AutoConfig.for_model(args.model_type, **fields)
         if args.config_overrides:
             config.update_from_string(args.config_overrides)
-        model = AutoModelForCausalLM.from_config(config)
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"--model_type or --config_overrides: {str(error)[:100]}") from error
+    auto = AutoModelForCausalLM
+    model = auto.from_pretrained(source, config=config) if source else auto.from_config(config)
     if args.attention_window:
         hea.sparsify(model, Band(left=args.attention_window, right=0) | GlobalTokens([0, 1, 2, 3]))
     return model, tokenizer

@@ -23,18 +23,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import torch
 from datasets import DatasetDict, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-    default_data_collator,
-    set_seed,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, default_data_collator, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
+from transformers.trainer import Trainer
+from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
@@ -42,8 +38,6 @@ from hf_efficient_attn.patterns import Band, GlobalTokens
 
 @dataclass
 class Arguments:
-    """What is trained on what."""
-
     model_name_or_path: str | None = HfArg(default=None, help="Causal model. Default: SmolLM2-135M, fetched by pip.")
     dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: source of the standard library.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
@@ -62,38 +56,43 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_lora", num_train_epochs=1, learning_rate=1e-3, warmup_steps=0.1)
+    parser.set_defaults(output_dir="outputs/run_lora", do_train=True, do_eval=True, report_to="none")
     parser.set_defaults(per_device_train_batch_size=1, per_device_eval_batch_size=1, gradient_accumulation_steps=2)
-    parser.set_defaults(logging_steps=2, save_strategy="epoch", report_to="none")
+    parser.set_defaults(num_train_epochs=1, learning_rate=1e-3, warmup_steps=0.1, logging_steps=2)
+    parser.set_defaults(save_strategy="epoch", use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    if training.do_predict:
+        raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
-
-    name = args.model_name_or_path or default_model()
+    if args.model_name_or_path is None:
+        from example_data import pretrained_llama
+    name = str(args.model_name_or_path or pretrained_llama())
     tokenizer = AutoTokenizer.from_pretrained(name)
     model = AutoModelForCausalLM.from_pretrained(name)
     with training.main_process_first():
         data = blocks(load_data(args, training.seed), tokenizer, args, training.seed)
-    options = {"eval_dataset": data["validation"], "data_collator": default_data_collator}
-
-    metrics = perplexity("dense", Trainer(model, training, **options))
-    hea.sparsify(model, Band(args.left, 0) | GlobalTokens(list(range(args.num_first))))
-    metrics |= perplexity("sparse", Trainer(model, training, **options))
-
-    lora = LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, task_type="CAUSAL_LM")
-    adapted = get_peft_model(model, lora)
-    trainer = Trainer(adapted, training, train_dataset=data["train"], processing_class=tokenizer, **options)
-    last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
-    metrics |= perplexity("sparse_lora", trainer)
-    trainer.save_model()
-    model.config.save_pretrained(training.output_dir)
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
-    if training.push_to_hub:
-        trainer.push_to_hub()
+    pattern = Band(args.left, 0) | GlobalTokens(list(range(args.num_first)))
+    hea.sparsify(model, pattern)
+    model = get_peft_model(model, LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, task_type="CAUSAL_LM"))
+    options = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
+    trainer = Trainer(model, training, default_data_collator, **options)
+    if training.do_train:
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        trainer.save_metrics("train", trainer.train(resume).metrics)
+        model.get_base_model().config.save_pretrained(training.output_dir)
+        trainer.save_model()
+    if training.do_eval:
+        metrics = perplexity("sparse_lora", trainer)
+        with model.disable_adapter():
+            metrics |= perplexity("sparse", trainer)
+            hea.sparsify(model.get_base_model(), None)
+            metrics |= perplexity("dense", trainer)
+            hea.sparsify(model.get_base_model(), pattern)
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
     if args.merge and trainer.is_world_process_zero():
         folder = Path(training.output_dir, "merged")
-        adapted.merge_and_unload().save_pretrained(folder)
+        model.merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
@@ -106,44 +105,45 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
-        files = {"train": args.train_file, "validation": args.validation_file}
+        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         kind = {".csv": "csv", ".txt": "text"}.get(Path(args.train_file).suffix, "json")
-        data = load_dataset(kind, data_files={split: file for split, file in files.items() if file})
+        try:
+            data = load_dataset(kind, data_files=files)
+        except (DatasetGenerationError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
     else:
         from example_data import python_sources
 
         data = python_sources()
         # as much as is learned in minutes on two cores
-        args.max_train_samples, args.max_eval_samples = args.max_train_samples or 64, args.max_eval_samples or 16
-    if "validation" not in data:
-        parts = {} if "test" in data else data["train"].train_test_split(0.1, seed=seed)
-        data = DatasetDict(train=parts.get("train", data["train"]), validation=(parts or data)["test"])
-    return DatasetDict({split: data[split].select_columns([args.text_column]) for split in ("train", "validation")})
+        args.max_train_samples = 64 if args.max_train_samples is None else args.max_train_samples
+        args.max_eval_samples = 16 if args.max_eval_samples is None else args.max_eval_samples
+    if args.text_column not in (columns := data["train"].column_names):
+        raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
+    if not {"validation", "test"} & set(data):
+        if len(data["train"]) < 2:
+            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
+        data = data["train"].train_test_split(0.1, seed=seed)
+    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    return data.select_columns([args.text_column])
 
 
 def blocks(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, args: Arguments, seed: int) -> DatasetDict:
     """Return the texts one after another, an end-of-text token behind each, cut into blocks."""
 
     def join(rows: dict[str, list]) -> dict[str, list]:
-        texts = [text + (tokenizer.eos_token or "") for text in rows[args.text_column]]
+        texts = [(text or "") + (tokenizer.eos_token or "") for text in rows[args.text_column]]
         ids = list(chain.from_iterable(tokenizer(texts, verbose=False)["input_ids"]))
-        cut = [ids[start : start + args.block_size] for start in range(0, len(ids), args.block_size)]
         # what is left over is dropped
-        cut = [block for block in cut if len(block) == args.block_size]
+        cut = [ids[end - args.block_size : end] for end in range(args.block_size, len(ids) + 1, args.block_size)]
         return {"input_ids": cut, "labels": cut}
 
-    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
     data = data.map(join, batched=True, remove_columns=[args.text_column])
-    for split, rows in data.items():
-        if not len(rows):
-            raise SystemExit(f"The {split} texts have fewer than --block_size {args.block_size} tokens.")
-    return DatasetDict({split: data[split].shuffle(seed).take(limits[split] or len(data[split])) for split in limits})
-
-
-def default_model() -> str:
-    from example_data import pretrained_llama
-
-    return str(pretrained_llama())
+    for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
+        data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
+        if not len(data[split]):
+            raise SystemExit(f"There are no {split} blocks: more text, samples, or a smaller --block_size are needed.")
+    return data
 
 
 if __name__ == "__main__":

@@ -12,18 +12,15 @@ training, or 0.66 where that reads 512 tokens alone. With a checkpoint and rows 
     python examples/run_sentence_embeddings.py --model_name_or_path BAAI/bge-small-en-v1.5 --train_file my.jsonl
     torchrun --nproc_per_node 8 examples/run_sentence_embeddings.py --dataset_name NAME --document_column answer
 
-The model in `outputs/run_sentence_embeddings` is what `SentenceTransformer(folder)` loads after
-`import hf_efficient_attn`.
+`SentenceTransformer("outputs/run_sentence_embeddings")` loads the model after `import hf_efficient_attn`.
 """
 
 from dataclasses import dataclass
 
+import torch
 from datasets import DatasetDict, load_dataset
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from datasets.exceptions import DatasetGenerationError
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from transformers import set_seed
@@ -34,8 +31,6 @@ import hf_efficient_attn as hea
 
 @dataclass
 class Arguments:
-    """What is trained on what."""
-
     model_name_or_path: str | None = HfArg(default=None, help="BERT-like model. Default: a small one, fetched by pip.")
     dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: docstrings and their source.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
@@ -53,20 +48,25 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, SentenceTransformerTrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_sentence_embeddings", num_train_epochs=1, learning_rate=1e-4)
+    parser.set_defaults(output_dir="outputs/run_sentence_embeddings", do_train=True, do_eval=True)
     parser.set_defaults(per_device_train_batch_size=16, batch_sampler="no_duplicates", save_strategy="epoch")
-    parser.set_defaults(warmup_steps=0.1, logging_steps=1, report_to="none")
+    parser.set_defaults(num_train_epochs=1, learning_rate=1e-4, warmup_steps=0.1, logging_steps=1, report_to="none")
+    parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    if training.do_predict:
+        raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
-
     data = load_data(args, training.seed)
     retrieval = retrieval_evaluator(args, data)
-    model = SentenceTransformer(args.model_name_or_path or default_model(), device=str(training.device))
+    if args.model_name_or_path is None:
+        from example_data import pretrained_bert
+    model = SentenceTransformer(str(args.model_name_or_path or pretrained_bert()), device=str(training.device))
     metrics = {}
 
     def measure(what: str, max_seq_length: int) -> None:
-        """Evaluate the model as it is, reading so much."""
         model.max_seq_length = max_seq_length
+        if not training.do_eval:
+            return
         scores = retrieval(model)
         metrics.update({f"{what}_{name}": scores[f"cosine_{name}"] for name in ("accuracy@1", "mrr@10")})
         if training.should_log:
@@ -87,15 +87,15 @@ def main() -> None:
         loss=CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length),
         evaluator=retrieval,
     )
-    last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
-    trainer.save_model()
-    measure(f"after_training_{args.short_seq_length}_tokens", args.short_seq_length)
-    measure("after_training", args.max_seq_length)
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
-    if training.push_to_hub:
-        trainer.push_to_hub()
+    if training.do_train:
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        trainer.save_metrics("train", trainer.train(resume).metrics)
+        trainer.save_model()
+        measure(f"after_training_{args.short_seq_length}_tokens", args.short_seq_length)
+        measure("after_training", args.max_seq_length)
+    if training.do_eval:
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
 
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
@@ -103,21 +103,30 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
-        files = {"train": args.train_file, "validation": args.validation_file}
-        kind = "csv" if args.train_file.endswith(".csv") else "json"
-        data = load_dataset(kind, data_files={split: file for split, file in files.items() if file})
+        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
+        try:
+            data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
+        except (DatasetGenerationError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
     else:
         from example_data import code_search_pairs
 
         data = code_search_pairs()
         # as much as is learned in minutes on two cores
-        args.max_train_samples = args.max_train_samples or 128
-    if "validation" not in data:
-        parts = {} if "test" in data else data["train"].train_test_split(0.1, seed=seed)
-        data = DatasetDict(train=parts.get("train", data["train"]), validation=(parts or data)["test"])
-    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
-    data = DatasetDict({split: data[split].shuffle(seed).take(limits[split] or len(data[split])) for split in limits})
-    return data.select_columns([args.query_column, args.document_column])
+        args.max_train_samples = 128 if args.max_train_samples is None else args.max_train_samples
+    wanted = [args.query_column, args.document_column]
+    if without := set(wanted).difference(columns := data["train"].column_names):
+        raise SystemExit(f"No column is called {' or '.join(sorted(without))}; the data has {', '.join(columns)}.")
+    if not {"validation", "test"} & set(data):
+        if len(data["train"]) < 2:
+            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
+        data = data["train"].train_test_split(0.1, seed=seed)
+    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
+        data[split] = data[split].select_columns(wanted).shuffle(seed).select(range(len(data[split]))[:limit])
+        if not len(data[split]) or any(None in data[split][name] for name in wanted):
+            raise SystemExit(f"There are no {split} rows, or one has no {' or no '.join(wanted)}: leave it out.")
+    return data
 
 
 def retrieval_evaluator(args: Arguments, data: DatasetDict) -> InformationRetrievalEvaluator:
@@ -132,12 +141,6 @@ def retrieval_evaluator(args: Arguments, data: DatasetDict) -> InformationRetrie
     return InformationRetrievalEvaluator(
         {query: query for query in relevant}, {text: text for text in documents}, relevant, batch_size=2
     )
-
-
-def default_model() -> str:
-    from example_data import pretrained_bert
-
-    return str(pretrained_bert())
 
 
 if __name__ == "__main__":

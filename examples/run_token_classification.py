@@ -11,15 +11,15 @@ nothing from long texts: `--max_seq_length 512 --per_device_train_batch_size 4` 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import evaluate
+import torch
 from datasets import ClassLabel, DatasetDict, Sequence, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
+from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
     DataCollatorForTokenClassification,
-    EvalPrediction,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -47,53 +47,50 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_token_classification", per_device_train_batch_size=1, warmup_steps=0.1)
-    parser.set_defaults(num_train_epochs=2, learning_rate=2e-3, train_sampling_strategy="group_by_length")
-    parser.set_defaults(eval_strategy="epoch", save_strategy="epoch", report_to="none")
+    parser.set_defaults(output_dir="outputs/run_token_classification", do_train=True, do_eval=True, report_to="none")
+    parser.set_defaults(per_device_train_batch_size=1, train_sampling_strategy="group_by_length")
+    parser.set_defaults(num_train_epochs=2, learning_rate=2e-3, warmup_steps=0.1, save_strategy="epoch")
+    parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    if training.do_predict:
+        raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
-
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
 
     def tokenize(rows: dict[str, list]) -> dict[str, list]:
+        words, tags = rows[args.text_column_name], rows[args.label_column_name]
+        if unequal := [row for row, own in zip(words, tags, strict=True) if len(row) != len(own)]:
+            raise SystemExit(f"A row of {len(unequal[0])} words has more or fewer labels: {' '.join(unequal[0])[:60]}")
         options = {"truncation": True, "max_length": args.max_seq_length, "return_overflowing_tokens": True}
-        inputs = tokenizer(rows[args.text_column_name], is_split_into_words=True, **options)
+        inputs = tokenizer(words, is_split_into_words=True, **options)
         labels, last = [], None
         for piece, row in enumerate(inputs.pop("overflow_to_sample_mapping")):
-            pairs = zip(rows[args.text_column_name][row], rows[args.label_column_name][row], strict=True)
-            tags = [-100 if tag in (None, -1) else tag for _, tag in pairs]
             labels.append([-100] * len(inputs["input_ids"][piece]))
             for place, word in enumerate(inputs.word_ids(piece)):
                 # the first token of a word stands for it, also where a piece ends within the word
                 if word is not None and (row, word) != last:
-                    labels[-1][place], last = tags[word], (row, word)
+                    labels[-1][place] = -100 if tags[row][word] in (None, -1) else tags[row][word]
+                    last = row, word
         return {**inputs, "labels": labels}
 
     with training.main_process_first():
         data = data.map(tokenize, batched=True, batch_size=100, remove_columns=data["train"].column_names)
-    scores = evaluate.load(str(Path(__file__).parent / "metrics" / "classification_scores"))
 
-    def compute_metrics(output: EvalPrediction) -> dict[str, float]:
-        known = output.label_ids >= 0
-        return scores.compute(predictions=output.predictions.argmax(-1)[known], references=output.label_ids[known])
+    def compute_metrics(output: tuple) -> dict[str, float]:
+        said, true = output[0].argmax(-1)[output[1] >= 0], output[1][output[1] >= 0]
+        return {"accuracy": accuracy_score(true, said), "f1_macro": f1_score(true, said, average="macro")}
 
-    trainer = Trainer(
-        model,
-        training,
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        processing_class=tokenizer,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        compute_metrics=compute_metrics,
-    )
-    last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
-    trainer.save_model()
-    trainer.log_metrics("eval", metrics := trainer.evaluate())
-    trainer.save_metrics("eval", metrics)
-    if training.push_to_hub:
-        trainer.push_to_hub()
+    collator = DataCollatorForTokenClassification(tokenizer)
+    options = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
+    trainer = Trainer(model, training, collator, compute_metrics=compute_metrics, **options)
+    if training.do_train:
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        trainer.save_metrics("train", trainer.train(resume).metrics)
+        trainer.save_model()
+    if training.do_eval:
+        trainer.log_metrics("eval", metrics := trainer.evaluate())
+        trainer.save_metrics("eval", metrics)
 
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
@@ -101,8 +98,11 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
-        files = {"train": args.train_file, "validation": args.validation_file}
-        data = load_dataset("json", data_files={split: file for split, file in files.items() if file})
+        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
+        try:
+            data = load_dataset("json", data_files=files)
+        except (DatasetGenerationError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
     else:
         from example_data import name_kinds
 
@@ -110,15 +110,20 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     words, label, columns = args.text_column_name, args.label_column_name, data["train"].features
     if without := [name for name in (words, label) if not hasattr(columns.get(name), "feature")]:
         raise SystemExit(f"No column of lists is called {' or '.join(without)}; the data has {', '.join(columns)}.")
-    if "validation" not in data:
-        parts = {} if "test" in data else data["train"].train_test_split(0.1, seed=seed)
-        data = DatasetDict(train=parts.get("train", data["train"]), validation=(parts or data)["test"])
+    if not {"validation", "test"} & set(data):
+        if len(data["train"]) < 2:
+            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
+        data = data["train"].train_test_split(0.1, seed=seed)
+    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
     if not isinstance(columns[label].feature, ClassLabel):
         data = data.cast_column(label, Sequence(Value("string")))
         names = {tag for rows in data.values() for tags in rows[label] for tag in tags} - {None}
         data = data.cast_column(label, Sequence(ClassLabel(names=sorted(names))))
-    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
-    return DatasetDict({split: data[split].shuffle(seed).take(limits[split] or len(data[split])) for split in limits})
+    for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
+        data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
+        if not len(data[split]):
+            raise SystemExit(f"There are no {split} rows.")
+    return data
 
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple:
@@ -133,16 +138,10 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple:
 
     tokenizer = new_tokenizer((word for words in data["train"][args.text_column_name] for word in words), 4096)
     size = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+    size |= {"max_position_embeddings": args.max_seq_length, "vocab_size": len(tokenizer)}
     style = {"norm_position": "pre", "position_embedding_type": "rope", "initializer_range": 0.1}
-    config = hea.SparseTransformerConfig(
-        attention_pattern=Band(left=32, right=32),
-        max_position_embeddings=args.max_seq_length,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        **size,
-        **style,
-        **classes,
-    )
+    style |= {"attention_pattern": Band(left=32, right=32), "pad_token_id": tokenizer.pad_token_id}
+    config = hea.SparseTransformerConfig(**size, **style, **classes)
     return AutoModelForTokenClassification.from_config(config), tokenizer
 
 

@@ -13,29 +13,22 @@ and with a checkpoint, which needs a smaller learning rate:
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import evaluate
 import numpy as np
+import torch
 from datasets import DatasetDict, load_dataset
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    DataCollatorForSeq2Seq,
-    EvalPrediction,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    set_seed,
-)
+from datasets.exceptions import DatasetGenerationError
+from sacrebleu import corpus_bleu, corpus_chrf
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
+from transformers.trainer_seq2seq import Seq2SeqTrainer
+from transformers.training_args_seq2seq import Seq2SeqTrainingArguments
 
 import hf_efficient_attn as hea
 
 
 @dataclass
 class Arguments:
-    """What is trained on what."""
-
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a small model, random weights.")
     dataset_name: str | None = HfArg(default=None, help="Dataset of the Hub. Default: the help of LibreOffice.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
@@ -43,68 +36,62 @@ class Arguments:
     validation_file: str | None = HfArg(default=None, help="Its like, to evaluate on. Default: a tenth of the rows.")
     source_lang: str = HfArg(default="en", help="Language to translate from, a key of the column `translation`.")
     target_lang: str = HfArg(default="de", help="Language to translate to.")
-    source_prefix: str = HfArg(default="", help="What is put before every source, as T5 wants it.")
     max_source_length: int = HfArg(default=96, help="Tokens that are read of a source.")
     max_target_length: int = HfArg(default=96, help="Tokens of a translation, in training and generation.")
-    num_beams: int = HfArg(default=4, help="Beams of what is written last; --generation_num_beams during training.")
-    max_train_samples: int = HfArg(default=1_000_000, help="Train on at most so many rows.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on at most so many rows.")
     max_eval_samples: int = HfArg(default=400, help="Evaluate on at most so many rows.")
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, Seq2SeqTrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_translation", num_train_epochs=2, predict_with_generate=True)
-    parser.set_defaults(per_device_train_batch_size=16, per_device_eval_batch_size=32, generation_num_beams=1)
-    parser.set_defaults(train_sampling_strategy="group_by_length", eval_strategy="epoch", save_strategy="epoch")
+    parser.set_defaults(output_dir="outputs/run_translation", do_train=True, do_eval=True, do_predict=True)
+    parser.set_defaults(num_train_epochs=2, per_device_train_batch_size=16, per_device_eval_batch_size=32)
+    parser.set_defaults(train_sampling_strategy="group_by_length", save_strategy="epoch", save_total_limit=2)
     # Adam and Noam's schedule of the paper; after so short a warm-up, its full rate would make post-norm layers diverge
     parser.set_defaults(learning_rate=2.2e-3, lr_scheduler_type="inverse_sqrt", warmup_steps=400, max_grad_norm=0)
-    parser.set_defaults(adam_beta2=0.98, adam_epsilon=1e-9, save_total_limit=2, report_to="none")
+    parser.set_defaults(adam_beta2=0.98, adam_epsilon=1e-9, generation_num_beams=4, report_to="none")
+    parser.set_defaults(predict_with_generate=True, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
-    model.generation_config.update(max_length=args.max_target_length, num_beams=args.num_beams)
+    model.generation_config.update(max_length=args.max_target_length, num_beams=training.generation_num_beams)
 
     def tokenize(rows: dict[str, list]) -> dict[str, list]:
-        sources = [args.source_prefix + text for text in rows["source"]]
-        inputs = tokenizer(sources, truncation=True, max_length=args.max_source_length)
-        labels = tokenizer(text_target=rows["target"], truncation=True, max_length=args.max_target_length)
-        return {**inputs, "labels": labels["input_ids"]}
+        labels = tokenizer(text_target=rows["target"], truncation=True, max_length=args.max_target_length).input_ids
+        return {**tokenizer(rows["source"], truncation=True, max_length=args.max_source_length), "labels": labels}
 
-    encoded = data.map(tokenize, batched=True, remove_columns=data["train"].column_names)
-    metric = evaluate.load(str(Path(__file__).parent / "metrics" / "sacrebleu_score"))
+    with training.main_process_first():
+        encoded = data.map(tokenize, batched=True, remove_columns=data["train"].column_names)
 
-    def compute_metrics(output: EvalPrediction) -> dict[str, float]:
-        both = (np.where(ids == -100, tokenizer.pad_token_id, ids) for ids in (output.predictions, output.label_ids))
-        written, wanted = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in both)
-        scores = metric.compute(predictions=written, references=wanted)
-        return {"bleu": scores["bleu"], "chrf": scores["chrf"]}
+    def compute_metrics(output: tuple) -> dict[str, float]:
+        ids = (np.where(ids == -100, tokenizer.pad_token_id, ids) for ids in (output[0], output[1]))
+        return scores(*(tokenizer.batch_decode(each, skip_special_tokens=True) for each in ids))
 
     options = {"train_dataset": encoded["train"], "eval_dataset": encoded["validation"], "processing_class": tokenizer}
     trainer = Seq2SeqTrainer(model, training, DataCollatorForSeq2Seq(tokenizer, model=model), **options)
     trainer.compute_metrics = compute_metrics if training.predict_with_generate else None
-    samples = data["validation"].take(5).add_column("untrained", write(trainer))
-    resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
-    trainer.save_metrics("train", trainer.train(resume).metrics)
-    metrics = trainer.evaluate(num_beams=args.num_beams)
-    scores = metric.compute(predictions=data["validation"]["source"][:], references=data["validation"]["target"][:])
-    metrics |= {f"{name}_of_sources": scores[name] for name in ("bleu", "chrf")}
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
-    # and pushes it to the Hub, if --push_to_hub True
-    trainer.save_model()
-    samples = samples.add_column("trained", write(trainer))
-    if trainer.is_world_process_zero():
-        samples.to_json(Path(training.output_dir, "samples.jsonl"), force_ascii=False)
+    if training.do_train:
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        trainer.save_metrics("train", trainer.train(resume).metrics)
+        trainer.save_model()
+    if training.do_eval:
+        metrics = trainer.evaluate()
+        simple = scores(data["validation"]["source"][:], data["validation"]["target"][:])
+        metrics |= {f"{name}_of_sources": value for name, value in simple.items()}
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
+    if training.do_predict and trainer.is_world_process_zero():
+        inputs = tokenizer.pad({"input_ids": encoded["validation"].take(5)["input_ids"][:]}, return_tensors="pt")
+        written = tokenizer.batch_decode(model.eval().generate(**inputs.to(training.device)), skip_special_tokens=True)
+        samples = data["validation"].take(5).add_column("written", written)
+        samples.to_json(f"{training.output_dir}/samples.jsonl", force_ascii=False)
         print(*("\n".join(f"{name}: {text}" for name, text in row.items()) for row in samples), sep="\n\n")
 
 
-def write(trainer: Seq2SeqTrainer) -> list[str]:
-    """Return what the model writes of the first five rows of validation."""
-    tokenizer, rows = trainer.processing_class, trainer.eval_dataset.take(5)
-    inputs = tokenizer.pad({"input_ids": rows["input_ids"][:]}, return_tensors="pt").to(trainer.args.device)
-    return tokenizer.batch_decode(trainer.model.eval().generate(**inputs), skip_special_tokens=True)
+def scores(written: list[str], wanted: list[str]) -> dict[str, float]:
+    return {"bleu": corpus_bleu(written, [wanted]).score, "chrf": corpus_chrf(written, [wanted]).score}
 
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
@@ -112,29 +99,38 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
-        files = {"train": args.train_file, "validation": args.validation_file}
-        data = load_dataset("json", data_files={split: file for split, file in files.items() if file})
+        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
+        try:
+            data = load_dataset("json", data_files=files)
+        except (DatasetGenerationError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
     else:
         from example_data import translations
 
         data = translations()
-    if absent := {args.source_lang, args.target_lang} - set(languages := data["train"][0]["translation"]):
-        raise SystemExit(f"There is no text in {', '.join(sorted(absent))}, but in {', '.join(languages)}.")
     languages = {"source": args.source_lang, "target": args.target_lang}
-    data = data.map(lambda row: {column: row["translation"][name] for column, name in languages.items()})
-    data = data.select_columns(["source", "target"])
+    if absent := set(languages.values()).difference(texts := data["train"][0].get("translation", {})):
+        raise SystemExit(
+            f"No `translation` is in {' or '.join(sorted(absent))}; there is {', '.join(texts) or 'none'}."
+        )
+    data = data.map(lambda row: {column: (row["translation"] or {}).get(name) for column, name in languages.items()})
+    data = data.select_columns([*languages])
     if not {"validation", "test"} & set(data):
+        if len(data["train"]) < 2:
+            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
         data = data["train"].train_test_split(0.1, seed=seed)
-    splits = {"train": args.max_train_samples, "validation" if "validation" in data else "test": args.max_eval_samples}
-    train, validation = (data[split].shuffle(seed).take(most) for split, most in splits.items())
-    return DatasetDict(train=train, validation=validation)
+    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
+        data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
+        if not len(data[split]) or any(None in data[split][name] for name in languages):
+            raise SystemExit(f"There are no {split} rows, or one is not in both languages: leave it out.")
+    return data
 
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple:
     """Return the checkpoint, or a new model and a tokenizer of the training texts."""
-    if args.model_name_or_path:
-        tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-        return AutoModelForSeq2SeqLM.from_pretrained(args.model_name_or_path), tokenizer
+    if name := args.model_name_or_path:
+        return AutoModelForSeq2SeqLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     from example_data import new_tokenizer
 
     tokenizer = new_tokenizer((text for row in data["train"] for text in row.values()), vocab_size=3000, ends="$A </s>")

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
@@ -54,14 +54,18 @@ def main() -> None:
     if args.model_name_or_path is None:
         from example_data import pretrained_llama
     source = args.model_name_or_path or pretrained_llama()
+    tokenizer, num_layers = AutoTokenizer.from_pretrained(source), AutoConfig.from_pretrained(source).num_hidden_layers
+    if without := set(args.dense_layers).difference(range(num_layers)):
+        raise SystemExit(
+            f"--dense_layers: no layer {sorted(without)} among the {num_layers}, from 0 to {num_layers - 1}."
+        )
+    texts = load_texts(args, tokenizer)
     model = AutoModelForCausalLM.from_pretrained(source).to(resolve_device("auto")).eval()
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    texts = load_texts(args, tokenizer).to(model.device)
+    texts = texts.to(model.device)
     models = {DENSE: hea.sparsify(model, None), BAND: copy.deepcopy(model), SINKS: copy.deepcopy(model)}
     band, first = Band(args.left, 0), GlobalTokens(list(range(args.num_first)))
     for way, pattern in {BAND: band, SINKS: band | first}.items():
-        layers = range(model.config.num_hidden_layers)
-        hea.sparsify(models[way], [None if layer in args.dense_layers else pattern for layer in layers])
+        hea.sparsify(models[way], [None if layer in args.dense_layers else pattern for layer in range(num_layers)])
     results = {
         "command": " ".join(["python examples/sparsify_llama.py", *sys.argv[1:]]),
         "machine": describe_machine(model.device),
@@ -90,8 +94,8 @@ def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:
         documents = list(python_documentation()["validation"]["text"])
     size, ids = args.text_tokens, tokenizer(documents)["input_ids"]
     rows = [document[end - size : end] for document in ids for end in range(size, len(document) + 1, size)]
-    if not rows:
-        raise SystemExit(f"No text has {size:,} tokens: give a longer one, or fewer --text_tokens.")
+    if not rows[: args.max_eval_samples]:
+        raise SystemExit(f"No text of {size:,} tokens is left: give a longer one, fewer --text_tokens, more samples.")
     return torch.tensor(rows[: args.max_eval_samples])
 
 

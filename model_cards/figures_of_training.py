@@ -1,5 +1,7 @@
 """Tables and pictures of what trains or reads at length, for `figures.py`."""
 
+import json
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -43,22 +45,15 @@ def learning_figure(found: dict[str, Any]) -> Any:
 
 def answers(found: dict[str, Any]) -> str:
     """Return how well `run_qa.py` answers, by how many tokens it reads at once."""
-    data, scores = found["data"], {"the text's first sentence": found["first_sentence"]}
-    for tokens, run in found["runs"].items():
-        scores[f"{int(tokens):,} tokens at once"] = run
-    lines = [
-        [
-            name,
-            f"{of['exact_match']:.1f}",
-            f"{of['f1']:.1f}",
-            f"{of['cpu_seconds']:.0f}" if "cpu_seconds" in of else NOT_MEASURED,
-        ]
-        for name, of in scores.items()
-    ]
+    windows = json.loads((Path(__file__).parent / "examples" / "run_qa_512.json").read_text(encoding="utf-8"))
+    first = {name: found["metrics"][f"{name}_of_first_sentence"] for name in ("exact_match", "f1")}
+    lines = [["the text's first sentence", *(f"{score:.1f}" for score in first.values()), NOT_MEASURED]]
+    for reads, run in {"4,096 tokens at once": found, "512 tokens at once": windows}.items():
+        scores = [f"{run['metrics'][f'eval_{name}']:.1f}" for name in first]
+        lines.append([reads, *scores, f"{run['cpu_seconds']:.0f}"])
     return f"""{markdown_table(["reads", "exact match", "F1", "CPU seconds of the run"], lines)}
 
-{data["eval_questions"]:,} questions that were held out, after {data["train_questions"]:,}, about texts of \
-{data["median_text_tokens"]:,} tokens in the median; one seed. *{machine_line(found["machine"])}*"""
+`{found["command"]}`, `{windows["command"]}`; one seed. *{machine_line(found["machine"])}. {found["note"]}.*"""
 
 
 def made_long(found: dict[str, Any]) -> str:

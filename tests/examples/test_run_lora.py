@@ -89,5 +89,5 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path)
     write_rows(tmp_path / "texts.jsonl", [{"text": "w1 w2"}] * 8)
     output = finish_example(start_forked(tmp_path, SCRIPT, *ARGUMENTS), exit_code=1)
-    assert "fewer than --block_size 32 tokens" in output
+    assert "There are no train blocks: more text, samples, or a smaller --block_size are needed." in output
     assert "Traceback" not in output

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 import torch
-from run_example import EXAMPLES, finish_example, start_forked, write_rows
+from run_example import finish_example, start_forked, write_rows
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-import hf_efficient_attn  # noqa: F401  registers the family
+from hf_efficient_attn.training.question_answering import best_answers, squad_scores, windows_of
 
 SHORT = ["--max_seq_length", "48", "--doc_stride", "16", "--max_steps", "2", "--disable_tqdm", "True"]
 TRAIN = ["--train_file", "train.jsonl", *SHORT]
@@ -40,8 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tokenizer(trained: Path, monkeypatch: pytest.MonkeyPatch) -> AutoTokenizer:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def tokenizer(trained: Path) -> AutoTokenizer:
     return AutoTokenizer.from_pretrained(trained / "run")
 
 
@@ -60,8 +59,6 @@ def test_what_it_leaves_can_be_loaded_and_trained_on(trained: Path) -> None:
 
 
 def windows(rows: list[dict], tokenizer: AutoTokenizer, marked: bool = True) -> list[dict]:
-    from question_windows import windows_of
-
     found = []
     for number, row in enumerate(rows):
         columns = windows_of({name: [value] for name, value in row.items()}, [number], tokenizer, 48, 16, marked)
@@ -93,8 +90,6 @@ def test_words_of_the_question_are_marked(tokenizer: AutoTokenizer) -> None:
 
 
 def test_the_best_span_over_all_windows_wins(tokenizer: AutoTokenizer) -> None:
-    from question_windows import best_answers
-
     rows = questions(6)
     found = windows(rows, tokenizer)
     logits = torch.zeros(2, len(found), 48)
@@ -122,8 +117,8 @@ def test_the_best_span_over_all_windows_wins(tokenizer: AutoTokenizer) -> None:
             [],
             "Answer 'lamp' is not at character 1 of its context",
         ),
-        ({"question": "a " * 40}, [], "--max_seq_length must exceed "),
-        ({"answers": None}, [], "Without column answers: the data has question, context."),
+        ({"question": "a " * 40}, [], "max_seq_length must exceed "),
+        ({"answers": None}, [], "No column is called answers; the data has question, context."),
         ({}, ["--train_file", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
@@ -132,3 +127,19 @@ def test_wrong_inputs_are_refused(changed: dict, arguments: list[str], message: 
     write_rows(tmp_path / "train.jsonl", [{name: value for name, value in row.items() if value}] * 10)
     output = finish_example(start_forked(tmp_path, "run_qa.py", *TRAIN, *arguments), exit_code=1)
     assert message in output.splitlines()[-1]
+
+
+def test_squad_scores() -> None:
+    assert squad_scores(["the Fox!"], [["fox", "a red fox"]]) == {"exact_match": 100, "f1": 100}
+    # "red fox" in "quick red fox": precision 1, recall 2/3; then an empty answer
+    partial = squad_scores(["a red fox", ""], [["the quick red fox"], ["fox"]])
+    assert partial == {"exact_match": 0, "f1": pytest.approx(100 * (2 * 1 * (2 / 3) / (1 + 2 / 3)) / 2)}
+    assert squad_scores(["fox fox"], [["fox cub"]])["f1"] == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    ("said", "true", "score"),
+    [("The", "a", 0), ("?!", "the", 0), ("the", "fox", 0), ("", "An", 0), ("the", "the ", 100), ("", "", 100)],
+)
+def test_answers_without_words_match_only_themselves(said: str, true: str, score: float) -> None:
+    assert squad_scores([said], [[true]]) == {"exact_match": score, "f1": score}

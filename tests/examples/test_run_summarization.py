@@ -13,7 +13,8 @@ import hf_efficient_attn as hea
 SCRIPT = "run_summarization.py"
 WORDS = ("file", "line", "queue", "signal", "socket", "clock", "parser", "editor")
 OWN = ["--train_file", "pages.jsonl", "--text_column", "page", "--summary_column", "name"]
-TINY = [*OWN, "--max_target_length", "8", "--num_beams", "2", "--disable_tqdm", "True"]
+TINY = [*OWN, "--max_target_length", "8", "--generation_num_beams", "2", "--disable_tqdm", "True"]
+EVERY_EPOCH = ["--eval_strategy", "epoch"]
 
 
 def pages(num: int) -> list[dict]:
@@ -33,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("summarization")
     write_rows(folder / "pages.jsonl", pages(40))
     output = finish_example(
-        start_forked(folder, SCRIPT, *TINY, "--max_source_length", "8192", "--num_train_epochs", "1")
+        start_forked(folder, SCRIPT, *TINY, "--max_source_length", "8192", "--num_train_epochs", "1", *EVERY_EPOCH)
     )
     assert all(output.count(f"\n{name}: ") == 4 for name in ("name", "untrained", "trained"))
     return folder
@@ -57,7 +58,7 @@ def test_the_model_that_is_left_writes_the_shown_summaries(finished: Path) -> No
 
 
 def test_it_resumes_and_takes_a_checkpoint(finished: Path) -> None:
-    more = ["--max_source_length", "8192", "--num_train_epochs"]
+    more = [*EVERY_EPOCH, "--max_source_length", "8192", "--num_train_epochs"]
     resumed = start_forked(finished, SCRIPT, *TINY, *more, "2", "--resume")
     finish_example(resumed)
     state = json.loads((finished / "run" / "checkpoint-6" / "trainer_state.json").read_text())
@@ -73,5 +74,5 @@ def test_it_resumes_and_takes_a_checkpoint(finished: Path) -> None:
 
 def test_a_wrong_column_is_named(finished: Path) -> None:
     output = finish_example(start_forked(finished, SCRIPT, "--train_file", "pages.jsonl"), exit_code=1)
-    assert "There is no column summary, text. There are: name, page." in output
+    assert "No column is called summary or text; the data has name, page." in output
     assert "Traceback" not in output

@@ -10,7 +10,16 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import hf_efficient_attn as hea
 
 SCRIPT = "run_translation.py"
-TINY = ["--train_file", "pairs.jsonl", "--target_lang", "fr", "--max_target_length", "12", "--num_beams", "2"]
+TINY = [
+    "--train_file",
+    "pairs.jsonl",
+    "--target_lang",
+    "fr",
+    "--max_target_length",
+    "12",
+    "--generation_num_beams",
+    "2",
+]
 TINY += ["--disable_tqdm", "True", "--logging_steps", "1"]
 
 
@@ -21,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"translation": {"en": f"Open the file {i}.", "fr": f"Ouvrez le fichier {i}."}} for i in range(40)]
     write_rows(folder / "pairs.jsonl", rows)
     output = finish_example(start_forked(folder, SCRIPT, *TINY, "--num_train_epochs", "1"))
-    assert all(output.count(f"\n{name}: ") == 4 for name in ("target", "untrained", "trained"))
+    assert all(output.count(f"\n{name}: ") == 4 for name in ("source", "target", "written"))
     return folder
 
 
@@ -39,7 +48,7 @@ def test_the_model_that_is_left_is_the_transformer_of_2017(finished: Path) -> No
     assert (config.norm_position, config.position_embedding_type, config.label_smoothing) == ("post", "sinusoidal", 0.1)
     row = json.loads((finished / "run" / "samples.jsonl").read_text("utf-8").splitlines()[0])
     written = model.generate(**tokenizer(row["source"], return_tensors="pt"))
-    assert tokenizer.decode(written[0], skip_special_tokens=True) == row["trained"]
+    assert tokenizer.decode(written[0], skip_special_tokens=True) == row["written"]
 
 
 def test_it_resumes_on_the_schedule_of_noam(finished: Path) -> None:
@@ -53,5 +62,5 @@ def test_it_resumes_on_the_schedule_of_noam(finished: Path) -> None:
 
 def test_a_wrong_language_is_named(finished: Path) -> None:
     output = finish_example(start_forked(finished, SCRIPT, "--train_file", "pairs.jsonl"), exit_code=1)
-    assert "There is no text in de, but in en, fr." in output
+    assert "No `translation` is in de; there is en, fr." in output
     assert "Traceback" not in output

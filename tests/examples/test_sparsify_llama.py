@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from run_example import finish_example, start_forked
+from run_example import finish_example, refusal, start_forked
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import hf_efficient_attn as hea
@@ -55,5 +55,10 @@ def test_the_model_is_left_sparse_and_can_be_given_back(finished: Path) -> None:
 def test_a_short_text_is_refused(finished: Path) -> None:
     (finished / "short.txt").write_text("import os\n")
     output = finish_example(start_forked(finished, SCRIPT, *GIVEN, "--text_file", "short.txt"), exit_code=1)
-    assert "No text has 600 tokens" in output
+    assert "No text of 600 tokens is left" in output
     assert "Traceback" not in output
+
+
+def test_a_layer_that_is_not_there_is_refused(finished: Path) -> None:
+    process = start_forked(finished, SCRIPT, *GIVEN, "--text_file", "nowhere.txt", "--dense_layers", "1", "99")
+    assert refusal(process) == "--dense_layers: no layer [99] among the 2, from 0 to 1."

@@ -1,21 +1,16 @@
-"""Questions with long texts as windows of tokens, and windows as answers: the part of `run_qa.py` to copy with it."""
+"""Questions about long texts as windows of tokens, what a model says of windows as answers, and SQuAD's scores."""
 
 import math
 import re
-from collections import defaultdict
+import string
+from collections import Counter, defaultdict
 from typing import Any
 
 import torch
-from datasets import Dataset
-from torch.utils.data import SequentialSampler
-from transformers import PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase
 
-
-class InOrder(Trainer):
-    """Evaluates windows in their order, by which those of one text are found, whatever the order of training."""
-
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
-        return SequentialSampler(eval_dataset)
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
 
 
 def windows_of(
@@ -40,7 +35,9 @@ def windows_of(
     question, text = rows["question"][0].strip(), rows["context"][0]
     needed = len(tokenizer(question)["input_ids"]) + doc_stride + 2
     if needed >= max_seq_length:
-        raise SystemExit(f"--max_seq_length must exceed {needed}: question {question!r} and --doc_stride of its text.")
+        raise InputError(
+            f"max_seq_length must exceed {needed}, for question {shown(question)} and a stride of its text."
+        )
     inputs = tokenizer(
         question,
         text,
@@ -74,7 +71,7 @@ def answer_ends(text: str, answers: dict[str, list]) -> tuple[int, ...]:
     """Return the places of the first answer's first and last character; none if there is no answer."""
     for start, answer in zip(answers["answer_start"], answers["text"], strict=True):
         if not answer or start < 0 or not text.startswith(answer, start):
-            raise SystemExit(f"Answer {answer!r} is not at character {start} of its context: {text[:60]!r} ...")
+            raise InputError(f"Answer {shown(answer)} is not at character {start} of its context, {shown(text)}.")
         return start, start + len(answer) - 1
     return ()
 
@@ -91,7 +88,7 @@ def places_of_words(text: str, question: str) -> set[int]:
 
 
 def best_answers(
-    contexts: list[str], windows: Dataset, logits: tuple[Any, Any], longest: int, can_be_empty: bool
+    contexts: list[str], windows: Any, logits: tuple[Any, Any], longest: int, can_be_empty: bool
 ) -> list[str]:
     """Return for each context the likeliest span of all its windows.
 
@@ -121,3 +118,44 @@ def best_span(
     score, place = (start[text, None] + ends).flatten().max(0)
     begin, length = divmod(int(place), longest)
     return float(score), offsets[begin][0], offsets[begin + length][1]
+
+
+def squad_scores(said: list[str], true: list[list[str]]) -> dict[str, float]:
+    """Return exact match and F1 of answers, 0 to 100, as SQuAD 1.1 defines them (Rajpurkar et al. 2016, section 6.1).
+
+    Words are compared in lower case, without punctuation and articles; the best of several true answers counts. Of
+    "The" or "?!" that leaves nothing: such answers match only if they are the same text, spaces around it aside, and
+    so do two empty ones, "no answer" as in SQuAD 2.0.
+
+    >>> squad_scores(["the quick Fox!", ""], [["fox", "quick fox"], ["fox"]])
+    {'exact_match': 50.0, 'f1': 50.0}
+
+    Args:
+        said: an answer to each question.
+        true: its true answers, at least one.
+    """
+    pairs = [[(answer, one) for one in several] for answer, several in zip(said, true, strict=True)]
+    return {
+        "exact_match": 100 * sum(max(exact_match(*pair) for pair in several) for several in pairs) / len(pairs),
+        "f1": 100 * sum(max(token_f1(*pair) for pair in several) for several in pairs) / len(pairs),
+    }
+
+
+def words(answer: str) -> list[str]:
+    """Return the words of an answer in lower case, without punctuation and articles."""
+    letters = answer.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", letters).split()
+
+
+def exact_match(said: str, true: str) -> float:
+    """Return 1 if the answers have the same words or, having none, the same text; else 0."""
+    both = words(said), words(true)
+    return float(both[0] == both[1] if any(both) else said.strip() == true.strip())
+
+
+def token_f1(said: str, true: str) -> float:
+    """Return the harmonic mean of the shares of words that each answer has in common with the other."""
+    both = words(said), words(true)
+    if not all(both):
+        return exact_match(said, true)
+    return 2 * (Counter(both[0]) & Counter(both[1])).total() / sum(map(len, both))

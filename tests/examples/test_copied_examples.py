@@ -1,0 +1,126 @@
+"""A copy of each example alone, in a folder of its own, on files of its user, on one process and on two."""
+
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from forked import server
+from own_files import OWN, own, rows, write_own_files
+from run_example import EXAMPLES, command, environment, finish_example, start_forked, write_rows
+from torch.distributed import TCPStore
+from torchrun import environment as of_rank
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    write_own_files(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own folder with the files, in which the test runs."""
+    monkeypatch.chdir(shutil.copytree(files, tmp_path / "own"))
+    return tmp_path / "own"
+
+
+def test_every_example_is_tried() -> None:
+    assert {*OWN, "sparsify_llama"} == {script.stem for script in EXAMPLES.glob("*.py")}
+
+
+def on_two_processes(script: Path, arguments: list[str], folder: Path) -> str:
+    """Run a script as torchrun does; return what both processes printed."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    printed = [folder / f"printed_by_{rank}.txt" for rank in range(2)]
+    words = command(str(script), tuple(arguments))
+    started = [
+        server().start(words, [file, file], folder, {**environment(folder), **of_rank(rank, 2, store)})
+        for rank, file in enumerate(printed)
+    ]
+    codes, text = server().wait(started, 250), "\n".join(file.read_text() for file in printed)
+    assert codes == [0, 0], text
+    return text
+
+
+@pytest.mark.parametrize("script", OWN)
+def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
+    copy = Path(shutil.copy(EXAMPLES / f"{script}.py", folder))
+    printed = on_two_processes(copy, own(script, "--save_strategy", "no"), folder)
+    assert "pin_memory" not in printed
+    results = json.loads((folder / "run" / "all_results.json").read_text())
+    assert results["eval_runtime"] > 0
+    assert len(list((folder / "run").glob("*model.safetensors"))) == 1
+
+
+@pytest.mark.parametrize("script", sorted(OWN.keys() - {"run_mlm"}))
+def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
+    copy = shutil.copy(EXAMPLES / f"{script}.py", folder)
+    finish_example(start_forked(folder, copy, *own(script, "--do_train", "False", "--do_predict", "False")))
+    assert (folder / "run" / "eval_results.json").exists()
+    assert not list((folder / "run").glob("*model.safetensors"))
+    shutil.rmtree(folder / "run")
+    finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False", "--do_predict", "False")))
+    assert list((folder / "run").glob("*model.safetensors"))
+    assert not (folder / "run" / "eval_results.json").exists()
+
+
+def test_a_copy_of_sparsify_llama(folder: Path) -> None:
+    copy = shutil.copy(EXAMPLES / "sparsify_llama.py", folder)
+    (folder / "own.txt").write_text("".join(row["text"] for row in rows(40)))
+    given = ["--model_name_or_path", "decoder", "--text_file", "own.txt", "--text_tokens", "600", "--left", "60"]
+    finish_example(start_forked(folder, copy, *given, "--max_eval_samples", "1"))
+    assert (folder / "run" / "results.json").exists()
+
+
+def refused(script: str, *more: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the sentence by which an example refuses its input."""
+    monkeypatch.setattr(sys, "argv", [script, "--output_dir", "run", *own(script, *more)])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+    assert isinstance(stop.value.code, str)
+    assert "\n" not in stop.value.code
+    return stop.value.code
+
+
+@pytest.mark.parametrize("script", sorted(OWN.keys() - {"run_mlm"}))
+def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sentence(name: str, found: list[dict]) -> str:
+        write_rows(folder / name, found)
+        return refused(script, "--train_file", name, monkeypatch=monkeypatch)
+
+    assert sentence("empty.jsonl", []) == "empty.jsonl has no rows, or rows that cannot be read."
+    assert "a single row" in sentence("one.jsonl", rows(1)).lower()
+    assert "other" in sentence("other.jsonl", [{"other": 1}] * 20) or script == "run_translation"
+    none = refused(script, "--max_train_samples", "0", monkeypatch=monkeypatch)
+    assert "no train" in none or none.startswith("All 0 train rows")
+
+
+@pytest.mark.parametrize(
+    ("script", "changed", "message"),
+    [
+        ("run_classification", {"label": None}, "A row has no text or no label: leave it out."),
+        ("run_classification", {"text": None}, "A row has no text or no label: leave it out."),
+        ("run_classification", {"label": "rare"}, "Class rare has a single row: more rows or a --validation_file"),
+        ("run_token_classification", {"ner_tags": ["O"]}, "A row of 40 words has more or fewer labels: w0 w"),
+        ("run_summarization", {"summary": None}, " rows, or one has no text or no summary"),
+        ("run_sentence_embeddings", {"query": None}, " rows, or one has no query or no document"),
+        ("run_translation", {"translation": {"en": "a"}}, " rows, or one is not in both languages"),
+    ],
+)
+def test_a_wrong_row_is_refused(
+    script: str, changed: dict, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_rows = rows(40)
+    own_rows[7] |= changed
+    write_rows(folder / "rows.jsonl", own_rows)
+    assert message in refused(script, monkeypatch=monkeypatch)
+
+
+def test_a_class_of_validation_alone_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(folder / "other.jsonl", [*rows(4), {**rows(1)[0], "label": "new"}])
+    message = refused("run_classification", "--validation_file", "other.jsonl", monkeypatch=monkeypatch)
+    assert message == "No train row, but a validation row is of class new."
