@@ -21,6 +21,7 @@ from hf_efficient_attn.attention.mask_users import efficient_mask
 from hf_efficient_attn.attention.model_heads import head_range
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_unsupported
+from hf_efficient_attn.attention.saved_architectures import name_architectures
 from hf_efficient_attn.attention.saved_implementation import write_implementations
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.table_form import is_table
@@ -43,6 +44,7 @@ def register_attention() -> None:
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, mask)
     write_implementations()
+    name_architectures()
     guard_models()
 
 

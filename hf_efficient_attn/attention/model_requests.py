@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_check import check_class
 from hf_efficient_attn.attention.model_parts import ENCODER, PARTS
+from hf_efficient_attn.attention.saved_architectures import stock_name
 from hf_efficient_attn.attention.trial import base_class, trial_requests
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
@@ -32,6 +33,26 @@ def layer_request(
         UnsupportedBackendError: the model does not use the attention interface of transformers, or no trial of it can
             be run.
     """
+    name, config, numbered = numbered_requests(model_or_config, part, num_keys)
+    if layer not in numbered:
+        said = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
+        raise ConfigurationError(
+            f"layer={shown(layer)} of {name} has no attention; the layers with attention{said} are "
+            f"{shown(sorted(numbered))}."
+        )
+    request = numbered[layer]
+    return replace(request, notes=request.notes + _others(numbered, layer)), _line(
+        name, config, request, layer, len(numbered)
+    )
+
+
+def numbered_requests(
+    model_or_config: PreTrainedModel | PreTrainedConfig, part: str | None, num_keys: int
+) -> tuple[str, PreTrainedConfig, dict[int, LayerRequest]]:
+    """Return the name of a model, its config, and what every layer of self-attention of a part asks for, by its index.
+
+    Arguments and errors are those of `layer_request`.
+    """
     config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
     text_config = config.get_text_config()
     if text_config is not config and config.is_encoder_decoder:
@@ -51,23 +72,16 @@ def layer_request(
         )
     if text_config.is_encoder_decoder:
         asked = [each for each in asked if each.part == part]
-    numbered = dict(enumerate(asked)) if any(each.layer is None for each in asked) else {e.layer: e for e in asked}
-    if layer not in numbered:
-        raise ConfigurationError(
-            f"layer={shown(layer)} of {name} has no attention; the layers with attention"
-            f"{f' of its {part}' if text_config.is_encoder_decoder else ''} are {shown(sorted(numbered))}."
-        )
-    request = numbered[layer]
-    return replace(request, notes=request.notes + _others(numbered, layer)), _line(
-        name, config, request, layer, len(numbered)
-    )
+    # modules that do not know their index are counted
+    are_counted = any(each.layer is None for each in asked)
+    return name, config, {index if are_counted else each.layer: each for index, each in enumerate(asked)}  # type: ignore[misc]
 
 
 def saved_class(config: PreTrainedConfig) -> Any:
     """Return the class of the model that was saved with a config, or else its base class; None: neither is known."""
     base = base_class(config)
     name = next(iter(getattr(config, "architectures", None) or ()), None)
-    return base if base is None or name is None else getattr(sys.modules[base.__module__], name, base)
+    return base if base is None or name is None else getattr(sys.modules[base.__module__], stock_name(name), base)
 
 
 def _checked_part(part: str | None, config: Any) -> str:

@@ -3,8 +3,9 @@
 transformers reads `attn_implementation` from config.json, removes it from the config and never writes it again. Without
 it, a model that is saved again (in another dtype, with merged adapters, with more embeddings, ...) would be loaded with
 its pattern ignored. What is written is the name of this package, which transformers shows where it is not imported:
-`Specified attn_implementation="hf_efficient_attn" is not supported`. Configs read it as "efficient". Two methods
-of transformers are replaced, since no other code sees every config that is saved or read.
+`Specified attn_implementation="hf_efficient_attn" is not supported`. Configs read it as "efficient". Serving engines,
+which ignore it, are told by `saved_architectures`. Two methods of transformers are replaced, since no other code sees
+every config that is saved or read.
 """
 
 import functools
@@ -13,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
+from hf_efficient_attn.attention.saved_architectures import write_architectures
 
 SAVED_IMPLEMENTATION = "attn_implementation"
 # in saved configs, and the property of configs that reads it
@@ -29,13 +31,14 @@ def write_implementations() -> None:
 
 
 def with_implementation(to_dict: Any) -> Any:
-    """Return a config's `to_dict` that also writes the implementation, unless another one was asked for."""
+    """Return a config's `to_dict` that also writes the implementation, unless another one was asked for, and names."""
 
     @functools.wraps(to_dict)
     def written(config: PreTrainedConfig) -> dict[str, Any]:
         found: dict[str, Any] = to_dict(config)
         if found.get(FIELD) is not None and config._attn_implementation in (None, NAME):
             found[SAVED_IMPLEMENTATION] = SAVED_NAME
+        write_architectures(config, found)
         return found
 
     setattr(written, MARK, True)

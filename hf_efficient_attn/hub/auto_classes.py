@@ -13,9 +13,13 @@ from typing import Any
 import transformers
 
 from hf_efficient_attn.attention.interface import register_attention
+from hf_efficient_attn.attention.saved_architectures import Sparsified
+from hf_efficient_attn.hub.kept_code import keep_code
 
 # "efficient" becomes an attention implementation, also where this is a copy of the module
 register_attention()
+if not __name__.startswith("hf_efficient_attn."):
+    keep_code()
 
 
 class LocalAuto:
@@ -50,5 +54,6 @@ def __getattr__(name: str) -> type[LocalAuto]:
     # also for heads that only other versions of transformers know, which nobody will ask for here
     if not name.startswith("Auto"):
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    found = globals()[name] = type(name, (LocalAuto,), {"__module__": __name__})
+    bases = (LocalAuto, Sparsified) if name.startswith("AutoModel") else (LocalAuto,)
+    found = globals()[name] = type(name, bases, {"__module__": __name__})
     return found

@@ -8,11 +8,10 @@ the package is imported, transformers knows its classes and runs no code of a re
 import re
 from typing import Any
 
-import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
-from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
 from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 MODULE = "modeling_hf_efficient_attn"
@@ -30,13 +29,14 @@ def stub_classes(config: PreTrainedConfig) -> dict[str, str]:
     >>> from hf_efficient_attn.models.adaptive_span import AdaptiveSpanConfig
     >>> list(stub_classes(AdaptiveSpanConfig()).items())[:2]
     [('AutoConfig', 'AdaptiveSpanConfig'), ('AutoModel', 'AdaptiveSpanModel')]
-    >>> stub_classes(transformers.LlamaConfig())
+    >>> from transformers import LlamaConfig
+    >>> stub_classes(LlamaConfig())
     {}
     """
     family = family_classes().get(type(config))
     if family is not None:
         return {"AutoConfig": type(config).__name__, **{name: cls.__name__ for name, cls in family.items()}}
-    if is_in_tree(config) and has_pattern(config):
+    if is_in_tree(config) and has_pattern_inside(config):
         return {name: name for name in ("AutoConfig", *_auto_names(config))}
     return {}
 
@@ -46,19 +46,6 @@ def stub_text(config: PreTrainedConfig) -> str:
     module = AUTO_CLASSES if is_in_tree(config) else "hf_efficient_attn"
     names = "".join(f"    {name},\n" for name in sorted(set(stub_classes(config).values())))
     return f"{HEAD}\nfrom {module} import (\n{names})\n"
-
-
-def is_in_tree(config: PreTrainedConfig) -> bool:
-    """Return whether a config is of transformers itself."""
-    return type(config).__module__.partition(".")[0] == transformers.__name__
-
-
-def has_pattern(config: PreTrainedConfig) -> bool:
-    """Return whether a config, or that of one of its parts, has an `attention_pattern`."""
-    parts = (getattr(config, name, None) for name in config.sub_configs)
-    return getattr(config, FIELD, None) is not None or any(
-        isinstance(part, PreTrainedConfig) and has_pattern(part) for part in parts
-    )
 
 
 def family_classes() -> dict[type, dict[str, Any]]:

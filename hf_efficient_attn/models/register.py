@@ -5,6 +5,7 @@ from typing import Any
 
 import transformers
 
+from hf_efficient_attn.attention.saved_architectures import name_classes
 from hf_efficient_attn.models.adaptive_span import modeling_adaptive_span
 from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
 from hf_efficient_attn.models.sparse_seq2seq import modeling_sparse_seq2seq
@@ -36,6 +37,7 @@ def register_families() -> None:
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
         for name, model_class in classes.items():
             getattr(transformers, name).register(config, model_class, exist_ok=True)
+        name_classes(*classes.values())
 
 
 def auto_classes(family: ModuleType) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from sharing.hub_client import output_digest
 from sharing.stub_client import PACKAGE, NotInstalled
+from transformers import PreTrainedConfig
 
 
 def used(model: Any) -> dict[str, Any]:
@@ -31,18 +32,23 @@ def used(model: Any) -> dict[str, Any]:
 def main(folders: dict[str, str]) -> dict[str, Any]:
     refusal = NotInstalled()
     sys.meta_path.insert(0, refusal)
-    loaded = {}
+    loaded, served = {}, {}
     for folder, head in folders.items():
         model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
         loaded[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
+        model.save_pretrained(f"{folder}_again")
+        again = getattr(transformers, head).from_pretrained(f"{folder}_again", trust_remote_code=True)
+        loaded[folder]["saved_again"] = output_digest(again)
+        [name] = PreTrainedConfig.get_config_dict(folder)[0]["architectures"]
+        served[folder] = output_digest(getattr(transformers, name).from_pretrained(folder))
     was_imported = PACKAGE in sys.modules
     sys.meta_path.remove(refusal)
     __import__(PACKAGE)
-    again = {}
+    found = {}
     for folder, head in folders.items():
         model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
-        again[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
-    return {"without": loaded, "was_imported": was_imported, "with": again}
+        found[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
+    return {"without": loaded, "served": served, "was_imported": was_imported, "with": found}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python stub_client.py '{"tester/model": ["AutoModelForCausalLM", …], …}'
 
-Each is loaded without trust, then with trust where the package is not installed, then where it is, by the Auto classes
-that its sender says. Prints one line of JSON.
+Each is loaded without trust, then with trust where the package is not installed, then where it is, by `transformers
+serve`, and by the Auto classes that its sender says. Prints one line of JSON.
 """
 
 import importlib.abc
@@ -13,6 +13,7 @@ from typing import Any
 
 import transformers
 from sharing.hub_client import output_digest
+from transformers.cli.serving.model_manager import ModelManager
 
 PACKAGE = "hf_efficient_attn"
 
@@ -46,6 +47,18 @@ def load(repo: str, heads: list[str]) -> dict[str, Any]:
     return {"classes": classes, "digest": digest}
 
 
+def known_names(repo: str) -> list[str]:
+    """Return the names of a saved config for which transformers has code, as serving engines look them up."""
+    names = transformers.PreTrainedConfig.get_config_dict(repo)[0]["architectures"]
+    return [name for name in names if hasattr(transformers, name)]
+
+
+def served(repo: str) -> str:
+    """Return the name of the class that `transformers serve --trust-remote-code` loads for a model."""
+    manager = ModelManager(device="cpu", dtype="auto", trust_remote_code=True)
+    return type(manager._load_model(f"{repo}@main")).__name__
+
+
 def registered() -> list[str]:
     """Return the classes outside this package that Auto classes of transformers load."""
     autos = (getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel"))
@@ -58,12 +71,16 @@ def main(wanted: dict[str, list[str]]) -> dict[str, Any]:
     sys.meta_path.insert(0, NotInstalled())
     not_installed = {repo: refusal(repo, heads[0], trust_remote_code=True) for repo, heads in wanted.items()}
     sys.meta_path.pop(0)
+    names = {repo: known_names(repo) for repo in wanted}
     was_imported = PACKAGE in sys.modules
+    by_server = {repo: served(repo) for repo in wanted}
     loaded = {repo: load(repo, heads) for repo, heads in wanted.items()}
     return {
         "untrusted": untrusted,
         "not_installed": not_installed,
+        "known_names": names,
         "was_imported": was_imported,
+        "served": by_server,
         "loaded": loaded,
         "registered": registered(),
     }

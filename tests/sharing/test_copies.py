@@ -14,6 +14,7 @@ import pytest
 from sharing.copy_client import used
 from sharing.shared_models import MODELS, shared_model
 from sharing.test_stub_processes import FAMILIES, auto_class_of
+from transformers import PreTrainedConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
@@ -36,7 +37,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment = {**os.environ, "HF_HOME": str(place / ".client"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return {**json.loads(done.stdout.splitlines()[-1]), "place": place}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -44,13 +45,20 @@ def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[st
     assert not answers["was_imported"]
     expected = used(shared_model(name))
     module = "transformers_modules" if name in FAMILIES else "transformers"
-    assert answers["without"][name] == {**expected, "module": module}
+    assert answers["without"][name] == {**expected, "module": module, "saved_again": expected["trained"]}
+    assert answers["served"][name] == expected["digest"]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_package_that_is_imported_later_wins(name: str, answers: dict[str, Any]) -> None:
-    expected = {**answers["without"][name], "module": "hf_efficient_attn" if name in FAMILIES else "transformers"}
-    assert answers["with"][name] == expected
+    module = "hf_efficient_attn" if name in FAMILIES else "transformers"
+    assert answers["with"][name] == {**used(shared_model(name)), "module": module}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, Any]) -> None:
+    first, again = (code_and_map(answers["place"] / each) for each in (name, f"{name}_again"))
+    assert first == again
 
 
 def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:
@@ -59,6 +67,13 @@ def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:
     cli.main(["export-code", str(tmp_path / "exported")])
     assert contents(tmp_path / "exported") == contents(tmp_path / "included")
     assert FILE not in contents(tmp_path / "exported")
+
+
+def code_and_map(folder: Path) -> dict[str, Any]:
+    """Return the sources in a folder, and the Auto classes for which its config names one of them."""
+    auto_map = PreTrainedConfig.get_config_dict(folder)[0]["auto_map"]
+    assert all((folder / f"{entry.partition('.')[0]}.py").is_file() for entry in auto_map.values())
+    return {**{path.name: path.read_text() for path in folder.glob("*.py")}, "auto classes": auto_map.keys()}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -70,5 +70,18 @@ def test_where_it_is_not_installed_the_package_is_named(
     assert "pip install hf_efficient_attn`" in answers[1]["not_installed"][f"tester/{name}"]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_engine_without_the_package_has_no_code_for_it(
+    name: str, answers: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    """vLLM and SGLang refuse names that neither they nor transformers know."""
+    assert answers[1]["known_names"][f"tester/{name}"] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_serve_loads_it(name: str, answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    assert answers[1]["served"][f"tester/{name}"] == type(shared_model(name)).__name__
+
+
 def test_nothing_else_is_registered(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     assert answers[1]["registered"] == []

@@ -16,8 +16,10 @@ POSITIVE_IN_ROPE = ("rope_theta", "factor", "original_max_position_embeddings")
 
 
 def is_dtype(value: Any) -> bool:
-    """Return whether this is None, a dtype of torch, or the name of one."""
-    return value is None or isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype)
+    """Return whether this is None, a dtype of torch, the name of one, or "auto", which `transformers serve` writes."""
+    if isinstance(value, str):
+        return value == "auto" or isinstance(getattr(torch, value, None), torch.dtype)
+    return value is None or isinstance(value, torch.dtype)
 
 
 def is_list_of_names(value: Any) -> bool:
@@ -85,7 +87,7 @@ def _is_positive(value: Any) -> bool:
 SWITCH = (is_switch, "True or False")
 # field → (whether a value is allowed, which values are)
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "dtype": (is_dtype, "None, a torch.dtype or the name of one, as 'float32'"),
+    "dtype": (is_dtype, "None, a torch.dtype or the name of one, as 'float32', or 'auto'"),
     "num_labels": (is_label_count, f"an integer from 0 to {MAX_LABELS}"),
     "id2label": (is_label_names, "None or a dict from the number of each label to its name, as {0: 'no', 1: 'yes'}"),
     "label2id": (is_label_numbers, "None or a dict from the name of each label to its number, as {'no': 0, 'yes': 1}"),
