@@ -176,6 +176,9 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
     """
     config = copy.deepcopy(config)
     config._attn_implementation = implementation
+    if getattr(config.get_text_config(), "use_cache", None) is False:
+        # as after a Trainer; without a cache, models look for packed documents in positions, which have no values here
+        config.get_text_config().use_cache = True
     if implementation != TRIAL:
         # with a pattern, a model would refuse any other attention
         config.get_text_config().__dict__.pop(FIELD, None)

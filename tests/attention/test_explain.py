@@ -192,6 +192,15 @@ def test_notes_say_what_the_numbers_leave_out() -> None:
     assert len(first.call.layout.pattern.members()) == 1 + len(question.call.layout.pattern.members())
 
 
+def test_model_that_keeps_no_cache_is_explained_and_sparsified() -> None:
+    """Trainer switches the cache of a model's config off."""
+    sizes = {"vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**sizes, use_cache=False)
+    model = hea.sparsify(transformers.LlamaForCausalLM(config), Band(left=3, right=0))
+    assert hea.explain(model, 64).call.layout.pattern == Band(left=3, right=0)
+    assert model.config.use_cache is False
+
+
 def saved_with(config: Any, architectures: list[str]) -> Any:
     return type(config)(**{**config.to_dict(), "architectures": architectures})
 
