@@ -25,6 +25,7 @@ from hf_efficient_attn.errors import (
     UnsupportedBackendError,
 )
 from hf_efficient_attn.hub.saving import write_stubs
+from hf_efficient_attn.hub.written_cards import write_cards
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
@@ -80,6 +81,7 @@ __version__ = requirements.VERSION
 register_families()
 interface.register_attention()
 write_stubs()
+write_cards()
 
 __all__ = [
     "AdaptiveSpanConfig",

@@ -1,6 +1,7 @@
 """A Hub that takes a push: the routes `huggingface_hub` needs, over real HTTP on the loopback, files on disk.
 
-One branch (`main`), one user, models only. As on the real Hub, weights travel by LFS, the rest inside the commit.
+One branch (`main`) whose commits stay, one user, models only. As on the real Hub, weights travel by LFS, the rest
+inside the commit, and cards with wrong metadata are refused (`hub_card_rules`).
 
     with running_hub(tmp_path) as hub:
         subprocess.run([sys.executable, "push.py"], env=hub.environment(), check=True)
@@ -25,8 +26,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from hub_card_rules import card_errors
+
 USER, TOKEN = "tester", "hf_token_of_the_test"
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
+# beside the users
+COMMITS = ".commits"
 LFS_SUFFIXES = (".safetensors", ".bin", ".pt")
 
 
@@ -116,7 +121,9 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send_json({"url": f"{self.url}/{repo}"}, HTTPStatus.CONFLICT if exists else HTTPStatus.OK)
 
     def validate_card(self) -> None:
-        self.send_json({"errors": [], "warnings": []})
+        errors = card_errors(json.loads(self.body)["content"])
+        answer = {"errors": [{"message": error} for error in errors], "warnings": []}
+        self.send_json(answer, HTTPStatus.BAD_REQUEST if errors else HTTPStatus.OK)
 
     def preupload(self, repo: str) -> None:
         """Say which files of the coming commit go by LFS."""
@@ -172,16 +179,20 @@ class HubHandler(BaseHTTPRequestHandler):
                 path.unlink()
             else:
                 raise HubError(HTTPStatus.NOT_IMPLEMENTED, kind)
+        card = folder / "README.md"
+        if card.is_file() and (errors := card_errors(card.read_text(encoding="utf-8"))):
+            raise HubError(HTTPStatus.BAD_REQUEST, "; ".join(errors))
         oid = commit_id(folder)
+        shutil.copytree(folder, self.server.folder / COMMITS / oid, dirs_exist_ok=True)
         self.send_json({"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}"})
 
-    def info(self, repo: str) -> None:
-        folder = self.repo_folder(repo)
+    def info(self, repo: str, revision: str | None) -> None:
+        folder, commit = self.at_revision(repo, revision or "main")
         siblings = [{"rfilename": name} for name in file_names(folder)]
-        self.send_json({"id": repo, "sha": commit_id(folder), "private": False, "tags": [], "siblings": siblings})
+        self.send_json({"id": repo, "sha": commit, "private": False, "tags": [], "siblings": siblings})
 
-    def tree(self, repo: str, under: str | None) -> None:
-        folder = self.repo_folder(repo)
+    def tree(self, repo: str, revision: str, under: str | None) -> None:
+        folder, _ = self.at_revision(repo, revision)
         prefix = f"{under}/" if under else ""
         names = [name for name in file_names(folder) if name.startswith(prefix)]
         if not names:
@@ -193,10 +204,7 @@ class HubHandler(BaseHTTPRequestHandler):
         for refused in (repo, f"{repo}/{name}"):
             if refused in self.server.refusals:
                 raise HubError(*self.server.refusals[refused])
-        folder = self.repo_folder(repo)
-        commit = commit_id(folder)
-        if revision not in ("main", commit):
-            raise HubError(HTTPStatus.NOT_FOUND, "RevisionNotFound")
+        folder, commit = self.at_revision(repo, revision)
         path = file_path(folder, name)
         if not path.is_file():
             raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound")
@@ -216,6 +224,17 @@ class HubHandler(BaseHTTPRequestHandler):
         if not folder.is_dir():
             raise HubError(HTTPStatus.NOT_FOUND, "RepoNotFound")
         return folder
+
+    def at_revision(self, repo: str, revision: str) -> tuple[Path, str]:
+        """Return the folder of a commit, or of what `main` is now, and the commit's hash."""
+        folder = self.repo_folder(repo)
+        commit = commit_id(folder)
+        if revision in ("main", commit):
+            return folder, commit
+        kept = file_path(self.server.folder / COMMITS, revision)
+        if not kept.is_dir():
+            raise HubError(HTTPStatus.NOT_FOUND, "RevisionNotFound")
+        return kept, revision
 
     def check_token(self) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -247,8 +266,8 @@ ROUTES = [
     ("POST", f"/api/models/{REPO}/commit/main", HubHandler.commit),
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", HubHandler.lfs_batch),
     ("PUT", "/lfs/(?P<oid>[0-9a-f]{64})", HubHandler.lfs_put),
-    ("GET", f"/api/models/{REPO}(/revision/[^/]+)?", HubHandler.info),
-    ("GET", f"/api/models/{REPO}/tree/[^/]+(/(?P<under>.+))?", HubHandler.tree),
+    ("GET", f"/api/models/{REPO}(/revision/(?P<revision>[^/]+))?", HubHandler.info),
+    ("GET", f"/api/models/{REPO}/tree/(?P<revision>[^/]+)(/(?P<under>.+))?", HubHandler.tree),
     ("GET", f"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<name>.+)", HubHandler.resolve),
 ]
 

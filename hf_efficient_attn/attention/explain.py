@@ -14,7 +14,7 @@ from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import ENCODER
-from hf_efficient_attn.attention.model_requests import layer_request
+from hf_efficient_attn.attention.model_requests import layer_request, numbered_requests
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
@@ -132,6 +132,35 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
     if ranks is None or ranks == 1:
         return None
     return layer_exchange(call, asked.has_bias, ranks, AUTO if shards is None else shards.mode)
+
+
+def explain_layers(
+    model_or_config: PreTrainedModel | PreTrainedConfig, tokens: int, part: str | None = None
+) -> list[tuple[list[int], Explanation]]:
+    """Return what `explain` says on a CPU about every layer of a part, once for all layers that compute alike.
+
+    Raises:
+        InputError, ConfigurationError, UnsupportedBackendError: as `explain`.
+    """
+    _, _, numbered = numbered_requests(model_or_config, part, tokens)
+    groups: list[tuple[LayerRequest, list[int]]] = []
+    for layer, request in sorted(numbered.items()):
+        known = next((layers for first, layers in groups if _are_alike(first, request)), None)
+        if known is None:
+            groups.append((request, [layer]))
+        else:
+            known.append(layer)
+    found = []
+    for request, layers in groups:
+        call = _call(request, tokens, tokens, CPU.type, torch.float32, training=False, dropout=0.0)
+        found.append((layers, _explained(call, request, request.backend, None)))
+    return found
+
+
+def _are_alike(first: LayerRequest, second: LayerRequest) -> bool:
+    """Return whether two layers differ at most in their index, on which the blocks depend that a pattern draws."""
+    other = replace(second, layer=first.layer, followed=replace(second.followed, layer=first.followed.layer))
+    return first == other
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:

@@ -1,0 +1,185 @@
+"""`model_card`: the model card of a model with a pattern, or of a family, from its config."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.attention.saved_architectures import is_in_tree, stock_name
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.hub.card_attention import attention_text
+from hf_efficient_attn.hub.copies import has_copy
+from hf_efficient_attn.hub.stub import family_classes, stub_classes
+
+PACKAGE_TAG = "hf_efficient_attn"
+TAGS = ("efficient-attention", PACKAGE_TAG)
+# around what is written anew at every push
+BEGIN = "<!-- hf_efficient_attn writes this part anew at every push; take these two marks away to keep yours -->"
+END = "<!-- end of what hf_efficient_attn writes -->"
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+# the first that loads a model is what it is for: BART is no masked language model
+PIPELINES = {
+    "AutoModelForCausalLM": "text-generation",
+    # to summarize or to translate, which nothing says
+    "AutoModelForSeq2SeqLM": None,
+    "AutoModelForAudioClassification": "audio-classification",
+    "AutoModelForCTC": "automatic-speech-recognition",
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForImageTextToText": "image-text-to-text",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForMultipleChoice": "multiple-choice",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForSpeechSeq2Seq": "automatic-speech-recognition",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModel": "feature-extraction",
+}
+
+
+def model_card(
+    model_or_config: Any, repo_id: str | None = None, results: Sequence[EvalResult] = (), **metadata: Any
+) -> ModelCard:
+    """Return the model card of a model or config: what its attention reads and costs, its results, how it is loaded.
+
+    `push_to_hub` writes it where a repository has no card, and Trainer puts its part on attention into its own cards.
+
+    >>> from hf_efficient_attn.models.sparse_transformer import SparseTransformerConfig, SparseTransformerForMaskedLM
+    >>> model = SparseTransformerForMaskedLM(SparseTransformerConfig.sliding(num_hidden_layers=1, left=64))
+    >>> card = model_card(model, "you/model", license="apache-2.0")
+    >>> card.data.pipeline_tag, card.data.license
+    ('fill-mask', 'apache-2.0')
+    >>> print(next(line for line in card.text.splitlines() if "band" in line))
+    | 0 | `band(64, 64)` | 120.9 | 0.62 × dense attention |
+
+    Args:
+        model_or_config: of a family of this package, or of transformers with a pattern.
+        repo_id: the name on the Hub, for the title and the command that loads it.
+        results: what was measured, for the card and its `model-index`.
+        metadata: of the card, as `huggingface_hub.ModelCardData` takes it: license, language, datasets, base_model, ….
+
+    Raises:
+        ConfigurationError: another model.
+    """
+    config: Any = getattr(model_or_config, "config", model_or_config)
+    if not isinstance(config, PreTrainedConfig) or not stub_classes(config):
+        raise ConfigurationError(
+            f"model_card takes models of this package, and models of transformers with an attention_pattern, not "
+            f"{type(model_or_config).__name__}. `huggingface_hub.ModelCard` makes cards of others."
+        )
+    title = repo_id or type(config).__name__.removesuffix("Config")
+    data = card_data(model_or_config, repo_id, results, metadata)
+    lines = [f"# {title.rpartition('/')[2]}", "", written_part(model_or_config, repo_id), ""]
+    if results:
+        lines += ["## Results", "", *results_table(results), ""]
+    return ModelCard("\n".join(["---", data.to_yaml(), "---", "", *lines]))
+
+
+def card_data(
+    model_or_config: Any, repo_id: str | None, results: Sequence[EvalResult], metadata: dict[str, Any]
+) -> ModelCardData:
+    """Return the metadata of a card."""
+    config = getattr(model_or_config, "config", model_or_config)
+    name = getattr(config, "_name_or_path", "") or ""
+    is_on_hub = REPOSITORY.fullmatch(name) and name != repo_id and not Path(name).exists()
+    found = {
+        "library_name": "transformers",
+        "pipeline_tag": PIPELINES.get(auto_class(model_or_config)),
+        "base_model": name if is_on_hub else None,
+        "model_name": (repo_id or type(config).__name__).rpartition("/")[2] if results else None,
+        "eval_results": list(results) or None,
+        **metadata,
+    }
+    tags = [*tags_of(model_or_config), *_listed(found.pop("tags", None))]
+    return ModelCardData(**found, tags=tags)
+
+
+def tags_of(model_or_config: Any) -> list[str]:
+    """Return the tags of a model: of its family, or of this package."""
+    return list(dict.fromkeys([*(getattr(model_or_config, "model_tags", None) or ()), *TAGS]))
+
+
+def written_part(model_or_config: Any, repo_id: str | None) -> str:
+    """Return what stands between the marks of a card: the attention, and how the model is loaded."""
+    config = getattr(model_or_config, "config", model_or_config)
+    [name] = _class_names(model_or_config)[:1] or [type(config).__name__]
+    whose = "of Transformers, whose attention follows a pattern" if is_in_tree(config) else "of hf_efficient_attn"
+    text = ["## Attention", "", f"`{name}` {whose}.", "", attention_text(model_or_config)]
+    return "\n".join([BEGIN, *text, "", "## How to load it", "", *loading(model_or_config, repo_id), END])
+
+
+def loading(model_or_config: Any, repo_id: str | None) -> list[str]:
+    """Return the lines on how a model is loaded."""
+    config = getattr(model_or_config, "config", model_or_config)
+    auto, is_copied = auto_class(model_or_config), has_copy(config)
+    trust = ", trust_remote_code=True" if is_copied else ""
+    code = [
+        "```python",
+        f"from transformers import {auto}",
+        *([] if is_copied else ["", "import hf_efficient_attn  # pip install hf_efficient_attn"]),
+        "",
+        f'model = {auto}.from_pretrained("{repo_id or "path/of/the/model"}"{trust})',
+        "```",
+    ]
+    without = (
+        "The repository has the code that it needs."
+        if is_copied
+        else "Programs that do not import the package take `trust_remote_code=True`, where it is installed."
+    )
+    engines = " vLLM and SGLang, which would compute full attention, refuse the model."
+    return [*code, "", without + (engines if needs_package(config) else "")]
+
+
+def needs_package(config: PreTrainedConfig) -> bool:
+    """Return whether engines with attention of their own would compute something else."""
+    return is_in_tree(config) or not family_classes()[type(config)]["AutoModel"].is_backend_compatible()
+
+
+def auto_class(model_or_config: Any) -> str:
+    """Return the name of the Auto class that loads a model.
+
+    >>> from transformers import BartConfig
+    >>> auto_class(BartConfig(architectures=["BartForConditionalGeneration"], attention_pattern={"kind": "full"}))
+    'AutoModelForSeq2SeqLM'
+    """
+    config = getattr(model_or_config, "config", model_or_config)
+    names = _class_names(model_or_config)
+    known = [name for name in (*PIPELINES, *stub_classes(config)) if name in stub_classes(config)]
+    return next((auto for auto in known if auto != "AutoConfig" and _loads(auto, config, names)), "AutoModel")
+
+
+def _class_names(model_or_config: Any) -> list[str]:
+    if not isinstance(model_or_config, PreTrainedConfig):
+        return [type(model_or_config).__name__]
+    return [stock_name(name) for name in model_or_config.architectures or ()]
+
+
+def _loads(auto: str, config: PreTrainedConfig, names: list[str]) -> bool:
+    found = getattr(transformers, auto)._model_mapping[type(config)]
+    return any(each.__name__ in names for each in (found if isinstance(found, tuple | list) else [found]))
+
+
+def results_table(results: Sequence[EvalResult]) -> list[str]:
+    """Return the lines of a table of results."""
+    lines = ["| task | data | metric | value |", "|:--|:--|:--|--:|"]
+    for each in results:
+        data = ", ".join(filter(None, [each.dataset_name, each.dataset_split]))
+        task, metric = each.task_name or each.task_type, each.metric_name or each.metric_type
+        lines.append(f"| {task} | {data} | {metric} | {number(each.metric_value)} |")
+    return lines
+
+
+def number(value: Any) -> str:
+    """Return a value as it is read.
+
+    >>> number(0.123456), number("20.0 ± 1.2")
+    ('0.1235', '20.0 ± 1.2')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
