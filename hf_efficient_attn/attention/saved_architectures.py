@@ -78,7 +78,15 @@ class SparsifiedArchitecture(Sparsified, PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As the class of transformers that the name stands for."""
-        return getattr(transformers, stock_name(cls.__name__)).from_pretrained(*args, **kwargs)
+        return getattr(transformers, stock_name(cls.__name__)).from_pretrained(*args, **with_saved_attention(kwargs))
+
+
+def with_saved_attention(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of `from_pretrained` that keep the saved attention where None is asked for, the default.
+
+    Command lines pass on what they were not given; transformers would take its own default for the saved one.
+    """
+    return {name: value for name, value in options.items() if name != "attn_implementation" or value is not None}
 
 
 @cache

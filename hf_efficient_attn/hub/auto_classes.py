@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 
 from hf_efficient_attn.attention.interface import register_attention
-from hf_efficient_attn.attention.saved_architectures import Sparsified
+from hf_efficient_attn.attention.saved_architectures import Sparsified, with_saved_attention
 from hf_efficient_attn.hub.kept_code import keep_code
 
 # "efficient" becomes an attention implementation, also where this is a copy of the module
@@ -39,7 +39,8 @@ class LocalAuto:
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As the Auto class, with the code of transformers."""
-        return cls._auto_class().from_pretrained(*args, **{**kwargs, "trust_remote_code": False})
+        options = {**with_saved_attention(kwargs), "trust_remote_code": False}
+        return cls._auto_class().from_pretrained(*args, **options)
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:

@@ -54,9 +54,10 @@ def known_names(repo: str) -> list[str]:
 
 
 def served(repo: str) -> str:
-    """Return the name of the class that `transformers serve --trust-remote-code` loads for a model."""
+    """Return the name of the class that `transformers serve --trust-remote-code` loads for a model, and runs."""
     manager = ModelManager(device="cpu", dtype="auto", trust_remote_code=True)
-    return type(manager._load_model(f"{repo}@main")).__name__
+    model = manager._load_model(f"{repo}@main")
+    return f"{type(model).__name__} {output_digest(model)}"
 
 
 def registered() -> list[str]:

@@ -89,9 +89,11 @@ def test_saved_name_loads_the_model(tmp_path: Path) -> None:
     """As `transformers serve`, TRL and a line that many scripts have look it up."""
     shared_model("llama").save_pretrained(tmp_path)
     [name] = transformers.AutoConfig.from_pretrained(tmp_path).architectures
-    model = getattr(transformers, name).from_pretrained(tmp_path, trust_remote_code=True)
+    options = {"trust_remote_code": True, "attn_implementation": None}
+    model = getattr(transformers, name).from_pretrained(tmp_path, **options)
     assert type(model) is transformers.LlamaForCausalLM
     assert model.config.attention_pattern == BAND.to_dict()
+    assert model.config._attn_implementation == "efficient"
     assert getattr(transformers, name) is getattr(transformers, name)
     with pytest.raises(AttributeError):
         _ = transformers.HfEfficientAttnNothing

@@ -80,7 +80,8 @@ def test_engine_without_the_package_has_no_code_for_it(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_serve_loads_it(name: str, answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    assert answers[1]["served"][f"tester/{name}"] == type(shared_model(name)).__name__
+    expected = f"{type(shared_model(name)).__name__} {answers[0][name]['digest']}"
+    assert answers[1]["served"][f"tester/{name}"] == expected
 
 
 def test_nothing_else_is_registered(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
