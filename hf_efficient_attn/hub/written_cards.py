@@ -42,7 +42,7 @@ def write_cards() -> None:
     model_class: Any = PreTrainedModel
     summary_class: Any = TrainingSummary
     model_class._upload_modified_files = with_card(PreTrainedModel._upload_modified_files)
-    summary_class.from_trainer = classmethod(with_model(TrainingSummary.from_trainer.__func__))
+    summary_class.from_trainer = classmethod(with_model(summary_class.from_trainer.__func__))
     summary_class.to_model_card = with_attention(TrainingSummary.to_model_card)
 
 
@@ -68,7 +68,7 @@ def has_part(model: Any) -> bool:
 
 def write_card(file: Path, model: Any, repo_id: str) -> None:
     """Write a card in place of transformers' template, or what stands between our marks, or nothing."""
-    card = ModelCard.load(file)
+    card: Any = ModelCard.load(file)
     if card.text.strip() == template_text():
         known = {name: value for name, value in card.data.to_dict().items() if name != "library_name"}
         model_card(model, repo_id, **known).save(file)
@@ -115,7 +115,7 @@ def with_attention(to_model_card: Any) -> Any:
         text = to_model_card(summary)
         if not hasattr(summary, MODEL):
             return str(text)
-        card = ModelCard(text)
+        card: Any = ModelCard(text)
         model, repo_id = getattr(summary, MODEL)
         ours = card_data(model, repo_id, (), {"tags": card.data.tags})
         card.data.tags, card.data.pipeline_tag = ours.tags, ours.pipeline_tag
