@@ -14,7 +14,7 @@ from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import ENCODER
-from hf_efficient_attn.attention.model_requests import layer_request, numbered_requests
+from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
@@ -117,8 +117,8 @@ def explain(
     check_numbers(request.followed.pattern, None, dropout, None, request.followed.layer)
     dtype = torch.float32 if dtype is None else dtype
     check_dtype(dtype)
-    call = _call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
-    said = _explained(call, request, request.backend if backend == AUTO else backend, line)
+    call = requested_call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
+    said = explained(call, request, request.backend if backend == AUTO else backend, line)
     return replace(said, exchange=_exchange(what, call, request, sequence_ranks))
 
 
@@ -132,35 +132,6 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
     if ranks is None or ranks == 1:
         return None
     return layer_exchange(call, asked.has_bias, ranks, AUTO if shards is None else shards.mode)
-
-
-def explain_layers(
-    model_or_config: PreTrainedModel | PreTrainedConfig, tokens: int, part: str | None = None
-) -> list[tuple[list[int], Explanation]]:
-    """Return what `explain` says on a CPU about every layer of a part, once for all layers that compute alike.
-
-    Raises:
-        InputError, ConfigurationError, UnsupportedBackendError: as `explain`.
-    """
-    _, _, numbered = numbered_requests(model_or_config, part, tokens)
-    groups: list[tuple[LayerRequest, list[int]]] = []
-    for layer, request in sorted(numbered.items()):
-        known = next((layers for first, layers in groups if _are_alike(first, request)), None)
-        if known is None:
-            groups.append((request, [layer]))
-        else:
-            known.append(layer)
-    found = []
-    for request, layers in groups:
-        call = _call(request, tokens, tokens, CPU.type, torch.float32, training=False, dropout=0.0)
-        found.append((layers, _explained(call, request, request.backend, None)))
-    return found
-
-
-def _are_alike(first: LayerRequest, second: LayerRequest) -> bool:
-    """Return whether two layers differ at most in their index, on which the blocks depend that a pattern draws."""
-    other = replace(second, layer=first.layer, followed=replace(second.followed, layer=first.followed.layer))
-    return first == other
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
@@ -211,7 +182,7 @@ def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | 
     return LayerRequest(followed, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal)
 
 
-def _call(
+def requested_call(
     asked: LayerRequest,
     num_queries: int,
     num_keys: int,
@@ -220,6 +191,7 @@ def _call(
     training: bool,
     dropout: float,
 ) -> AttentionCall:
+    """Return the call that a layer makes, without tensors."""
     followed = asked.followed
     offset = 0 if followed.is_cross else num_keys - num_queries
     lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
@@ -234,7 +206,8 @@ def _call(
     )
 
 
-def _explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
+def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
+    """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
     wanted = preferred_backend() if wanted == AUTO else wanted
     wanted = sdpa.NAME if asked.has_bias else wanted
     chosen, baseline = select(call, wanted), sdpa.dense_cost(call, asked.is_causal)

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.attention.explain import explain_layers
+from hf_efficient_attn.attention.explain_layers import explain_layers
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
