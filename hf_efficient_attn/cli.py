@@ -21,6 +21,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("bench", "attention"): "hf_efficient_attn.bench.attention.command",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks.command",
     ("bench", "models"): "hf_efficient_attn.bench.models.command",
+    ("bench", "sequence"): "hf_efficient_attn.bench.sequence.command",
     ("bench", "spans"): "hf_efficient_attn.bench.spans.command",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",

@@ -29,6 +29,7 @@ from hf_efficient_attn.bench.blocks import report as blocks_report
 from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.models import report as models_report
+from hf_efficient_attn.bench.sequence import report as sequence_report
 from hf_efficient_attn.bench.spans import report as spans_report
 
 BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -36,6 +37,7 @@ REPORTS: dict[str, Any] = {
     "attention": attention_report,
     "blocks": blocks_report,
     "models": models_report,
+    "sequence": sequence_report,
     "spans": spans_report,
 }
 NONE = "–"

@@ -66,6 +66,7 @@ CASES = {
     "block local": Case(BlockLocal(5)),
     "dilated": Case(Dilated(9, 6, 3)),
     "globals": Case(Band(2, 2) | GlobalTokens([0, 13, -1])),
+    "heads with globals": Case(PerHead([Band(2, 2), Dilated(4, 4, 2)]) | GlobalTokens([0, 17, -1])),
     "first tokens": Case(Band(3, 0) | GlobalTokens([0, 1]).causal(), key_heads=1),
     "random blocks": Case(RandomBlocks(2, 3, seed=1) | Band(1, 1)),
     "bigbird": Case(bigbird(3, 2), tokens=40, key_heads=2),

@@ -24,6 +24,18 @@ def run_together(script: Path, folder: Path, *options: str, processes: int = 2, 
     Args:
         exit_code: of the process that fails first; the others are then killed.
     """
+    started, files, _store = start_together(script, folder, *options, processes=processes)
+    codes = server().wait(started, 250)
+    printed = "\n".join(file.read_text() for file in files)
+    assert codes == [0] * processes if exit_code == 0 else exit_code in codes, printed
+    return printed
+
+
+def start_together(script: Path, folder: Path, *options: str, processes: int = 2) -> tuple[list[int], list[Path], Any]:
+    """Start it as torchrun does; return the numbers of the processes, the files into which they print, and a store.
+
+    The processes find each other by the store, as long as it is kept.
+    """
     store: Any = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     files = [folder / f"printed_by_{rank}.txt" for rank in range(processes)]
     started = [
@@ -32,10 +44,7 @@ def run_together(script: Path, folder: Path, *options: str, processes: int = 2, 
         )
         for rank, file in enumerate(files)
     ]
-    codes = server().wait(started, 250)
-    printed = "\n".join(file.read_text() for file in files)
-    assert codes == [0] * processes if exit_code == 0 else exit_code in codes, printed
-    return printed
+    return started, files, store
 
 
 def environment(rank: int, processes: int, store: Any) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Attention of a shard's queries over its own keys and those that it gets from other processes: its halo."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,14 +11,13 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.exchange import Exchange, Tie, route_of
 from hf_efficient_attn.attention.sharded.held_keys import HeldKeys, cut_tokens, keys_at, split_received
 from hf_efficient_attn.attention.sharded.key_plan import Text, document_patterns, shifted
+from hf_efficient_attn.attention.sharded.placed_pattern import PlacedPattern, place_pattern
 from hf_efficient_attn.attention.sharded.row_parts import RowPart, row_parts
 from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import NO_MASK
-from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.intervals import Intervals, intersect
-from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 
 
@@ -82,15 +81,6 @@ def in_order(outputs: Sequence[Tensor], call: ShardedCall) -> Tensor:
     return out[order.argsort()]
 
 
-@dataclass(frozen=True)
-class PlacedPattern:
-    """A pattern over keys at hand: which the queries count from `query_offset` on."""
-
-    pattern: Pattern
-    query_offset: int
-    is_cross: bool = False
-
-
 def masked_gaps(text: Text, first: int, stop: int) -> Intervals:
     """Return the intervals of queries that are masked, counted from the first one."""
     edges = [(first, first), *intersect(text.tokens, ((first, stop),)), (stop, stop)]
@@ -123,30 +113,6 @@ def attend_part(query: Tensor, held: Sequence[HeldKeys], part: RowPart, text: Te
     return compute(q, k, v, built, scores.backend)[0]
 
 
-def place_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: int) -> PlacedPattern:
-    """Return the pattern of queries from position `first` on over the keys of some intervals, one after the other.
-
-    Where the keys are one interval, and the pattern looks the same from its start, it is the pattern itself, for which
-    every backend is fastest; likewise where a causal pattern reads the first keys and the nearest ones.
-
-    >>> from hf_efficient_attn.patterns.bands import Band
-    >>> place_pattern(Band(2, 0), ((6, 12),), 8, 4)
-    PlacedPattern(pattern=Band(left=2, right=0), query_offset=2, is_cross=False)
-    """
-    stop = first + num_queries
-    if len(keys) == 1 and keys[0][0] <= first and stop <= keys[0][1]:
-        start, period = keys[0][0], pattern.period
-        if start == 0 or (period is not None and start % period == 0):
-            return PlacedPattern(pattern, first - start)
-    reach = pattern.decoding_reach() if pattern.is_causal else None
-    if reach is not None and reach.left is not None and len(keys) == 2 and keys[1][1] >= stop:
-        (begin, num_first), (start, _) = keys
-        if begin == 0 and num_first >= reach.num_first and start <= first - reach.left:
-            return PlacedPattern(pattern, first - start + num_first)
-    # a process may hold no key of a document whose only tokens there are masked
-    return PlacedPattern(GatheredKeys(pattern, keys or ((0, 1),)), first, is_cross=True)
-
-
 def terms_at(terms: Sequence[Term], placed: PlacedPattern, rows: slice) -> tuple[Term, ...]:
     """Return the terms of some queries.
 
@@ -154,7 +120,7 @@ def terms_at(terms: Sequence[Term], placed: PlacedPattern, rows: slice) -> tuple
         UnsupportedBackendError: the label of a term depends on more than the distance of query and key, or these are
             not as far from each other as in the text.
     """
-    if terms and (placed.is_cross or not all(term.label.is_invariant for term in terms)):
+    if terms and not (placed.keeps_distances and all(term.label.is_invariant for term in terms)):
         raise UnsupportedBackendError(
             "Learned parts of the scores (relative positions, spans) are known by the distance of query and key, and "
             "in a text over several processes only patterns that read neighbours keep it. Use a band, or one process."
