@@ -4,46 +4,24 @@ import json
 import math
 import shutil
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 from run_example import finish_example, start_forked
+from tiny_bert import texts, tiny_tokenizer, write_tiny_bert
 from tiny_packages import write_deb
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, BertTokenizerFast
+from transformers import AutoModelForMaskedLM
 
 import hf_efficient_attn as hea
 
 MLM = ["--model_name_or_path", "bert", "--max_length", "70", "--attention_window", "16", "--source_steps", "3"]
 MLM += ["--max_steps", "2", "--max_eval_blocks", "3"]
-WORDS = ("the", "list", "of", "a", "file", "path", "returns", "opens", "value")
-
-
-def tiny_tokenizer() -> BertTokenizerFast:
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    vocab = {token: index for index, token in enumerate([*special, *WORDS, "."])}
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
-    return BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=18)
-
-
-def texts(num: int) -> list[str]:
-    random = Random(0)
-    return [" ".join(random.choices(WORDS, k=60)) + "." for _ in range(num)]
 
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="reads a package of Debian")
 def test_a_bert_made_long_is_measured_at_every_stage(tmp_path: Path) -> None:
     """With a BERT of 18 positions, and a few pages in place of Python's documentation."""
-    torch.manual_seed(0)
-    tokenizer = tiny_tokenizer()
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=18, **shape)).save_pretrained(
-        tmp_path / "bert"
-    )
-    tokenizer.save_pretrained(tmp_path / "bert")
+    write_tiny_bert(tmp_path / "bert")
     (tmp_path / "cache").mkdir()
     pages = {f"doc/html/_sources/{n}.rst.txt": text.encode() for n, text in enumerate(texts(60))}
     write_deb(tmp_path / "cache" / "python3.11-doc_1_all.deb", pages)

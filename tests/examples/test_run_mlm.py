@@ -5,48 +5,27 @@ import math
 import shutil
 from collections import Counter
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 from datasets import Dataset
 from run_example import EXAMPLES, finish_example, start_forked, write_rows
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tiny_bert import texts, write_tiny_bert
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
     BertTokenizerFast,
     DataCollatorForLanguageModeling,
 )
 
 from hf_efficient_attn.patterns import Band
 
-WORDS = ("the", "list", "of", "a", "file", "path", "returns", "opens", "value")
 TINY = ["--max_seq_length", "32", "--disable_tqdm", "True", "--max_train_samples", "4"]
 
 
 def run(folder: Path, *arguments: str, exit_code: int = 0) -> str:
     return finish_example(start_forked(folder, "run_mlm.py", *TINY, *arguments), exit_code)
-
-
-def texts(num: int) -> list[str]:
-    random = Random(num)
-    return [" ".join(random.choices(WORDS, k=60)) for _ in range(num)]
-
-
-def write_bert(folder: Path) -> None:
-    """A BERT of 18 positions, and its tokenizer."""
-    torch.manual_seed(0)
-    vocab = {token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
-    BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=18).save_pretrained(folder)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertForMaskedLM(BertConfig(vocab_size=len(vocab), max_position_embeddings=18, **shape)).save_pretrained(folder)
 
 
 def blocks(tokenizer: BertTokenizerFast, num: int) -> Dataset:
@@ -61,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run_mlm")
     for name, num in (("train", 30), ("held_out", 9)):
         write_rows(folder / f"{name}.jsonl", [{"text": text} for text in texts(num)])
-    write_bert(folder / "bert")
+    write_tiny_bert(folder / "bert")
     command = ["--model_name_or_path", "bert", "--attention_window", "8", "--max_eval_samples", "3"]
     command += ["--train_file", "train.jsonl", "--validation_file", "held_out.jsonl", "--logging_steps", "1"]
     command += ["--eval_strategy", "epoch", "--save_strategy", "epoch"]
