@@ -96,7 +96,7 @@ def test_a_copy_of_the_file_alone_trains_a_new_model_on_own_text(folder: Path, t
     command = ["--model_type", "sparse_transformer", "--tokenizer_name", str(folder / "bert"), "--max_steps", "1"]
     command += ["--train_file", str(folder / "train.jsonl"), "--max_eval_samples", "1", *TINY]
     finish_example(start_forked(tmp_path, str(tmp_path / "run_mlm.py"), *command))
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "run")) == 14
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "run")) == 15
 
 
 def test_a_window_acts_on_a_checkpoint_that_is_long_already(folder: Path, tmp_path: Path) -> None:
