@@ -1,11 +1,12 @@
 """Write the figures of the README and the cards from committed results: `python model_cards/figures.py`.
 
 A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and `<!-- end of figures -->`. NAME is a
-benchmark, with results in `bench_NAME/NAME.json`, or an example, with results in `examples/NAME.json`. HEADING is that
-of a table which `hf-efficient-attn bench NAME` prints, or one of `OWN`, a function of this file. The benchmark's own
-page is made again, too, and so is every picture of `pictures_of_cards.py` that shows something else than its data. With
-`--check` nothing is written, and a page or a picture that differs is an error: each picture is made anew in memory, and
-the digest of its texts, lines, bars and images is compared with the one that its PNG was saved with.
+benchmark, with results in `bench_NAME/NAME.json`, an example, with results in `examples/NAME.json`, or "neighbours",
+which tests/neighbours.sh writes. HEADING is that of a table which `hf-efficient-attn bench NAME` prints, or one of
+`OWN`, a function of this file. The benchmark's own page is made again, too, and so is every picture of
+`pictures_of_cards.py` that shows something else than its data. With `--check` nothing is written, and a page or a
+picture that differs is an error: each picture is made anew in memory, and the digest of its texts, lines, bars and
+images is compared with the one that its PNG was saved with.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures_of_neighbours
 import figures_of_spans
 import figures_of_texts
 import figures_of_training
@@ -196,6 +198,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "llama, prefill": figures_of_training.llama_prefill,
     "summaries": figures_of_texts.summaries,
     "translations": figures_of_texts.translations,
+    "neighbours": figures_of_neighbours.neighbours_table,
 }
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from capabilities import capability as note_capability
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
@@ -32,6 +33,19 @@ def _let_children_find_the_same() -> None:
 
 
 _let_children_find_the_same()
+
+
+@pytest.fixture
+def capability() -> Any:
+    """Return the function by which a test says what a family can do with a neighbour, see capabilities.py."""
+    return note_capability
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that fill the table of neighbours."""
+    for item in items:
+        if "capability" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.capability)
 
 
 def pytest_collection_finish() -> None:

@@ -30,6 +30,7 @@ FLOORS = {
     "hub": 6,
     "bench": 6,
     "cli": 7,
+    "lm_eval": 7,
     "__init__": 8,
     "__main__": 8,
 }

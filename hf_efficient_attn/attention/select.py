@@ -13,9 +13,12 @@ from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.onnx import is_written
 
 AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
+# of standard operators alone, which ONNX has
+WRITTEN = (sdpa.NAME, reference.NAME)
 # memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much
 MAX_WORKING_BYTES = 256 * MEBIBYTE
 MORE_THAN_LEAST = 2
@@ -129,6 +132,8 @@ def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
 
 def _by_rank(call: AttentionCall) -> str:
     """Return the first backend by rank that can compute a call whose costs cannot be compared, or are all too high."""
+    if is_written():
+        return next((name for name in WRITTEN if BACKENDS[name].why_not(call) is None), WRITTEN[-1])
     ranks = [(backend.rank_while_compiling(call), name) for name, backend in BACKENDS.items()]
     ranked = [name for _, name in sorted((rank, name) for rank, name in ranks if rank is not None)]
     for name in ranked:

@@ -13,6 +13,8 @@ from hf_efficient_attn.patterns.token_order import Extent
 
 # (number of the first head, heads of the call, heads of the model)
 Heads = tuple[int, int, int]
+# (first head, number of heads, their pattern) of neighbouring heads with equal patterns
+HeadGroups = tuple[tuple[int, int, Pattern], ...]
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,16 @@ class Layout:
         """Return the pattern of each query head, every random part drawn for these lengths."""
         return _head_patterns(*self._drawn)
 
-    def head_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
+    def head_groups(self) -> HeadGroups:
         """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns.
 
         Heads are counted within this call.
         """
         return self._own_groups() if self.num_queries == 1 else _head_groups(*self._drawn)
+
+    def groups_at_any_length(self) -> HeadGroups:
+        """Return `head_groups` of a pattern that is the same at every length, without asking for the lengths."""
+        return _groups_of(_undrawn(self.pattern, self.heads).patterns)
 
     @property
     def _drawn(self) -> tuple[Pattern, Heads, int, int]:
@@ -133,7 +139,7 @@ class Layout:
         return self.pattern, self.heads, self.drawn_tokens, self.layer
 
     # every step of decoding has a length of its own: to keep its groups would take longer than to find them
-    def _own_groups(self) -> tuple[tuple[int, int, Pattern], ...]:
+    def _own_groups(self) -> HeadGroups:
         own = _undrawn(self.pattern, self.heads)
         if not own.are_alike:
             return _groups_of(_draw(*self._drawn))
@@ -187,7 +193,7 @@ def _draw(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[
     return tuple(one.resolve(num_tokens, layer, head, total) for head, one in enumerate(own, heads[0]))
 
 
-def _groups_of(drawn: tuple[Pattern, ...]) -> tuple[tuple[int, int, Pattern], ...]:
+def _groups_of(drawn: tuple[Pattern, ...]) -> HeadGroups:
     groups: list[tuple[int, int, Pattern]] = []
     for head, pattern in enumerate(drawn):
         if groups and groups[-1][2] == pattern:
@@ -202,7 +208,7 @@ _head_patterns = cached()(_draw)
 
 
 @cached()
-def _head_groups(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> tuple[tuple[int, int, Pattern], ...]:
+def _head_groups(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> HeadGroups:
     return _groups_of(_head_patterns(pattern, heads, num_tokens, layer))
 
 

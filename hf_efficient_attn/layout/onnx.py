@@ -1,15 +1,45 @@
-"""Calls that cannot be written as ONNX are refused while the model is traced, before the conversion fails."""
+"""What `torch.onnx.export` writes: all pairs, in standard operators, since ONNX has none for attention with a pattern.
+
+Time and memory are then quadratic in the length.
+"""
+
+from typing import Any
 
 import torch
 
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.call_text import read_call_text
+from hf_efficient_attn.layout.layout import HeadGroups, Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
 
 
-def refuse_onnx(call_text: str) -> None:
+def is_written() -> bool:
+    """Return whether a model is being traced by `torch.onnx.export`."""
+    return torch.onnx.is_in_onnx_export()
+
+
+def refuse_operator(name: str, call_text: str) -> None:
     """Raise UnsupportedBackendError during `torch.onnx.export`; called by the operators' shape functions."""
-    if torch.onnx.is_in_onnx_export():
+    if is_written():
         raise UnsupportedBackendError(
-            f"ONNX has no operator for attention with a {read_call_text(call_text)[0].kind} pattern. Use torch.export, "
-            "or export the model without attention_pattern."
+            f"backend='{name}' cannot be written as ONNX, which has no operator for attention with a "
+            f"{read_call_text(call_text)[0].kind} pattern. Leave the choice to backend='auto', which then computes all "
+            "pairs."
         )
+
+
+def written_groups(layout: Layout, tokens: TokenMask) -> HeadGroups:
+    """Return the patterns of the heads, as `Layout.head_groups`.
+
+    Raises:
+        UnsupportedBackendError: they differ between lengths, and the length is dynamic, or not that of every example.
+    """
+    pattern: Any = layout.pattern
+    if not (pattern.depends_on_length or pattern.is_random):
+        return layout.groups_at_any_length()
+    if isinstance(layout.num_keys, int) and isinstance(layout.num_queries, int) and tokens.is_empty:
+        return layout.head_groups()
+    raise UnsupportedBackendError(
+        f"A {pattern.kind} pattern is laid out anew for every length, which ONNX has no operator for. Export with a "
+        "fixed length and without attention_mask, or with a pattern that is the same at every length, such as Band."
+    )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.host_copies import bring, on_host
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 # the document of a masked token
@@ -63,7 +64,7 @@ def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> t
     # the masks cover the whole axis, even if the queries are only part of it
     sizes = [mask.shape[1] for mask in tokens.of_queries.tensors if mask is not None]
     of_queries = token_locations(tokens.of_queries, max([layout.num_positions, *sizes]), device)
-    batch_size = max(len(of_queries.documents), len(of_keys.documents))
+    batch_size = max(of_queries.documents.shape[0], of_keys.documents.shape[0])
     ids: Sequence[Tensor | int] = (0, 0)
     if tokens.query_segment_ids is not None and tokens.segment_ids is not None:
         ids = _ranks(tokens.query_segment_ids.to(device), tokens.segment_ids.to(device))
@@ -76,8 +77,11 @@ def _ranks(*ids: Tensor) -> list[Tensor]:
     Ids may be any integers, such as hashes, so that differences of them may overflow. Nothing is asked of the device.
     """
     listed = torch.cat([each.long().flatten() for each in ids])
-    ranks = torch.searchsorted(listed.sort().values, listed).split([each.numel() for each in ids])
-    return [rank.view(each.shape) for rank, each in zip(ranks, ids, strict=True)]
+    # ONNX has no search
+    counted = (listed[None] < listed[:, None]).sum(1) if is_written() else None
+    ranks = torch.searchsorted(listed.sort().values, listed) if counted is None else counted
+    parts = ranks.split([each.numel() for each in ids])
+    return [part.view(each.shape) for part, each in zip(parts, ids, strict=True)]
 
 
 def _numbered(locations: TokenLocations, ids: Tensor | int, batch_size: int) -> TokenLocations:

@@ -1,7 +1,10 @@
 """What every family satisfies when it is compiled or exported; a part of `FamilyContract`."""
 
+from typing import Any
+
 import pytest
 import torch
+from capabilities import family_of
 from models.shared_checks import check_compiled_training, check_exported, count_graphs
 from models_cases import Case, head_inputs, random_ids
 
@@ -19,7 +22,7 @@ class CompileContract:
         assert count_graphs(traced_case.model(**traced_case.fewest_layers), calls) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
-    def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool) -> None:
+    def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool, capability: Any) -> None:
         model = traced_case.model(**traced_case.fewest_layers)
         model.config.use_cache = False
 
@@ -30,3 +33,4 @@ class CompileContract:
         dims = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=5, max=64)}
         shapes = {name: {dim: dims[dim] for dim in range(given.ndim)} for name, given in inputs(3, 12).items()}
         check_exported(model, inputs, shapes, [(3, 12), (2, 31), (1, 9)])
+        capability(family_of(model), "export")

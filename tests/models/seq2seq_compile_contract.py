@@ -1,7 +1,10 @@
 """What every encoder-decoder family satisfies when compiled or exported; a part of `Seq2SeqContract`."""
 
+from typing import Any
+
 import pytest
 import torch
+from capabilities import family_of
 from models.shared_checks import check_compiled_training, check_exported, count_graphs
 from seq2seq_cases import Seq2SeqCase, head_inputs, random_ids
 from torch import Tensor
@@ -23,7 +26,9 @@ class Seq2SeqCompileContract:
         assert count_graphs(traced_case.model(**traced_case.fewest_layers), calls) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
-    def test_exports_with_any_batch_and_length(self, traced_case: Seq2SeqCase, is_masked: bool) -> None:
+    def test_exports_with_any_batch_and_length(
+        self, traced_case: Seq2SeqCase, is_masked: bool, capability: Any
+    ) -> None:
         model = traced_case.model(use_cache=False, **traced_case.fewest_layers)
 
         def inputs(*sizes: int) -> dict[str, Tensor]:
@@ -35,3 +40,4 @@ class Seq2SeqCompileContract:
         sides = {"input_ids": source, "attention_mask": source, "labels": target, "decoder_input_ids": target}
         shapes = {name: {0: batch, 1: sides[name]} for name in inputs(3, 12, 6)}
         check_exported(model, inputs, shapes, [(3, 12, 6), (2, 31, 11), (1, 9, 12)])
+        capability(family_of(model), "export")

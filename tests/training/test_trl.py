@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from attention_models import PATTERN, build
+from capabilities import FAMILIES
 from datasets import Dataset
-from models_cases import CASES, TINY
+from models_cases import CASES, TINY, switch_off_dropout
 from peft import LoraConfig
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from word_tokenizer import word_tokenizer
@@ -38,6 +40,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+def family(folder: Path) -> str:
+    kind = transformers.AutoConfig.from_pretrained(folder).model_type
+    return kind if kind in FAMILIES else "sparsified"
+
+
 def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
     common = {"max_steps": 1, "per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 1}
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
@@ -57,7 +64,7 @@ def first_loss(trainer: Any) -> float:
 
 
 @pytest.mark.parametrize("adapts", [False, True], ids=["full", "lora"])
-def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool) -> None:
+def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool, capability: Any) -> None:
     """As a newcomer calls it: in bfloat16; packed, documents in one row, told by their position_ids."""
     trainer = SFTTrainer(
         str(folder),
@@ -66,9 +73,10 @@ def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool) -> N
         peft_config=LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM") if adapts else None,
     )
     assert math.isfinite(first_loss(trainer))
+    capability(family(folder), "TRL")
 
 
-def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path) -> None:
+def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path, capability: Any) -> None:
     """The model and its reference are the same, TRL switches dropout off, and in float32 nothing is rounded apart."""
     trainer = DPOTrainer(
         str(folder),
@@ -76,9 +84,28 @@ def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path)
         train_dataset=Dataset.from_dict({"prompt": TEXTS, "chosen": [" w1 w2"] * 4, "rejected": [" w3"] * 4}),
     )
     assert first_loss(trainer) == pytest.approx(math.log(2), abs=1e-6)
+    capability(family(folder), "TRL")
 
 
-def test_rewards_with_a_reference(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.neighbours
+def test_padding_free_rows_have_the_losses_of_padded_ones(folder: Path, tmp_path: Path) -> None:
+    """All texts of a batch in one row, in float32 and without dropout."""
+    losses = []
+    for is_free in (False, True):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        switch_off_dropout(model)
+        trainer = SFTTrainer(
+            model,
+            args=SFTConfig(**options(tmp_path, bf16=False, padding_free=is_free, max_length=None)),
+            train_dataset=Dataset.from_dict({"text": TEXTS}),
+            processing_class=transformers.AutoTokenizer.from_pretrained(folder),
+        )
+        losses.append(first_loss(trainer))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.neighbours
+def test_rewards_with_a_reference(folder: Path, tmp_path: Path, capability: Any) -> None:
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(sum(ids)) for ids in completion_ids]
 
@@ -90,3 +117,4 @@ def test_rewards_with_a_reference(folder: Path, tmp_path: Path) -> None:
     )
     assert trainer.ref_model is not None
     assert math.isfinite(first_loss(trainer))
+    capability(family(folder), "TRL")

@@ -13,7 +13,7 @@ from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.call_text import read_call_text, read_layout
 from hf_efficient_attn.layout.host_copies import as_they_are
-from hf_efficient_attn.layout.onnx import refuse_onnx
+from hf_efficient_attn.layout.onnx import refuse_operator
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -108,7 +108,7 @@ def _number(seed: Tensor | None) -> int:
 
 @blocked_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    refuse_onnx(next(setting for setting in rest if isinstance(setting, str)))
+    refuse_operator("blocked", next(setting for setting in rest if isinstance(setting, str)))
     return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype))
 
 

@@ -10,20 +10,17 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
 from hf_efficient_attn.layout.call_text import read_layout, write_call_text
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
-from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.onnx import refuse_onnx
+from hf_efficient_attn.layout.layout import HeadGroups, Layout
+from hf_efficient_attn.layout.onnx import is_written, written_groups
 from hf_efficient_attn.layout.relation import relation
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.algebra import allowed_by
-from hf_efficient_attn.patterns.pattern import Pattern
 
 # how many pairs are looked at together
 MAX_LOOKED_AT = 1 << 22
 # of one mask; on CPUs the operating system would kill the process before torch could refuse
 MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
-
-Groups = tuple[tuple[int, int, Pattern], ...]
 
 _pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 
@@ -31,7 +28,8 @@ _pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
     """Return which query may read which key: bool [batch or 1, heads or 1, queries, keys]. None: all may read all."""
     if torch.compiler.is_compiling():
-        return _traced_pairs(layout, tokens, batch_size, device)
+        traced = _written_pairs if is_written() else _traced_pairs
+        return traced(layout, tokens, batch_size, device)
     if is_idle(tokens):
         if reads_everything(layout):
             return None
@@ -72,6 +70,18 @@ def num_mask_heads(layout: Layout) -> int:
     return 1 if len(layout.head_groups()) == 1 else layout.num_heads
 
 
+def _written_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+    """Return `allowed_pairs` for lengths that may be symbols, in operators that ONNX has."""
+    groups = _with_tables(written_groups(layout, tokens), device)
+    of_queries, of_keys = axis_locations(layout, tokens, device)
+    queries, keys = of_queries.positions[:, layout.queries, None], of_keys.positions[:, None, :]
+    parts = [pattern.allowed(queries, keys)[:, None].expand(-1, count, -1, -1) for _, count, pattern in groups]
+    allowed = parts[0][:, :1] if len(parts) == 1 else torch.cat(parts, 1)
+    if tokens.is_empty:
+        return allowed
+    return _in_documents(allowed, of_queries, of_keys, layout.queries, layout.pattern.is_causal)
+
+
 def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
     return pairs_operator(
         list(tokens.tensors),
@@ -108,7 +118,6 @@ def _(
     query_offset: int,
     device: torch.device,
 ) -> Tensor:
-    refuse_onnx(call_text)
     return torch.empty(*shape, dtype=torch.bool, device=device)
 
 
@@ -144,7 +153,7 @@ def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
     return _by_queries(layout, 1, device, of_rows)
 
 
-def _of_extent(groups: Groups, queries: range, num_keys: int, device: torch.device) -> Tensor:
+def _of_extent(groups: HeadGroups, queries: range, num_keys: int, device: torch.device) -> Tensor:
     """Return [1, heads or 1, queries, keys] for these queries and the keys 0 … num_keys - 1."""
     positions = torch.arange(queries.start, queries.stop, device=device)
     return _of_heads(groups, positions[None], torch.arange(num_keys, device=device)[None])
@@ -167,13 +176,17 @@ def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: 
 
 
 @cached()
-def _groups_on(layout: Layout, device: torch.device) -> Groups:
+def _groups_on(layout: Layout, device: torch.device) -> HeadGroups:
     """Return the groups of heads, with the lookup tables of their patterns as tensors."""
+    return _with_tables(layout.head_groups(), device)
+
+
+def _with_tables(groups: HeadGroups, device: torch.device) -> HeadGroups:
     convert = partial(torch.tensor, device=device)
-    return tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in layout.head_groups())
+    return tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in groups)
 
 
-def _of_heads(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
+def _of_heads(groups: HeadGroups, queries: Tensor, keys: Tensor) -> Tensor:
     """Return [batch, heads or 1, queries, keys] for positions [batch, queries] and [batch, keys]."""
     # on other devices it would ask the device how many intervals there are
     look = relation if keys.device.type == "cpu" else allowed_by
@@ -194,19 +207,25 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
 
     def of_rows(some: slice) -> Tensor:
         rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))
-        queries, keys = of_queries.positions[:, rows], locations.positions
-        allowed = _at_positions(groups, queries, keys)
-        if locations.is_global is not None:
-            chosen = locations.is_global[:, rows, None] | locations.is_global[:, None, :]
-            if layout.pattern.is_causal:
-                chosen = chosen & (keys[:, None, :] <= queries[:, :, None])
-            allowed = allowed | chosen[:, None]
-        return allowed & _same_document(of_queries, locations, rows)
+        allowed = _at_positions(groups, of_queries.positions[:, rows], locations.positions)
+        return _in_documents(allowed, of_queries, locations, rows, layout.pattern.is_causal)
 
     return _by_queries(layout, batch_size, device, of_rows)
 
 
-def _at_positions(groups: Groups, queries: Tensor, keys: Tensor) -> Tensor:
+def _in_documents(
+    allowed: Tensor, of_queries: TokenLocations, of_keys: TokenLocations, rows: slice, is_causal: bool
+) -> Tensor:
+    """Return the pairs, with those of chosen global tokens, as far as they lie in the same document."""
+    if of_keys.is_global is not None:
+        chosen = of_keys.is_global[:, rows, None] | of_keys.is_global[:, None, :]
+        if is_causal:
+            chosen = chosen & (of_keys.positions[:, None, :] <= of_queries.positions[:, rows, None])
+        allowed = allowed | chosen[:, None]
+    return allowed & _same_document(of_queries, of_keys, rows)
+
+
+def _at_positions(groups: HeadGroups, queries: Tensor, keys: Tensor) -> Tensor:
     """Return [batch, heads or 1, queries, keys] for positions [batch, queries] and [batch, keys], in any order."""
     if keys.device.type != "cpu" or queries.numel() == 0:
         return _of_heads(groups, queries, keys)

@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import UNCOPIED
+from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_locations import (
     NO_DOCUMENT,
     TokenLocations,
@@ -119,8 +120,17 @@ def _global_keys(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor
         return choice.mask & (locations.documents != NO_DOCUMENT)
     if choice.every is not None:
         return (locations.positions % choice.every == 0) & (locations.documents != NO_DOCUMENT)
-    wanted = device_numbers(tuple(choice.positions), locations.positions.device, torch.long)
-    return torch.isin(locations.positions, wanted) & (locations.documents != NO_DOCUMENT)
+    return _among(locations.positions, tuple(choice.positions)) & (locations.documents != NO_DOCUMENT)
+
+
+def _among(positions: Tensor, wanted: tuple[int, ...]) -> Tensor:
+    if not is_written():
+        return torch.isin(positions, device_numbers(wanted, positions.device, torch.long))
+    # ONNX has no search, and onnxruntime cannot reduce nothing
+    found = torch.zeros_like(positions, dtype=torch.bool)
+    for each in wanted:
+        found = found | (positions == each)
+    return found
 
 
 def _most(choice: GlobalTokenChoice, is_row: Tensor, tokens: TokenMask, limit: int) -> int:
@@ -139,7 +149,10 @@ def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the indices of the first `count` true entries of each row, and which indices are real."""
     # a symbolic length must not be compared with the count
     padded = torch.nn.functional.pad(is_row, (0, count))
-    index = padded.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+    length = padded.shape[1]
+    # no two are equal, so that the first of them are those of the lowest indices
+    scores = padded.long() * length - torch.arange(length, device=padded.device)
+    index = scores.topk(count, dim=1).indices
     return index.clamp(max=is_row.shape[1] - 1), padded.gather(1, index)
 
 

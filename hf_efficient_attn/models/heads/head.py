@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import ModelOutput
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.heads.outputs import LabelHeadOutput
 from hf_efficient_attn.models.heads.parts import add_auxiliary_loss, name_inputs
 
 
@@ -78,7 +78,7 @@ class LabelHead(Head):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Any,
-    ) -> ModelOutput:
+    ) -> LabelHeadOutput:
         """Return the head's outputs, with a loss if `labels` are given.
 
         Args:

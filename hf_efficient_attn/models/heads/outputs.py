@@ -52,3 +52,9 @@ class QuestionAnsweringHeadOutput(QuestionAnsweringModelOutput):
 @dataclass
 class MultipleChoiceHeadOutput(MultipleChoiceModelOutput):
     auxiliary_loss: Tensor | None = None
+
+
+# of heads that take `labels`; sentence-transformers reads the fields of an output from annotations
+LabelHeadOutput = (
+    SequenceClassificationHeadOutput | TokenClassificationHeadOutput | MultipleChoiceHeadOutput | MaskedLMHeadOutput
+)

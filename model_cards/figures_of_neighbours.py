@@ -1,0 +1,29 @@
+"""The table of what each family can do with the libraries beside this package, as the tests have found it."""
+
+from typing import Any
+
+from hf_efficient_attn.bench.harness.report import markdown_table
+
+YES, REFUSED, UNTESTED = "✓", "–", ""
+SPARSIFIED = "models of Transformers, sparsified"
+
+
+def neighbours_table(found: dict[str, Any]) -> str:
+    """Return the table, with a number at each cell of which something is refused, and below it the refusals."""
+    notes: list[str] = []
+    lines = []
+    for family, cells in found["cells"].items():
+        shown = [_cell(cells.get(column), notes) for column in found["columns"]]
+        lines.append([SPARSIFIED if family == "sparsified" else f"`{family}`", *shown])
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    refusals = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
+    table = markdown_table(["", *found["columns"]], lines)
+    return f"{table}\n\nRefused, as a user reads it:\n\n{refusals}\n\n*{versions}*"
+
+
+def _cell(cell: dict[str, Any] | None, notes: list[str]) -> str:
+    if cell is None:
+        return UNTESTED
+    notes.extend(note for note in cell["refused"] if note not in notes)
+    numbers = " ".join(str(notes.index(note) + 1) for note in cell["refused"])
+    return f"{YES if cell['works'] else REFUSED} {f'({numbers})' if numbers else ''}".strip()

@@ -1,0 +1,77 @@
+"""What each family can do with a neighbour, as the tests find it: the table of model_cards/engine.md.
+
+A test says at its end, in a line, what it has shown, by the fixture `capability`:
+
+    capability("sparse_transformer", "PEFT")
+    capability("sparse_transformer", "ONNX", refusal="A big_bird pattern is laid out anew for every length.")
+
+Where the variable CAPABILITIES names a file, this is written there, a line each; `python tests/capabilities.py FILE`
+puts the cells that were tested into model_cards/neighbours.json, and `python model_cards/figures.py` makes the table. A
+test that fails says nothing, and `tests/neighbours.sh` then writes no table.
+"""
+
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "CAPABILITIES"
+TABLE = Path(__file__).parents[1] / "model_cards" / "neighbours.json"
+FAMILIES = ("simplified_transformer", "sparse_transformer", "sparse_seq2seq", "adaptive_span", "sparsified")
+COLUMNS = (
+    "Hub with",
+    "Hub without",
+    "DDP",
+    "FSDP2",
+    "TP",
+    "halo",
+    "Ulysses",
+    "PEFT",
+    "TRL",
+    "sentence-transformers",
+    "lm-eval",
+    "export",
+    "ONNX",
+)
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "sentence-transformers", "lm_eval", "onnxruntime")
+
+
+def capability(family: str, column: str, refusal: str | None = None) -> None:
+    """Note that a family can do what a column says; or, with the sentence that says so, what of it is refused.
+
+    A refusal of something beside what a family can do is a note to its cell; alone, it is the cell.
+    """
+    assert family in FAMILIES, family
+    assert column in COLUMNS, column
+    file = os.environ.get(VARIABLE)
+    if file:
+        with open(file, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps([family, column, refusal]) + "\n")
+
+
+def family_of(model: Any) -> str:
+    """Return the row of a model in the table."""
+    kind = model.config.model_type
+    return kind if kind in FAMILIES else "sparsified"
+
+
+def main(file: str) -> None:
+    """Put the cells that a file names into the table."""
+    table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"cells": {}}
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in Path(file).read_text(encoding="utf-8").splitlines():
+        family, column, refusal = json.loads(line)
+        cell = cells.setdefault(family, {}).setdefault(column, {"works": False, "refused": []})
+        cell["works"] |= refusal is None
+        if refusal is not None and refusal not in cell["refused"]:
+            cell["refused"] = sorted([*cell["refused"], refusal])
+    known = {family: {**table["cells"].get(family, {}), **cells.get(family, {})} for family in FAMILIES}
+    table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in FAMILIES}
+    table["columns"], table["versions"] = list(COLUMNS), {name: importlib.metadata.version(name) for name in LIBRARIES}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

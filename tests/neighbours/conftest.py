@@ -1,0 +1,11 @@
+"""Every test of this folder is one of a neighbour, and is tested by tests/neighbours.sh."""
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.neighbours)

@@ -1,0 +1,58 @@
+"""ONNX: onnxruntime computes what every encoder does, also with numbers of eight bits."""
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from attention_models import PATTERN
+from attention_models import build as build_in_tree
+from capabilities import family_of
+from models.onnx_export import check_runs, encoder_inputs, export, first_output, run
+from models_cases import CASES
+from seq2seq_cases import CASES as SEQ2SEQ_CASES
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.errors import UnsupportedBackendError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+ENCODERS = {case.name: case.model for case in CASES if not case.is_causal and case.name != "sparse-bigbird"}
+ENCODERS |= {case.name: lambda case=case: case.model("AutoModel").encoder for case in SEQ2SEQ_CASES[:1]}
+ENCODERS |= {name: lambda name=name: hea.sparsify(build_in_tree(name), PATTERN) for name in ("bert", "modernbert")}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("is_masked", [False, True], ids=["tokens alone", "padded"])
+def test_every_encoder_at_any_batch_and_length(name: str, is_masked: bool, tmp_path: Path, capability: Any) -> None:
+    model: Any = ENCODERS[name]()
+    inputs = encoder_inputs(("input_ids", "attention_mask") if is_masked else ("input_ids",))
+    check_runs(export(model, inputs(3, 12)), model, inputs, tmp_path / "model.onnx")
+    capability(family_of(model), "ONNX")
+
+
+def test_bigbird_at_one_length(tmp_path: Path, capability: Any) -> None:
+    """Its random blocks are drawn for a length, which is that of the export."""
+    model = next(case for case in CASES if case.name == "sparse-bigbird").model()
+    inputs = encoder_inputs(("input_ids",))(3, 12)
+    with pytest.raises(Exception, match="is laid out anew for every length") as refusal:
+        export(model, inputs)
+    assert isinstance(refusal.value.__cause__, UnsupportedBackendError)
+    capability("sparse_transformer", "ONNX", refusal=str(refusal.value.__cause__))
+    export(model, inputs, is_dynamic=False).save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    torch.testing.assert_close(run(session, inputs), first_output(model, inputs), atol=1e-4, rtol=1e-4)
+
+
+def test_eight_bits(tmp_path: Path) -> None:
+    """onnxruntime's dynamic quantisation, and torch's, of maps alone: patterns and masks stay exact."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    model = next(case for case in CASES if case.name == "sparse-longformer").model()
+    inputs = encoder_inputs(("input_ids", "attention_mask"))
+    export(model, inputs(3, 12)).save(tmp_path / "model.onnx")
+    quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    session, expected = onnxruntime.InferenceSession(tmp_path / "small.onnx"), first_output(model, inputs(2, 31))
+    assert (run(session, inputs(2, 31)) - expected).square().mean() < 0.01 * expected.square().mean()
+    eight = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    assert (first_output(eight, inputs(2, 31)) - expected).square().mean() < 0.01 * expected.square().mean()

@@ -1,0 +1,81 @@
+"""PEFT: every kind of adapter on every family; merged, and saved and loaded again, they compute the same."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from models_cases import first_tensor, random_ids
+from neighbours.saved_models import ALL, build_model
+
+import hf_efficient_attn as hea
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not:UserWarning"
+)
+ADAPTERS: dict[str, Callable[..., Any]] = {
+    "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),
+    "dora": partial(peft.LoraConfig, target_modules="all-linear", r=2, use_dora=True),
+    "ia3": partial(peft.IA3Config, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    "prompt": partial(peft.PromptTuningConfig, num_virtual_tokens=3),
+    "p_tuning": partial(peft.PromptEncoderConfig, num_virtual_tokens=3, encoder_hidden_size=8),
+    "prefix": partial(peft.PrefixTuningConfig, num_virtual_tokens=3),
+}
+MERGED = ("lora", "dora", "ia3")
+
+
+def inputs_of(model: Any) -> dict[str, torch.Tensor]:
+    inputs = {"input_ids": random_ids(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = random_ids(2, 5)
+    return inputs
+
+
+def train_a_step(model: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Move every parameter that is trained, all of which must get finite gradients."""
+    first_tensor(model(**inputs)).square().mean().backward()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert trained
+    with torch.no_grad():
+        for parameter in trained:
+            if parameter.grad is not None:
+                assert parameter.grad.isfinite().all()
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in trained)
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters(family: str, kind: str, tmp_path: Path, capability: Any) -> None:
+    base = build_model(ALL[family])
+    task = "SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM"
+    model = peft.get_peft_model(base, ADAPTERS[kind](task_type=task)).eval()
+    inputs = inputs_of(model)
+    torch.manual_seed(0)
+    train_a_step(model, inputs)
+    with torch.no_grad():
+        expected = first_tensor(model(**inputs))
+        model.save_pretrained(tmp_path)
+        loaded = peft.PeftModel.from_pretrained(build_model(ALL[family]), tmp_path).eval()
+        torch.testing.assert_close(first_tensor(loaded(**inputs)), expected, atol=1e-5, rtol=1e-5)
+        if kind in MERGED:
+            merged = loaded.merge_and_unload()
+            torch.testing.assert_close(first_tensor(merged(**inputs)), expected, atol=1e-4, rtol=1e-4)
+            assert not any("lora" in name or "ia3" in name for name in merged.state_dict())
+    capability(family, "PEFT")
+
+
+def test_prefixes_before_global_projections_are_refused(capability: Any) -> None:
+    config = hea.SparseTransformerConfig.longformer(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    model = peft.get_peft_model(
+        hea.SparseTransformerModel(config),
+        peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="FEATURE_EXTRACTION"),
+    )
+    with pytest.raises(hea.UnsupportedBackendError, match="Prefix tuning cannot") as refusal:
+        model(input_ids=random_ids(2, 9))
+    capability("sparse_transformer", "PEFT", refusal=str(refusal.value))
