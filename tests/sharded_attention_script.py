@@ -22,6 +22,7 @@ from hf_efficient_attn.attention.sharded.key_plan import texts_of
 from hf_efficient_attn.attention.sharded.layer import attend_shard, plan_layer
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
+from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -105,31 +106,6 @@ def masks_of(case: Case) -> TokenMask:
     return TokenMask(**masks)
 
 
-class Counted:
-    """Counts the bytes that this process sends to others and gets from them, and those that are added up."""
-
-    def __init__(self) -> None:
-        self.sent = self.received = self.reduced = 0
-
-    def __enter__(self) -> "Counted":
-        self.plain = distributed.all_to_all_single, distributed.all_reduce
-        distributed.all_to_all_single, distributed.all_reduce = self.exchange, self.reduce
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        distributed.all_to_all_single, distributed.all_reduce = self.plain
-
-    def exchange(self, out: Tensor, rows: Tensor, received: list[int], sent: list[int], group: Any, **how: Any) -> Any:
-        rank = distributed.get_rank()
-        self.sent += (sum(sent) - sent[rank]) * rows.element_size()
-        self.received += (sum(received) - received[rank]) * out.element_size()
-        return self.plain[0](out, rows, received, sent, group, **how)
-
-    def reduce(self, tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        self.reduced += tensor.numel() * tensor.element_size()
-        return self.plain[1](tensor, *arguments, **options)
-
-
 def formula(case: Case, size: int, mode: str) -> Traffic:
     """Return what is to be exchanged."""
     layout = Layout(case.pattern, case.heads, case.tokens, case.tokens, layer=1 if case.pattern.is_random else 0)
@@ -198,9 +174,9 @@ def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
     if case.ramp:
         options["terms"] = (Term(states["spans"], SoftSpan(case.ramp)),)
     expected = formula(case, shards.size, shards.mode)
-    with Counted() as forward:
+    with Link(0) as forward:
         out = attend_shard(*(states[name] for name in "qkv"), followed, shards, masks_of(case), DIM**-0.5, **options)
-    with Counted() as backward:
+    with Link(0) as backward:
         (out * states["weights"]).sum().backward()
     check_bytes(case, expected, forward, backward, shards)
     found = {name: each.grad for name, each in states.items() if each.grad is not None}
@@ -209,7 +185,7 @@ def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
     return {"out": out.detach(), **found}
 
 
-def check_bytes(case: Case, expected: Traffic, forward: Counted, backward: Counted, shards: SequenceShards) -> None:
+def check_bytes(case: Case, expected: Traffic, forward: Link, backward: Link, shards: SequenceShards) -> None:
     """Check that what was measured is what the formula says, and what `explain` says where it knows the text."""
     rank, width = shards.rank, BATCH * torch.float64.itemsize
     assert (forward.sent, forward.received) == (width * expected.sent[rank], width * expected.received[rank])

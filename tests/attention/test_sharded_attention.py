@@ -12,6 +12,7 @@ from torchrun import run_together
 
 from hf_efficient_attn.attention.sharded.key_plan import Text, plan_keys
 from hf_efficient_attn.attention.sharded.layer import plan_layer
+from hf_efficient_attn.attention.sharded.row_parts import row_parts
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
 from hf_efficient_attn.errors import ConfigurationError, InputError
@@ -60,6 +61,26 @@ def test_global_tokens_need_what_they_are_read_by() -> None:
     assert plan.wanted[2] == ((0, 1), (15, 16), (24, 25))
     assert plan.wanted[0] == ((8, 9),)
     assert plan.wide_positions == ((0, 1),)
+
+
+def test_what_can_be_computed_while_keys_travel() -> None:
+    """All but the edges of a band; nothing where every query reads a token of another process; all of whole blocks."""
+    text = Text((Document(0, 64),), ((0, 64),))
+
+    def parts(pattern: Pattern, received: Intervals) -> list[tuple[int, int, Intervals, bool]]:
+        found = row_parts(Layout(pattern, 2, 64, 64), text, (32, 48), received)
+        return [(part.first, part.stop, part.keys, part.is_inner) for part in found]
+
+    # edges read what is around them alone
+    assert parts(Band(3, 2), ((29, 32), (48, 50))) == [
+        (32, 35, ((29, 37),), False),
+        (35, 46, ((32, 48),), True),
+        (46, 48, ((43, 50),), False),
+    ]
+    assert parts(BlockLocal(8), ()) == [(32, 48, ((32, 48),), True)]
+    assert parts(Band(3, 0) | GlobalTokens([0]), ((0, 1), (29, 32))) == [(32, 48, ((0, 1), (29, 48)), False)]
+    # fewer than half of the rows are not worth a call of their own
+    assert [each[3] for each in parts(Band(10, 0), ((22, 32),))] == [False]
 
 
 def test_traffic_of_a_window() -> None:
