@@ -17,7 +17,15 @@ import torch
 from torch.multiprocessing import start_processes
 
 from hf_efficient_attn.attention.explain import explain
-from hf_efficient_attn.bench.harness.options import DTYPES, add_counts, check_counts, fill_options, leave_open
+from hf_efficient_attn.bench.harness.options import (
+    DTYPES,
+    add_counts,
+    add_results,
+    check_counts,
+    fill_options,
+    leave_open,
+    make_folder,
+)
 from hf_efficient_attn.bench.harness.processes import fresh_processes
 from hf_efficient_attn.bench.harness.report import describe_machine, publish
 from hf_efficient_attn.bench.harness.timing import summarize
@@ -54,12 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="unless said otherwise, 8192 tokens, 2 processes and 2 rounds"
     )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("outputs/bench_sequence"),
-        help="folder of the results (default %(default)s)",
-    )
+    add_results(parser, "outputs/bench_sequence")
     leave_open(parser, *QUICK)
 
 
@@ -75,8 +78,10 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"processes={min(args.processes)} share no text. Give at least 2.")
     if min(args.gigabits) < 0:
         raise InputError(f"gigabits={min(args.gigabits)} must be at least 0, which is as fast as this machine.")
-    results = measure(settings_of(args))
-    publish(args.output, "sequence", results, results_markdown(results), results_figure)
+    settings = settings_of(args)
+    make_folder(args)
+    results = measure(settings)
+    publish(args, "sequence", results, results_markdown(results), results_figure)
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
