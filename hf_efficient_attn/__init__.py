@@ -75,6 +75,7 @@ from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 from hf_efficient_attn.training.shard_sequence import shard_sequence
 from hf_efficient_attn.training.span_callback import SpanCallback
 from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
+from hf_efficient_attn.training.training_memory import training_memory
 
 __version__ = requirements.VERSION
 
@@ -141,5 +142,6 @@ __all__ = [
     "set_span_limit",
     "shard_sequence",
     "sparsify",
+    "training_memory",
     "use_backend",
 ]

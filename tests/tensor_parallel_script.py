@@ -3,7 +3,7 @@
     torchrun --nproc_per_node 2 tensor_parallel_script.py FOLDER
 
 Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: logits, and the gradients of all
-parameters.
+parameters, and these after three steps.
 """
 
 import os
@@ -19,21 +19,34 @@ from transformers.distributed import DistributedConfig
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import model_heads
 
+STEPS = 3
+# before the names of parameters after these steps
+TRAINED = "trained "
 RANK = int(os.environ.get("RANK", "0"))
 
 
 def results(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the logits of two texts, one of them padded, and the gradients of all parameters, as a whole."""
+    """Return the logits of two texts, one of them padded, the gradients of all parameters, and trained parameters."""
+    logits = logits_of(model)
+    logits.square().mean().backward()
+    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    found = {"logits": logits.detach(), **{name: whole(gradient) for name, gradient in gradients.items()}}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(STEPS):
+        optimizer.step()
+        optimizer.zero_grad()
+        logits_of(model).square().mean().backward()
+    model.zero_grad()
+    return {**found, **{f"{TRAINED}{name}": whole(each.detach()) for name, each in model.named_parameters()}}
+
+
+def logits_of(model: transformers.PreTrainedModel) -> torch.Tensor:
     input_ids = torch.arange(2 * 24).reshape(2, 24) % model.config.vocab_size
     mask = torch.ones_like(input_ids)
     mask[1, 17:] = 0
     if model.config.is_encoder_decoder:
-        logits = model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=input_ids[:, :9]).logits
-    else:
-        logits = model(input_ids=input_ids, attention_mask=mask).logits * mask[..., None]
-    logits.square().mean().backward()
-    gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    return {"logits": logits.detach(), **{name: whole(gradient) for name, gradient in gradients.items()}}
+        return model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=input_ids[:, :9]).logits
+    return model(input_ids=input_ids, attention_mask=mask).logits * mask[..., None]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.attention.mask_users import mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
+from hf_efficient_attn.attention.refusals import refuse_division
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -88,7 +89,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
 
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
-            another attention.
+            another attention, or is divided among processes in a way that fails.
         InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model)
@@ -102,6 +103,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):
+            refuse_division(model)
             check_once(model)
         check_inputs(given)
 

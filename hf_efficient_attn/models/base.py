@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.refusals import refuse_stages, refuse_uneven_vocabulary
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -38,6 +39,15 @@ class FamilyPreTrainedModel(PreTrainedModel):
         """As transformers', for classes of others; those of this package are saved with a stub (`hub.saving`)."""
         if not cls.__module__.startswith(PACKAGE):
             super().register_for_auto_class(auto_class)
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', but refuses what would compute something else."""
+        if getattr(distributed_config, "pp_size", 1) > 1:
+            refuse_stages(cls.__name__)
+        if getattr(distributed_config, "fsdp_size", 1) > 1:
+            model.register_forward_pre_hook(refuse_uneven_vocabulary)
+        return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

@@ -1,6 +1,7 @@
 """Training steps of two processes, and the same steps in one: what the scripts of this folder compare."""
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from models_cases import CASES, scalar, switch_off_dropout
 from torch import Tensor, nn
 
 STEPS, LEARNING_RATE = 3, 0.1
+WRAPPERS = re.compile(r"^module\.|_checkpoint_wrapped_module\.")
 ALL_CASES = {case.name: case for case in [*CASES, *seq2seq_cases.CASES]}
 
 
@@ -22,8 +24,11 @@ def family_cases() -> dict[str, Any]:
 
 
 def build(case: Any, auto_class: str) -> Any:
-    """Return a model in training mode without dropout, the same in every process."""
-    model = case.model(auto_class, **case.fewest_layers).train()
+    """Return a model in training mode without dropout, the same in every process.
+
+    Two and three processes can divide its vocabulary.
+    """
+    model = case.model(auto_class, vocab_size=66, **case.fewest_layers).train()
     switch_off_dropout(model)
     return model
 
@@ -46,8 +51,8 @@ def train(model: nn.Module, batches: Callable[[int], Sequence[dict[str, Tensor]]
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the parameters, put together where they are in shards."""
-    parameters = {name.removeprefix("module."): each.detach() for name, each in model.named_parameters()}
+    """Return copies of the parameters, whole where they are in shards, by their names without wrappers."""
+    parameters = {WRAPPERS.sub("", name): each.detach() for name, each in model.named_parameters()}
     return {name: getattr(each, "full_tensor", lambda each=each: each)().clone() for name, each in parameters.items()}
 
 

@@ -23,10 +23,12 @@ def one_block(vocab_size: int) -> hea.SimplifiedTransformerForCausalLM:
     return hea.SimplifiedTransformerForCausalLM(config)
 
 
-def sparse_llama(seed: int = 0) -> transformers.LlamaForCausalLM:
+def sparse_llama(seed: int = 0, **fields: Any) -> transformers.LlamaForCausalLM:
     """Return a Llama whose eight heads share four key heads and follow two patterns, random by the seed."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
-    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=4, pad_token_id=0, **sizes)
+    config = transformers.LlamaConfig(
+        **{"vocab_size": 64, "num_key_value_heads": 4, "pad_token_id": 0, **sizes, **fields}
+    )
     pattern = PerHead([Band(3, 0), Dilated(12, 0, 3) | GlobalTokens([0])])
     return hea.sparsify(transformers.LlamaForCausalLM(config), pattern)

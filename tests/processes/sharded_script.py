@@ -1,0 +1,127 @@
+"""Train models whose weights are in shards (FSDP2), and save and load the shards.
+
+    torchrun --nproc_per_node 2 sharded_script.py FOLDER train
+    torchrun --nproc_per_node 3 sharded_script.py FOLDER load
+    python sharded_script.py FOLDER load
+
+FOLDER has a folder for each case with the saved model. Training by transformers' own FSDP2 writes its shards and, in
+files, its weights to FOLDER/trained; accelerate's FSDP2 trains the same. Writes FOLDER/report-{processes}.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState
+from models_cases import checkpoint_activations, switch_off_dropout
+from processes.steps import (
+    ALL_CASES,
+    LEARNING_RATE,
+    batch_of,
+    build,
+    largest_difference,
+    train,
+    train_alone,
+    weights_of,
+)
+from torch import distributed
+from transformers.distributed import DistributedConfig
+
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+# of every family the case with most kinds of parameters
+CASES = {name: ALL_CASES[name] for name in ("simplified-sas", "sparse-longformer", "span-modern", "seq2seq-led")}
+
+
+def load(case: Any, folder: Path) -> Any:
+    """Return a saved model, in shards if there are several processes, ready for training without dropout."""
+    options = {"distributed_config": DistributedConfig(fsdp_size=WORLD)} if WORLD > 1 else {}
+    model = getattr(transformers, case.main_head).from_pretrained(folder, **options).train()
+    switch_off_dropout(model)
+    return model
+
+
+def train_shards(case: Any, folder: Path, is_checkpointed: bool) -> Any:
+    """Return the trained model, loaded in shards by transformers."""
+    model = load(case, folder)
+    if is_checkpointed:
+        checkpoint_activations(model)
+    train(model, lambda step: [batch_of(case, case.main_head, step, RANK, WORLD)])
+    return model
+
+
+def train_with_accelerate(case: Any, activation_checkpointing: bool) -> Any:
+    """Return the trained model, cut into shards by accelerate, which offers this on GPUs only: here it is told so."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        activation_checkpointing=activation_checkpointing,
+        cpu_ram_efficient_loading=True,
+    )
+    accelerator = Accelerator(cpu=True)
+    told = {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
+    with patch.dict(AcceleratorState._shared_state, told):
+        model = build(case, case.main_head)
+        # as Trainer does: a layer that is computed again would append to the cache again
+        model.config.use_cache = False
+        optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        train(model, lambda step: [batch_of(case, case.main_head, step, RANK, WORLD)], optimizer)
+    return model
+
+
+def train_all(folder: Path) -> dict[str, Any]:
+    """Train every case in every way, and save one in shards and whole; return the differences to one process."""
+    report: dict[str, Any] = {}
+    # before the processes know each other: models that one trains alone would count as different from the others'
+    alone = {name: train_alone(case, case.main_head, WORLD) for name, case in CASES.items()}
+    distributed.init_process_group("gloo")
+    for name, case in CASES.items():
+        reached, moved = alone[name]
+        report[name] = {"moved": moved}
+        for is_checkpointed in (False, True):
+            way = " checkpointed" * is_checkpointed
+            model = train_shards(case, folder / name, is_checkpointed)
+            trained = {"transformers": model, "accelerate": train_with_accelerate(case, is_checkpointed)}
+            for by, each in trained.items():
+                report[name][f"{by}{way}"] = largest_difference(reached, weights_of(each))
+                report[name][f"{by}{way}, whole parameters"] = whole_parameters(each)
+        model.save_pretrained(folder / "shards" / name, distributed_checkpoint=True)
+        model.save_pretrained(folder / "whole" / name, is_main_process=RANK == 0)
+    return report
+
+
+def whole_parameters(model: Any) -> list[str]:
+    """Return the names of the parameters that are in no shards."""
+    return [name for name, each in model.named_parameters() if not hasattr(each, "full_tensor")]
+
+
+def load_all(folder: Path) -> dict[str, Any]:
+    """Load what was trained from its shards, and whole; return the differences to what was saved whole."""
+    report = {}
+    for name, case in CASES.items():
+        whole = getattr(transformers, case.main_head).from_pretrained(folder / "whole" / name)
+        report[name] = {
+            kind: largest_difference(weights_of(whole), weights_of(load(case, folder / kind / name)))
+            for kind in ("shards", "whole")
+        }
+    return report
+
+
+def main(folder: Path, what: str) -> None:
+    torch.set_num_threads(1)
+    report = {"train": train_all, "load": load_all}[what](folder)
+    if RANK == 0:
+        (folder / f"report-{what}-{WORLD}.json").write_text(json.dumps(report))
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
