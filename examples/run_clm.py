@@ -81,11 +81,11 @@ def main() -> None:
         blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
         if not len(blocks[split]):
             raise SystemExit(f"There are no {split} blocks: more text, samples, or a smaller --block_size are needed.")
-    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
+    chosen = Trainer.get_optimizer_cls_and_kwargs(training, model)
     # Trainer itself would decay the gains of simplified blocks
-    optimizers = optimizer(hea.optimizer_groups(model, training.weight_decay), **options), None
+    chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
     options = {"train_dataset": blocks["train"], "eval_dataset": blocks["validation"], "processing_class": tokenizer}
-    trainer = Trainer(model, training, default_data_collator, optimizers=optimizers, **options)
+    trainer = Trainer(model, training, default_data_collator, optimizer_cls_and_kwargs=chosen, **options)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)

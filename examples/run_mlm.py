@@ -31,7 +31,6 @@ from transformers import (
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
 SHAPE |= {"is_causal": False, "position_embedding_type": "rope"}
@@ -94,10 +93,11 @@ def main() -> None:
     blocks["validation"] = blocks["validation"].map(lambda rows: mask(rows["input_ids"]), batched=True)
     counts = torch.bincount(torch.tensor(text[:1000]["input_ids"]).flatten(), minlength=len(tokenizer)) + 1
     blocks["train"] = blocks["train"].with_transform(lambda rows: mask(rows["input_ids"]))
-    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
+    chosen = Trainer.get_optimizer_cls_and_kwargs(training, model)
     # Trainer itself would decay the gains of simplified blocks
-    optimizers = optimizer(hea.optimizer_groups(model, training.weight_decay), **options), None
-    trainer = MaskedTrainer(model, training, default_data_collator, *blocks.values(), tokenizer, optimizers=optimizers)
+    chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
+    options = {"processing_class": tokenizer, "optimizer_cls_and_kwargs": chosen}
+    trainer = MaskedTrainer(model, training, default_data_collator, *blocks.values(), **options)
     last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
     trainer.save_model()
@@ -142,7 +142,7 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple[PreTrainedModel, Pre
         tokenizer.model_max_length = length
         model = hea.convert(model, max_position_embeddings=length, attention_window=args.attention_window)
     elif window := args.attention_window:
-        hea.sparsify(model, Band(window // 2, window // 2))
+        hea.sparsify(model, hea.patterns.Band(window // 2, window // 2))
     return model, tokenizer
 
 

@@ -17,8 +17,8 @@ def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | Non
     The rest, which is not decayed, are trainable vectors and numbers: gains, norm scales, biases. Decaying a gain pulls
     its branch to zero; `Trainer` would do so by itself, since it recognises only norms and biases, by name. Spans are
     not decayed either, since `span_penalty` already shortens them; there is a group for them if the model learns any.
-    Pass the groups on by `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`, or
-    where Trainer refuses that, under FSDP, by
+    Pass the groups on by `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`;
+    under FSDP, where Trainer refuses optimizers, by
     `optimizer_cls_and_kwargs=(torch.optim.AdamW, {"params": optimizer_groups(model, 0.1), "lr": 1e-3})`.
 
     Args:

@@ -43,7 +43,9 @@ MODELS = {
     "mistral": partial(llama, "mistral", sliding_window=None),
     "qwen2": partial(llama, "qwen2"),
     "sliding": partial(sparse, "sliding", left=64),
-    "sliding, pre-norm": partial(sparse, "sliding", left=64, norm_position="pre", causal=True, num_key_value_heads=2),
+    "sliding, pre-norm": partial(
+        sparse, "sliding", left=64, norm_position="pre", is_causal=True, num_key_value_heads=2
+    ),
     "sliding, rmsnorm": partial(sparse, "sliding", left=64, norm_type="rmsnorm", gated_mlp=True),
     "strided": partial(sparse, "strided", stride=32),
     "spans": spans,
