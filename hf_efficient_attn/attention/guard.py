@@ -15,7 +15,7 @@ from transformers.utils.import_utils import is_tracing
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
 from hf_efficient_attn.attention.mask_users import mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
@@ -95,6 +95,10 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     refuse_other_attention(model)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return
+    current = getattr(PreTrainedModel.__init__, MARK, guard)
+    if current is not guard:
+        hand_over(model, current, inputs, options)
+        return
     model_class: Any = type(model)
     names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
@@ -106,6 +110,23 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             refuse_division(model)
             check_once(model)
         check_inputs(given)
+
+
+def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
+    hooks = model._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is before_forward]:
+        del hooks[key]
+        model._forward_pre_hooks_with_kwargs.pop(key, None)
+    # what the copy has found are objects of its own
+    for module in model.modules():
+        module.__dict__.pop(KNOWN, None)
+        module.__dict__.pop(CHECKED, None)
+    known = set(hooks)
+    current(model)
+    # torch has listed the hooks of this call already
+    for key in hooks.keys() - known:
+        hooks[key](model, inputs, options)
 
 
 def check_inputs(given: dict[str, Any]) -> None:

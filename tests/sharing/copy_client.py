@@ -29,26 +29,40 @@ def used(model: Any) -> dict[str, Any]:
     return {**found, "trained": output_digest(model.eval())}
 
 
+def fresh(folder: str, head: str) -> Any:
+    return getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
+
+
 def main(folders: dict[str, str]) -> dict[str, Any]:
     refusal = NotInstalled()
     sys.meta_path.insert(0, refusal)
     loaded, served = {}, {}
     for folder, head in folders.items():
-        model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
+        model = fresh(folder, head)
         loaded[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
         model.save_pretrained(f"{folder}_again")
-        again = getattr(transformers, head).from_pretrained(f"{folder}_again", trust_remote_code=True)
-        loaded[folder]["saved_again"] = output_digest(again)
+        loaded[folder]["saved_again"] = output_digest(fresh(f"{folder}_again", head))
         [name] = PreTrainedConfig.get_config_dict(folder)[0]["architectures"]
         served[folder] = output_digest(getattr(transformers, name).from_pretrained(folder))
+    # one that has run, and one that has not, before the package comes
+    kept = {folder: [fresh(folder, head) for _ in range(2)] for folder, head in folders.items()}
+    for model, _ in kept.values():
+        output_digest(model, of_a_copy=False)
     was_imported = PACKAGE in sys.modules
     sys.meta_path.remove(refusal)
     __import__(PACKAGE)
+    ran = {folder: [output_digest(each) for each in models] for folder, models in kept.items()}
     found = {}
     for folder, head in folders.items():
-        model = getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
+        model = fresh(folder, head)
         found[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
-    return {"without": loaded, "served": served, "was_imported": was_imported, "with": found}
+    return {
+        "without": loaded,
+        "served": served,
+        "ran": ran,
+        "was_imported": was_imported,
+        "with": found,
+    }
 
 
 if __name__ == "__main__":

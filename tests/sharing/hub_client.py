@@ -146,7 +146,7 @@ def describe(model: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def output_digest(model: Any) -> str:
+def output_digest(model: Any, of_a_copy: bool = True) -> str:
     """Return the SHA-256 of every output number of one forward over a batch with padding.
 
     From a copy of the model: weights that from_pretrained maps from a file lie at other alignments than new ones, which
@@ -154,7 +154,7 @@ def output_digest(model: Any) -> str:
     """
     import torch
 
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model) if of_a_copy else model
     ids = torch.arange(2, 34).view(2, 16) * 7 % 300
     mask = torch.ones_like(ids)
     mask[0, 12:] = 0

@@ -56,6 +56,12 @@ def test_package_that_is_imported_later_wins(name: str, answers: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_model_of_a_copy_goes_on_under_the_package(name: str, answers: dict[str, Any]) -> None:
+    """Whether it has run before the package was imported, or not."""
+    assert answers["ran"][name] == [answers["without"][name]["digest"]] * 2
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, Any]) -> None:
     first, again = (code_and_map(answers["place"] / each) for each in (name, f"{name}_again"))
     assert first == again
