@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hub_card_rules import card_errors
 from models_cases import first_tensor, scalar, switch_off_dropout
 from torch import Tensor
 
@@ -111,6 +112,15 @@ class SharedContract:
             module, _, found = auto_map[name].partition(".")
             assert names[found] is cls
             assert f"{module}.py" == FILE
+
+    def test_model_card_explains_and_loads_it(self, case: Any) -> None:
+        """Over HTTP: `tests/sharing/test_repositories.py`."""
+        card = hea.hub.model_card(case.model(), "you/model")
+        assert card_errors(str(card)) == []
+        assert f'{case.main_head}.from_pretrained("you/model")' in card.text
+        # whose layers `explain` refuses
+        is_refused = "would drop the ALiBi bias" in card.text
+        assert is_refused == ("| layers |" not in card.text) == ("■" not in card.text)
 
     def test_built_on_meta(self, case: Any) -> None:
         with torch.device("meta"):
