@@ -33,8 +33,8 @@ def attention_text(model_or_config: Any) -> str:
         described = {part: explain_layers(model_or_config, tokens, part) for part in parts_of(config)}
     except EfficientAttentionError as refusal:
         pattern = pattern_of(config)
-        said = "" if pattern is None else f"Its pattern is `{shown(pattern)}`. "
-        return f"{said}Its cost is not known here: {refusal}"
+        start = "" if pattern is None else f"Its pattern is `{shown(pattern)}`. "
+        return f"{start}Its cost is not known here: {refusal}"
     rows = [row(part, layers, each) for part, found in described.items() for layers, each in found]
     # the layers that read the fewest keys
     part, layers, said = min(
