@@ -39,6 +39,9 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
       a band. Queries that read nearly everything (global tokens) are sent to the keys instead.
     - "heads": every process gets whole texts for some of the heads (DeepSpeed Ulysses), for patterns that read far.
 
+    While keys travel, queries that need none of them are computed. `explain` says how many bytes each process sends. If
+    a process is lost, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
+
     Trainer deals out batches to its processes; let all of them have the same one:
 
         class SequenceTrainer(Trainer):
