@@ -75,10 +75,10 @@ class Hub:
 
 
 @contextlib.contextmanager
-def running_hub(folder: Path) -> Iterator[Hub]:
-    """Serve `folder` on a free port of 127.0.0.1 until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    server.folder, server.refusals = folder, {}
+def running_hub(folder: Path, handler: type[BaseHTTPRequestHandler] | None = None) -> Iterator[Hub]:
+    """Serve `folder` on a free port of 127.0.0.1 until the block ends; `handler` is `HubHandler`, or a part of it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler or HubHandler)
+    server.folder, server.refusals, server.lock = folder, {}, threading.Lock()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -161,34 +161,39 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send(b"")
 
     def commit(self, repo: str) -> None:
-        """Apply the operations of the commit, one JSON object per line."""
+        """Apply the operations of the commit, one JSON object per line, all at once for who looks at the repository."""
         self.check_token()
         folder = self.repo_folder(repo)
-        for line in self.body.splitlines():
-            operation = json.loads(line)
-            kind, value = operation["key"], operation["value"]
-            if kind == "header":
-                continue
-            path = file_path(folder, value["path"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if kind == "file":
-                path.write_bytes(base64.b64decode(value["content"]))
-            elif kind == "lfsFile":
-                shutil.copyfile(self.lfs_path(value["oid"]), path)
-            elif kind == "deletedFile":
-                path.unlink()
-            else:
-                raise HubError(HTTPStatus.NOT_IMPLEMENTED, kind)
-        card = folder / "README.md"
-        if card.is_file() and (errors := card_errors(card.read_text(encoding="utf-8"))):
-            raise HubError(HTTPStatus.BAD_REQUEST, "; ".join(errors))
-        oid = commit_id(folder)
-        shutil.copytree(folder, self.server.folder / COMMITS / oid, dirs_exist_ok=True)
+        operations = [json.loads(line) for line in self.body.splitlines()]
+        with self.server.lock:
+            for operation in operations:
+                self.apply(folder, operation["key"], operation["value"])
+            card = folder / "README.md"
+            if card.is_file() and (errors := card_errors(card.read_text(encoding="utf-8"))):
+                raise HubError(HTTPStatus.BAD_REQUEST, "; ".join(errors))
+            oid = commit_id(folder)
+            shutil.copytree(folder, self.server.folder / COMMITS / oid, dirs_exist_ok=True)
         self.send_json({"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}"})
 
+    def apply(self, folder: Path, kind: str, value: dict[str, Any]) -> None:
+        """Apply one operation of a commit."""
+        if kind == "header":
+            return
+        path = file_path(folder, value["path"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "file":
+            path.write_bytes(base64.b64decode(value["content"]))
+        elif kind == "lfsFile":
+            shutil.copyfile(self.lfs_path(value["oid"]), path)
+        elif kind == "deletedFile":
+            path.unlink()
+        else:
+            raise HubError(HTTPStatus.NOT_IMPLEMENTED, kind)
+
     def info(self, repo: str, revision: str | None) -> None:
-        folder, commit = self.at_revision(repo, revision or "main")
-        siblings = [{"rfilename": name} for name in file_names(folder)]
+        with self.server.lock:
+            folder, commit = self.at_revision(repo, revision or "main")
+            siblings = [{"rfilename": name} for name in file_names(folder)]
         self.send_json({"id": repo, "sha": commit, "private": False, "tags": [], "siblings": siblings})
 
     def tree(self, repo: str, revision: str, under: str | None) -> None:
@@ -241,7 +246,9 @@ class HubHandler(BaseHTTPRequestHandler):
             raise HubError(HTTPStatus.UNAUTHORIZED, "Unauthorized")
 
     def read_body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(length := int(self.headers.get("Content-Length", 0)))
+        assert len(body) == length, "the client is gone"
+        return body
 
     def send_json(self, answer: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send(json.dumps(answer).encode(), status, {"Content-Type": "application/json"})

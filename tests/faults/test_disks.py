@@ -1,0 +1,110 @@
+"""A full disk, and a folder that must not be written to: an error, nothing is lost, and the next try succeeds."""
+
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_tree_models import in_tree
+from training.kill_while_saving import LOSSES, train
+
+import hf_efficient_attn as hea
+from faults.jobs import contents
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Left behind, as sparse", "ignore:Kept in"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux"),
+]
+NOBODY = 65534
+
+
+def error_in_child(folder: Path, act: Callable[[], Any], before: Callable[[], Any]) -> str:
+    """Return the error that `act` ends with in a forked process, after `before`; "": it has ended well."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        said = ""
+        try:
+            before()
+            act()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, said.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    os.waitpid(process, 0)
+    return said
+
+
+def limit_files(num_bytes: int) -> None:
+    """Let no file become larger, with the error of a full disk's kind."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+def be_nobody() -> None:
+    """Become a user who may read what others own and write nothing of it; who runs tests may be allowed everything."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the folders of a BERT and of a checkpoint that it shall replace."""
+    in_tree("bert").save_pretrained(tmp_path / "bert")
+    in_tree("roberta").save_pretrained(tmp_path / "old")
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    return tmp_path / "bert", tmp_path / "old"
+
+
+def test_a_conversion_onto_a_full_disk(converted: tuple[Path, Path]) -> None:
+    bert, old = converted
+    before = contents(old)
+    said = error_in_child(old, lambda: hea.convert(bert, old, overwrite=True), lambda: limit_files(20_000))
+    assert said.startswith("CheckpointError: ")
+    assert "could not be written, and is as it was" in said
+    assert contents(old) == before
+    assert {path.name for path in old.parent.iterdir()} == {"bert", "old"}
+    hea.convert(bert, old, overwrite=True)
+    assert (old / "notes.txt").read_text() == "mine"
+
+
+def test_a_conversion_into_a_folder_of_others() -> None:
+    # the folders of pytest are closed to all other users
+    with tempfile.TemporaryDirectory() as name:
+        place, old, model = Path(name), Path(name) / "old", in_tree("bert")
+        in_tree("roberta").save_pretrained(old)
+        before = contents(old)
+        for path in (place, old):
+            path.chmod(0o555)
+        said = error_in_child(old, lambda: hea.convert(model, old, overwrite=True), be_nobody)
+        for path in (place, old):
+            path.chmod(0o755)
+        assert said.startswith("CheckpointError: ")
+        assert "Permission denied" in said
+        assert contents(old) == before
+
+
+def test_a_training_onto_a_full_disk_goes_on_later(tmp_path: Path) -> None:
+    """What it has saved is whole, and the losses are those of a training that nothing has stopped."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert error_in_child(whole, lambda: train(whole, None), lambda: None) == ""
+    largest = max(path.stat().st_size for path in whole.rglob("*.safetensors"))
+    shutil.copytree(whole / "checkpoint-1", run / "checkpoint-1")
+    said = error_in_child(run, lambda: train(run, str(run / "checkpoint-1")), lambda: limit_files(largest // 2))
+    assert "Error" in said
+    assert hea.last_complete_checkpoint(run) == str(run / "checkpoint-1")
+    assert error_in_child(run, lambda: train(run, hea.last_complete_checkpoint(run)), lambda: None) == ""
+    assert (run / LOSSES).read_text() == (whole / LOSSES).read_text()
