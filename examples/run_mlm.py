@@ -7,26 +7,23 @@
 The first trains a real BERT and a new head on Python's documentation, five minutes of one core: 5.6 nats a masked token
 of held-out pages, where token frequencies give 6.7. The second makes it read 4,096 tokens, in windows of 512. Others:
 
-    python examples/run_mlm.py --model_name_or_path roberta-base --max_seq_length 4096 --train_file my.jsonl
     python examples/run_mlm.py --model_type sparse_transformer --attention_window 256 --learning_rate 1e-3
-    torchrun --nproc_per_node 8 examples/run_mlm.py --dataset_name wikitext --dataset_config_name wikitext-103-raw-v1
+    torchrun --nproc_per_node 8 examples/run_mlm.py --model_name_or_path roberta-base --train_file my.jsonl
 """
 
 from dataclasses import dataclass
 
 import torch
 from datasets import DatasetDict, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
     default_data_collator,
-    set_seed,
 )
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
@@ -50,15 +47,13 @@ class Arguments:
     validation_file: str | None = HfArg(default=None, help="Its like, to evaluate on. Default: a tenth of the rows.")
     text_column: str = HfArg(default="text", help="Column of the text.")
     max_seq_length: int = HfArg(default=512, help="Tokens read at once; a checkpoint of fewer positions is made long.")
-    mlm_probability: float = HfArg(default=0.15, help="Share of the tokens that are masked.")
     max_train_samples: int | None = HfArg(default=None, help="Train on so many blocks. Default data: 163,840 tokens.")
     max_eval_samples: int = HfArg(default=16, help="Evaluate on at most so many blocks.")
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+# projects only masked tokens to the vocabulary, which halves the time and the memory of a step
 class MaskedTrainer(Trainer):
-    """Projects only masked tokens to the vocabulary, which halves the time and the memory of a step."""
-
     def compute_loss(self, model, inputs, *args, **kwargs):
         masked = inputs["labels"] != -100
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
@@ -68,46 +63,47 @@ class MaskedTrainer(Trainer):
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_mlm", num_train_epochs=1, learning_rate=3e-4, eval_on_start=True)
-    parser.set_defaults(per_device_train_batch_size=1, per_device_eval_batch_size=1, warmup_steps=0.1, logging_steps=10)
+    parser.set_defaults(output_dir="outputs/run_mlm", do_train=True, do_eval=True, eval_on_start=True, warmup_steps=0.1)
+    parser.set_defaults(num_train_epochs=1, per_device_train_batch_size=1, per_device_eval_batch_size=1)
+    parser.set_defaults(learning_rate=3e-4, logging_steps=10, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
-    set_seed(training.seed)
+    torch.manual_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
 
     def group(rows: dict[str, list]) -> dict[str, list]:
-        texts = tokenizer(rows[args.text_column], add_special_tokens=False, verbose=False).input_ids
+        texts = tokenizer([text or "" for text in rows[args.text_column]], add_special_tokens=False, verbose=False)
         first, last, size = [tokenizer.cls_token_id], [tokenizer.sep_token_id], args.max_seq_length - 2
-        ids = [token for text in texts for token in text + last]
+        ids = [token for text in texts.input_ids for token in text + last]
         return {"input_ids": [first + ids[end - size : end] + last for end in range(size, len(ids) + 1, size)]}
 
     with training.main_process_first():
         blocks = data.map(group, batched=True, remove_columns=data["train"].column_names)
     text = blocks["train"]
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
-        if not len(blocks[split]):
-            raise SystemExit(f"The {split} text is shorter than {args.max_seq_length} tokens (--max_seq_length).")
         blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
-    mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=args.mlm_probability, seed=training.seed)
+        if not len(blocks[split]):
+            raise SystemExit(f"No {split} blocks: more text, samples, or a smaller --max_seq_length are needed.")
+    mask = DataCollatorForLanguageModeling(tokenizer, seed=training.seed)
     # the same tokens at every evaluation, others whenever a block is trained on
     blocks["validation"] = blocks["validation"].map(lambda rows: mask(rows["input_ids"]), batched=True)
-    counts = torch.bincount(torch.tensor(text[:1000]["input_ids"]).flatten(), minlength=len(tokenizer)) + 1
     blocks["train"] = blocks["train"].with_transform(lambda rows: mask(rows["input_ids"]))
     chosen = Trainer.get_optimizer_cls_and_kwargs(training, model)
     # Trainer itself would decay the gains of simplified blocks
     chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
     options = {"processing_class": tokenizer, "optimizer_cls_and_kwargs": chosen}
     trainer = MaskedTrainer(model, training, default_data_collator, *blocks.values(), **options)
-    last = hea.last_complete_checkpoint(training.output_dir) if args.resume else None
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint or last)
-    trainer.save_model()
-    metrics = trainer.evaluate()
-    labels = torch.tensor(blocks["validation"][:]["labels"])
-    metrics["loss_of_frequencies"] = -(counts / counts.sum()).log()[labels[labels != -100]].mean().item()
-    trainer.log_metrics("eval", metrics)
-    trainer.save_metrics("eval", metrics)
-    if training.push_to_hub:
-        trainer.push_to_hub()
+    if training.do_train:
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        trainer.save_metrics("train", trainer.train(resume).metrics)
+        trainer.save_model()
+    if training.do_eval:
+        labels = torch.tensor(blocks["validation"][:]["labels"])
+        counts = torch.tensor(text[:1000]["input_ids"]).flatten().bincount(minlength=len(tokenizer)) + 1
+        losses = -(counts / counts.sum()).log()[labels[labels != -100]]
+        metrics = trainer.evaluate() | {"loss_of_frequencies": losses.mean().item()}
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
 
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
@@ -116,28 +112,32 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
     elif args.train_file:
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        data = load_dataset("json", data_files=files)
+        try:
+            data = load_dataset("json", data_files=files)
+        except (DatasetGenerationError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
     else:
         from example_data import python_documentation
 
         data = python_documentation()
-        args.max_train_samples = args.max_train_samples or 163_840 // args.max_seq_length
-    parts = data if "validation" in data else data["train"].train_test_split(0.1, seed=seed)
-    return DatasetDict(train=parts["train"], validation=parts.get("validation") or parts["test"])
+        if args.max_train_samples is None:
+            args.max_train_samples = 163_840 // args.max_seq_length
+    if args.text_column not in (columns := data["train"].column_names):
+        raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
+    if not {"validation", "test"} & set(data):
+        data = data["train"].train_test_split(0.1, seed=seed)
+    return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
 
 
-def load_model(args: Arguments, data: DatasetDict) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(args: Arguments, data: DatasetDict) -> tuple:
     """Return the checkpoint, made long if it is shorter than the blocks, or a new model, and its tokenizer."""
     if not (args.model_name_or_path or (args.model_type and args.tokenizer_name)):
         from example_data import new_tokenizer, pretrained_bert
     name, length = args.model_name_or_path or (None if args.model_type else pretrained_bert()), args.max_seq_length
     own = args.tokenizer_name or name
     tokenizer = AutoTokenizer.from_pretrained(own) if own else new_tokenizer(data["train"][args.text_column], 8192)
-    if name:
-        model = AutoModelForMaskedLM.from_pretrained(name)
-    else:
-        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **SHAPE}
-        model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(args.model_type, **fields))
+    fields, auto = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **SHAPE}, AutoModelForMaskedLM
+    model = auto.from_pretrained(name) if name else auto.from_config(AutoConfig.for_model(args.model_type, **fields))
     if length > model.config.max_position_embeddings:
         tokenizer.model_max_length = length
         model = hea.convert(model, max_position_embeddings=length, attention_window=args.attention_window)

@@ -22,7 +22,7 @@ OWN = {
     "run_classification": ["encoder", "--max_seq_length", "64"],
     "run_clm": ["decoder", "--block_size", "32"],
     "run_lora": ["decoder", "--block_size", "32", "--left", "4"],
-    "run_mlm": ["bert", "--max_seq_length", "32", "--attention_window", "8", "--use_cpu", "True"],
+    "run_mlm": ["bert", "--max_seq_length", "32", "--attention_window", "8"],
     "run_qa": ["encoder", "--max_seq_length", "96", "--doc_stride", "16"],
     "run_sentence_embeddings": [
         "bert",

@@ -52,12 +52,11 @@ def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
     printed = on_two_processes(copy, own(script, "--save_strategy", "no"), folder)
     assert "pin_memory" not in printed
     results = json.loads((folder / "run" / "all_results.json").read_text())
-    # run_mlm.py keeps no times of its training
-    assert {"train_runtime", "eval_runtime"} & results.keys()
+    assert "train_runtime" in results
     assert len(list((folder / "run").glob("*model.safetensors"))) == 1
 
 
-@pytest.mark.parametrize("script", sorted(OWN.keys() - {"run_mlm"}))
+@pytest.mark.parametrize("script", OWN)
 def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
     copy = shutil.copy(EXAMPLES / f"{script}.py", folder)
     finish_example(start_forked(folder, copy, *own(script, "--do_train", "False", "--do_predict", "False")))
@@ -87,6 +86,7 @@ def refused(script: str, *more: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return stop.value.code
 
 
+# of a single row, run_mlm.py lets datasets say that it cannot be divided
 @pytest.mark.parametrize("script", sorted(OWN.keys() - {"run_mlm"}))
 def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sentence(name: str, found: list[dict]) -> str:
