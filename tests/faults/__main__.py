@@ -19,23 +19,28 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-from hub_server import Hub, running_hub
+from typing import Any
 
 
 @contextlib.contextmanager
-def hub_process(folder: Path) -> Iterator[Hub]:
-    """Run a Hub in a process of its own, which has threads that must not be forked."""
+def hub_process(folder: Path) -> Iterator[Any]:
+    """Run a Hub in a process of its own, which has threads that must not be forked, and take its environment over."""
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
+        from hub_server import running_hub
+
         with running_hub(folder) as hub:
-            os.write(writer, hub.url.encode())
+            os.write(writer, json.dumps([hub.url, hub.environment()]).encode())
             os.close(writer)
             signal.pause()
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        url = pipe.read()
+        url, environment = json.load(pipe)
+    # read when huggingface_hub is imported, which the next import does
+    os.environ.update(environment, HF_HUB_DISABLE_PROGRESS_BARS="1")
+    from hub_server import Hub
+
     try:
         yield Hub(url, folder, {})
     finally:
@@ -49,8 +54,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, hub_process(Path(name) / "hub") as hub:
-        # read when huggingface_hub is imported, which the next import does
-        os.environ.update(hub.environment(), HF_HUB_DISABLE_PROGRESS_BARS="1")
         from faults.kills import kill
 
         print(json.dumps(kill(Path(name), hub, options.kills, random.Random(options.seed))))

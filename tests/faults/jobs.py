@@ -20,6 +20,9 @@ import hf_efficient_attn as hea
 # what a user has put into the folder of a checkpoint
 MINE = {"notes.txt": "mine", "checkpoint-500/model.safetensors": "mine", ".git/HEAD": "main"}
 
+# the same for all runs, since cards name it
+REPO = "tester/pushed"
+
 
 class Job:
     """Work in `folder`, run by run: `prepare`, `act` in a process that is killed, `check`, `act` again, `outcome`."""
@@ -87,23 +90,21 @@ class Push(Job):
         hea.AdaptiveSpanModel(hea.AdaptiveSpanConfig.modern(**TINY)).save_pretrained(folder / "before")
         self.before: Any = None
 
-    def repo(self, run: str) -> str:
-        return f"tester/{self.name}-{run}"
-
     def prepare(self, run: str) -> None:
-        shutil.copytree(self.folder / "before", self.hub.files(self.repo(run)))
-        self.before = shown_commit(self.hub, self.repo(run))
+        shutil.rmtree(self.hub.files(REPO), ignore_errors=True)
+        shutil.copytree(self.folder / "before", self.hub.files(REPO))
+        self.before = shown_commit(self.hub, REPO)
 
     def act(self, run: str) -> None:
-        hea.sparsify(build("llama"), PATTERN).push_to_hub(self.repo(run), max_shard_size="20kB")
+        hea.sparsify(build("llama"), PATTERN).push_to_hub(REPO, max_shard_size="20kB")
 
     def check(self, run: str) -> None:
-        shown = shown_commit(self.hub, self.repo(run))
-        files = sorted(contents(self.hub.files(self.repo(run))))
+        shown = shown_commit(self.hub, REPO)
+        files = sorted(contents(self.hub.files(REPO)))
         assert shown in (self.before, self.expected), f"{run}: the Hub shows half a commit, {files}"
 
     def outcome(self, run: str) -> Any:
-        return shown_commit(self.hub, self.repo(run))
+        return shown_commit(self.hub, REPO)
 
 
 class Pull(Job):
