@@ -3,7 +3,7 @@
     pip install ".[train]"
     python examples/run_clm.py
 
-trains a simplified Transformer (block `sas_p`) on the source of Python's standard library, six minutes on one core, to
+trains a simplified Transformer (block `sas_p`) on the source of Python's standard library, 5 minutes of one core, to
 1.55 bits per byte of held-out files, which `xz -9` packs into 1.74. Another family; a checkpoint; text of your own:
 
     python examples/run_clm.py --model_type llama --config_overrides "hidden_size=96,num_hidden_layers=4"
@@ -110,8 +110,8 @@ def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("text" if lines else "json", data_files=files)
-        except (DatasetGenerationError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
+        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
     else:
         from example_data import python_sources
 

@@ -109,8 +109,8 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         kind = {".csv": "csv", ".txt": "text"}.get(Path(args.train_file).suffix, "json")
         try:
             data = load_dataset(kind, data_files=files)
-        except (DatasetGenerationError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
+        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
     else:
         from example_data import python_sources
 

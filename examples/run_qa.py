@@ -97,8 +97,8 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("json", data_files=files)
-        except (DatasetGenerationError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
+        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
     else:
         from example_data import dictionary_questions
 

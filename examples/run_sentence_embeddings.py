@@ -106,8 +106,8 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
-        except (DatasetGenerationError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} has no rows, or rows that cannot be read.") from error
+        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
+            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
     else:
         from example_data import code_search_pairs
 

@@ -9,11 +9,10 @@ from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 
 # a head that reads so many keys beyond its ramp has hardly grown
 HARDLY_KEYS = 8
-NOT_COMPARABLE = "–"
 
 
 def kinds(found: dict[str, Any]) -> str:
-    """Return what was measured of each kind of span, and of a fixed one of 64; that ran by itself, at another speed."""
+    """Return what was measured of each kind of span, and of a fixed one of 64."""
     short = results("compare_spans_fixed_64")["kinds"]["fixed"]
     rows = {**found["kinds"], f"fixed at {short['max_span']:,}": short}
     lines = [
@@ -22,11 +21,10 @@ def kinds(found: dict[str, Any]) -> str:
             f"{result['bits_per_byte']:.3f}",
             f"{result['average_span']:,.0f}",
             f"{result['flops_per_token'] / 1e6:.2f}",
-            NOT_COMPARABLE if result is short else f"{result['train_tokens_per_second']:,.0f}",
         ]
         for kind, result in rows.items()
     ]
-    header = ["span", "bits per byte", "average span", "million multiply-adds a byte", "trained bytes/s"]
+    header = ["span", "bits per byte", "average span", "million multiply-adds a byte"]
     num_steps, data = short["num_steps"], found["data"]
     return f"""{markdown_table(header, lines)}
 
@@ -51,5 +49,5 @@ def along_text(found: dict[str, Any]) -> str:
     cost, text = SpanReport.from_dict(found).cost, found["settings"]["text"]
     return (
         f"Over {text} it reads {cost.average_span:,.0f} keys on average, {cost.max_span:,} at most; the table's "
-        f"average is of code. `{found['command']}`"
+        f"average is over code. `{found['command']}`"
     )

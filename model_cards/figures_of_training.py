@@ -83,19 +83,17 @@ def prefill(found: dict[str, Any]) -> dict[str, dict[int, float]]:
 
 
 def faster_llama(found: dict[str, Any]) -> str:
-    """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`, in a sentence."""
+    """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`."""
     way, settings = "band + first tokens", found["settings"]
     speeds, perplexity = prefill(found)[way], found["perplexity"]
     lengths = [tokens for tokens in speeds if tokens > settings["left"]]
+    lines = [["prompt read, times as fast as by causal SDPA", *(f"{speeds[tokens]:.1f}" for tokens in lengths)]]
+    for name, words in {"dense": "dense", way: "sparse"}.items():
+        lines.append([f"perplexity, {words}", *(_perplexity(perplexity[name], tokens) for tokens in lengths)])
+    return f"""{markdown_table(["a pretrained Llama, tokens", *(f"{tokens:,}" for tokens in lengths)], lines)}
 
-    def listed(cells: list[str]) -> str:
-        return f"{', '.join(cells[:-1])} and {cells[-1]}"
-
-    sparse, dense = (listed([_perplexity(perplexity[name], tokens) for tokens in lengths]) for name in (way, "dense"))
-    return f"""A pretrained Llama ({_name(found)}, not fine-tuned) whose tokens read the {settings["left"]:,} before \
-them and the first {settings["num_first"]} reads prompts of {listed([f"{tokens:,}" for tokens in lengths])} tokens \
-{listed([f"{speeds[tokens]:.1f}" for tokens in lengths])} times as fast as with causal SDPA. Its perplexity in \
-the second half of as long texts is {sparse} instead of {dense}. `{found["command"]}`, \
+{_name(found)}, not fine-tuned; each token reads the {settings["left"]:,} before it and the first \
+{settings["num_first"]}; perplexity in the second half of the text. `{found["command"]}`, \
 [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
 
 

@@ -80,7 +80,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "signal_propagation": signal_propagation,
     "spans": partial(spans, "adaptive"),
     "spans_dynamic": partial(spans, "dynamic"),
-    "span_curves": lambda: draw_span_curves(results("compare_spans")["kinds"]),
+    "span_curves": lambda: draw_span_curves(results("compare_spans")["kinds"], by=["step"]),
     "compare_blocks": lambda: figures_of_training.learning_figure(results("compare_blocks")),
     "sparsify_llama": lambda: figures_of_training.llama_figure(results("sparsify_llama")),
     "bench_attention": lambda: attention_figure(results("attention")),

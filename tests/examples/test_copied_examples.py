@@ -93,7 +93,10 @@ def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monke
         write_rows(folder / name, found)
         return refused(script, "--train_file", name, monkeypatch=monkeypatch)
 
-    assert sentence("empty.jsonl", []) == "empty.jsonl has no rows, or rows that cannot be read."
+    assert sentence("empty.jsonl", []) == "empty.jsonl is missing, has no rows, or wrong ones."
+    assert refused(script, "--train_file", "nowhere.jsonl", monkeypatch=monkeypatch).startswith(
+        "nowhere.jsonl is missing"
+    )
     assert "a single row" in sentence("one.jsonl", rows(1)).lower()
     assert "other" in sentence("other.jsonl", [{"other": 1}] * 20) or script == "run_translation"
     none = refused(script, "--max_train_samples", "0", monkeypatch=monkeypatch)

@@ -10,6 +10,12 @@ from run_example import EXAMPLES
 RESULTS = sorted((EXAMPLES.parent / "model_cards" / "examples").glob("run_*.json"))
 # what the docstring says, by the name of the results
 SAYS = {
+    "run_classification": ["an accuracy near {eval_accuracy:.2f}", "{minutes:.0f} minutes of one core"],
+    "run_token_classification": [
+        "an accuracy of {eval_accuracy:.3f} and a macro F1 of {eval_f1_macro:.3f}",
+        "{minutes:.0f} minutes of one core",
+    ],
+    "run_clm": ["to {bits_per_byte:.2f} bits per byte", "{minutes:.0f} minutes of one core"],
     "run_qa": [
         "an F1 near {eval_f1:.0f}; the text's first sentence has {f1_of_first_sentence:.0f}",
         "{minutes:.0f} minutes of one core",

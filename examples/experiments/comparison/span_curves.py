@@ -37,23 +37,23 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
     return curve[-1][1]
 
 
-def draw_span_curves(kinds: dict[str, dict[str, Any]]) -> Any:
-    """Return a figure of three panels: bits per byte by step and by time, average span by step."""
-    figure = new_figure(11, 3.8)
-    by_step, by_time, spans = figure.subplots(1, 3)
+def draw_span_curves(kinds: dict[str, dict[str, Any]], by: Sequence[str] = ("step", "train_seconds")) -> Any:
+    """Return a figure of bits per byte by each of `by`, and of the average span by step."""
+    figure = new_figure(3.7 * (len(by) + 1), 3.8)
+    *losses, spans = figure.subplots(1, len(by) + 1)
     for kind, result in kinds.items():
-        for panel, x in ((by_step, "step"), (by_time, "train_seconds")):
+        for panel, x in zip(losses, by, strict=True):
             curve = points(result["history"], x, "eval_bits_per_byte")
             panel.plot(*zip(*curve, strict=True), color=COLORS[kind], marker="o", markersize=4, label=kind)
         training = [entry for entry in result["history"] if "loss" in entry]
         curve = points(training, "step", "average_span")
         spans.plot(*zip(*curve, strict=True), color=COLORS[kind], label=kind)
-    for panel, x in ((by_step, "step"), (by_time, "train_seconds"), (spans, "step")):
+    for panel, x in zip((*losses, spans), (*by, "step"), strict=True):
         panel.set_xlabel(AXES[x])
         panel.set_xlim(left=0)
         panel.grid(alpha=0.3)
         panel.legend()
-    for panel in (by_step, by_time):
+    for panel in losses:
         panel.set_ylabel("bits per byte, validation text")
     spans.set_ylabel("average span, ramp included (bytes)")
     spans.set_yscale("log", base=2)
