@@ -7,8 +7,10 @@ heads, key heads, width, dtype and direction itself:
 
 Lengths are in tokens, memory is in MiB. Pairs are those of all heads of one example. The cost is the estimated time
 over that of the baseline that is named beside it: dense attention, or dense causal attention where the layer is causal.
-With --json: {"model", "pattern", "call", "backend", "reasons", "allowed_pairs", "computed_pairs", "total_pairs",
-"baseline", "relative_cost", "memory_bytes", "notes"}, where "reasons" says why not the other backends.
+Of a model the cost of all its layers is printed beside that of the one layer. With --json: {"model", "pattern", "call",
+"backend", "reasons", "allowed_pairs", "computed_pairs", "total_pairs", "baseline", "relative_cost", "memory_bytes",
+"notes", "exchange", "all_layers"}, where "reasons" says why not the other backends, and "all_layers" is null for
+patterns, else {"num_layers", "relative_cost", "baseline"}.
 """
 
 import argparse

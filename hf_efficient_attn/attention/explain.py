@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 
 import torch
@@ -10,33 +9,32 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
+from hf_efficient_attn.attention.explain_layers import with_all_layers
+from hf_efficient_attn.attention.explained_call import explained, requested_call
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
-from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.backends import sdpa
-from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.errors import ConfigurationError, InputError, WorkLimitError
-from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.algebra import Union
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.per_head import PerHead
 
 CPU = torch.device("cpu")
-COUNT_BLOCK_TOKENS = 32
 NUM_HEADS, HEAD_DIM = 8, 64
-UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
-BASELINES = {True: "dense causal attention", False: "dense attention"}
+PARTLY_CAUSAL = (
+    "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
+    "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
+)
 
 
 def explain(
@@ -67,7 +65,8 @@ def explain(
     ('blocked', '6.2%', 'dense attention')
 
     A model or config is asked for its heads, its pattern, and whether it is causal, as attn_implementation="efficient"
-    would compute it; without an `attention_pattern` its own attention is explained:
+    would compute it, and says what all layers cost together (`all_layers`); without an `attention_pattern` its own
+    attention is explained:
 
     >>> import transformers
     >>> explanation = explain(transformers.LlamaConfig(num_hidden_layers=2), 1024)
@@ -102,11 +101,11 @@ def explain(
     for name, count in {"query_tokens": query_tokens, "key_tokens": num_keys}.items():
         check_length(name, count)
     heads = {"num_heads": num_heads, "num_key_heads": num_key_heads, "head_dim": head_dim}
-    line = None
+    line, layers = None, None
     if isinstance(what, PreTrainedModel | PreTrainedConfig):
         _refuse_given(what, {**heads, "cross": cross or None})
         device, dtype = _place_of(what, device, dtype)
-        request, line = layer_request(what, layer, part, num_keys)
+        request, line, layers = layer_request(what, layer, part, num_keys)
     elif isinstance(what, nn.Module):
         raise ConfigurationError(
             f"explain takes models of transformers, not {type(what).__name__}. Give the model itself where another "
@@ -119,6 +118,7 @@ def explain(
     check_dtype(dtype)
     call = requested_call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
     said = explained(call, request, request.backend if backend == AUTO else backend, line)
+    said = said if layers is None else with_all_layers(said, layers.values(), backend)
     return replace(said, exchange=_exchange(what, call, request, sequence_ranks))
 
 
@@ -179,65 +179,14 @@ def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | 
         raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
     followed = LayerPattern(pattern, layer, is_own=False, is_cross=cross)
     is_causal = pattern.is_causal and not cross
-    return LayerRequest(followed, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal)
+    notes = (PARTLY_CAUSAL,) if not (cross or pattern.is_causal) and _has_causal_part(pattern) else ()
+    return LayerRequest(followed, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal, notes=notes)
 
 
-def requested_call(
-    asked: LayerRequest,
-    num_queries: int,
-    num_keys: int,
-    device: str,
-    dtype: torch.dtype,
-    training: bool,
-    dropout: float,
-) -> AttentionCall:
-    """Return the call that a layer makes, without tensors."""
-    followed = asked.followed
-    offset = 0 if followed.is_cross else num_keys - num_queries
-    lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
-    sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
-    return AttentionCall(
-        layout=Layout(followed.pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
-        inputs=Inputs(device, dtype, *sizes, needs_grad=training),
-        terms=tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in asked.labels),
-        sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
-        softcap=asked.softcap,
-        dropout=dropout,
-    )
-
-
-def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
-    """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
-    wanted = preferred_backend() if wanted == AUTO else wanted
-    wanted = sdpa.NAME if asked.has_bias else wanted
-    chosen, baseline = select(call, wanted), sdpa.dense_cost(call, asked.is_causal)
-    computed, cost = chosen.computed_pairs(call), chosen.cost(call)
-    said = Explanation(
-        call=call,
-        backend=chosen.NAME,
-        reasons={name: _reason(call, name, wanted, baseline) for name in sorted(BACKENDS) if name != chosen.NAME},
-        allowed_pairs=allowed_pairs(call.layout),
-        computed_pairs=computed,
-        total_pairs=call.layout.num_pairs,
-        baseline=BASELINES[asked.is_causal],
-        relative_cost=(cost if isfinite(cost) else computed) / baseline,
-        memory_bytes=_memory(call, chosen),
-        model=line,
-        notes=asked.notes if call.softcap is None else (*asked.notes, UNCAPPED),
-    )
-    return _with_bias(said) if asked.has_bias else said
-
-
-def _with_bias(said: Explanation) -> Explanation:
-    """Return the explanation of a layer that adds a matrix to its scores, as it would without a pattern."""
-    reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
-    return replace(
-        said,
-        reasons=dict.fromkeys(said.reasons, reason),
-        computed_pairs=said.total_pairs,
-        relative_cost=1.0,
-        memory_bytes=said.memory_bytes + said.total_pairs * said.call.inputs.dtype.itemsize,
-    )
+def _has_causal_part(pattern: Pattern) -> bool:
+    """Return whether a pattern is causal, or one of those that it unites or gives to heads."""
+    parts = pattern.parts if isinstance(pattern, Union | PerHead) else ()
+    return pattern.is_causal or any(map(_has_causal_part, parts))
 
 
 def _device_type(device: str | torch.device) -> str:
@@ -245,47 +194,3 @@ def _device_type(device: str | torch.device) -> str:
         return torch.device(device).type
     except RuntimeError as error:
         raise InputError(f"device={shown(device)} is not one that torch knows; use 'cpu' or 'cuda'.") from error
-
-
-def allowed_pairs(layout: Layout) -> int:
-    """Return how many pairs a layout allows, in all heads.
-
-    >>> from hf_efficient_attn.patterns.bands import Causal
-    >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
-    12
-    """
-    return _num_allowed(layout)
-
-
-@cached()
-def _num_allowed(layout: Layout) -> int:
-    try:
-        return compile_layout(layout, COUNT_BLOCK_TOKENS, CPU).num_allowed
-    except WorkLimitError as refusal:
-        try:
-            return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
-        except WorkLimitError:
-            raise refusal from None
-
-
-def _reason(call: AttentionCall, name: str, wanted: str, baseline: float) -> str:
-    """Return one sentence on why a backend does not compute a call."""
-    cannot = BACKENDS[name].why_not(call)
-    if cannot is not None:
-        return cannot
-    if wanted != AUTO:
-        return f"{wanted} was asked for."
-    remark, cost = BACKENDS[name].remark(call), BACKENDS[name].cost(call)
-    # costs were not compared where one is known to be the fastest
-    is_compared = isfinite(cost) and not any(each.is_fastest(call) for each in BACKENDS.values())
-    return f"{remark.removesuffix('.')}; its cost would be {cost / baseline:.3f}." if is_compared else remark
-
-
-def _memory(call: AttentionCall, backend: Backend) -> int:
-    """Return the estimated bytes of the output, of gradients, and of what the backend needs besides them."""
-    layout, inputs = call.layout, call.inputs
-    rows, width = layout.num_heads * layout.num_queries, inputs.dtype.itemsize
-    total = rows * (inputs.value_dim * width + 4)
-    if inputs.needs_grad:
-        total += width * (rows + inputs.num_key_heads * layout.num_keys) * (inputs.head_dim + inputs.value_dim)
-    return total + backend.working_bytes(call)

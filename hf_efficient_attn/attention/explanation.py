@@ -1,6 +1,6 @@
 """What is said about one call of attention: who computes it and why, the pairs, the cost; as a table and as JSON."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hf_efficient_attn.attention.select import BACKENDS
@@ -13,6 +13,25 @@ from hf_efficient_attn.patterns.pattern import Pattern
 MEBIBYTE = 2**20
 # lists of positions can be of any length
 PATTERN_LETTERS = 1000
+
+
+@dataclass(frozen=True)
+class AllLayers:
+    """What the attention of all layers of a model costs together, or of one part of an encoder-decoder.
+
+    Attributes:
+        num_layers: how many layers have attention.
+        relative_cost: estimated time of all of them over that of their baselines.
+        baseline: what would be computed without patterns, as in `Explanation`.
+    """
+
+    num_layers: int
+    relative_cost: float
+    baseline: str
+
+    def __str__(self) -> str:
+        layers = f"{self.num_layers} layer{'s' if self.num_layers > 1 else ''}"
+        return f"{self.relative_cost:.3f} × {self.baseline} (estimated), {layers}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,7 @@ class Explanation:
         model: which layer of which model this is; None: a pattern was explained.
         notes: what the numbers leave out, in sentences.
         exchange: what processes that share the text send; None: one process has all of it.
+        all_layers: the cost of all layers of the model's part; None: a pattern was explained, or a note says why not.
     """
 
     call: AttentionCall
@@ -47,6 +67,7 @@ class Explanation:
     model: str | None = None
     notes: tuple[str, ...] = ()
     exchange: LayerExchange | None = None
+    all_layers: AllLayers | None = None
 
     @property
     def density(self) -> float:
@@ -81,6 +102,7 @@ class Explanation:
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
+            **({} if self.all_layers is None else {"all layers": str(self.all_layers)}),
             "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
             **({} if self.exchange is None else {"exchange": f"{self.exchange}, one example"}),
             **{f"not {name}": reason for name, reason in self.reasons.items()},
@@ -117,6 +139,7 @@ class Explanation:
             "memory_bytes": self.memory_bytes,
             "notes": list(self.notes),
             "exchange": None if self.exchange is None else self.exchange.to_dict(),
+            "all_layers": None if self.all_layers is None else asdict(self.all_layers),
         }
 
 

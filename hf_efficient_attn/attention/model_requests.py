@@ -20,8 +20,8 @@ from hf_efficient_attn.messages import shown
 
 def layer_request(
     model_or_config: PreTrainedModel | PreTrainedConfig, layer: int, part: str | None, num_keys: int
-) -> tuple[LayerRequest, str]:
-    """Return what a layer of self-attention asks for, and a line that names it.
+) -> tuple[LayerRequest, str, dict[int, LayerRequest]]:
+    """Return what a layer of self-attention asks for, a line that names it, and what all layers of its part ask for.
 
     Args:
         layer: its index in its part; in a composite model (vision and language) a layer of the text part.
@@ -41,9 +41,8 @@ def layer_request(
             f"{shown(sorted(numbered))}."
         )
     request = numbered[layer]
-    return replace(request, notes=request.notes + _others(numbered, layer)), _line(
-        name, config, request, layer, len(numbered)
-    )
+    line = _line(name, config, request, layer, len(numbered))
+    return replace(request, notes=request.notes + _others(numbered, layer)), line, numbered
 
 
 def numbered_requests(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from hf_efficient_attn.attention.explain import allowed_pairs
+from hf_efficient_attn.attention.explained_call import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked.execute import FORWARD_BLOCK_TOKENS

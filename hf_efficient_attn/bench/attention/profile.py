@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from hf_efficient_attn.attention.explain import allowed_pairs
+from hf_efficient_attn.attention.explained_call import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked import execute

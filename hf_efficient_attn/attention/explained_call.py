@@ -1,0 +1,150 @@
+"""What one layer's call of attention would be, and what is said about it: the backend and why, the pairs, the cost."""
+
+from dataclasses import replace
+from math import isfinite
+
+import torch
+
+from hf_efficient_attn.attention.explanation import Explanation
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.backends import sdpa
+from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.errors import WorkLimitError
+from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.layout import Layout, drawn_layer
+from hf_efficient_attn.layout.terms import Term
+
+CPU = torch.device("cpu")
+COUNT_BLOCK_TOKENS = 32
+UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
+BASELINES = {True: "dense causal attention", False: "dense attention"}
+
+
+def requested_call(
+    asked: LayerRequest,
+    num_queries: int,
+    num_keys: int,
+    device: str,
+    dtype: torch.dtype,
+    training: bool,
+    dropout: float,
+) -> AttentionCall:
+    """Return the call that a layer makes, without tensors."""
+    followed = asked.followed
+    offset = 0 if followed.is_cross else num_keys - num_queries
+    lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
+    sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
+    return AttentionCall(
+        layout=Layout(followed.pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
+        inputs=Inputs(device, dtype, *sizes, needs_grad=training),
+        terms=tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in asked.labels),
+        sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
+        softcap=asked.softcap,
+        dropout=dropout,
+    )
+
+
+def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
+    """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
+    wanted = _wanted(asked, wanted)
+    chosen, (time, baseline) = select(call, wanted), times(call, asked, wanted)
+    said = Explanation(
+        call=call,
+        backend=chosen.NAME,
+        reasons={
+            name: _reason(call, name, wanted, chosen, (baseline, BASELINES[asked.is_causal]))
+            for name in sorted(BACKENDS)
+            if name != chosen.NAME
+        },
+        allowed_pairs=allowed_pairs(call.layout),
+        computed_pairs=chosen.computed_pairs(call),
+        total_pairs=call.layout.num_pairs,
+        baseline=BASELINES[asked.is_causal],
+        relative_cost=time / baseline,
+        memory_bytes=_memory(call, chosen),
+        model=line,
+        notes=asked.notes if call.softcap is None else (*asked.notes, UNCAPPED),
+    )
+    return _with_bias(said) if asked.has_bias else said
+
+
+def times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:
+    """Return the estimated times of a call and of its baseline, in scores of dense attention."""
+    chosen, baseline = select(call, _wanted(asked, wanted)), sdpa.dense_cost(call, asked.is_causal)
+    if asked.has_bias:
+        return baseline, baseline
+    cost = chosen.cost(call)
+    return cost if isfinite(cost) else float(chosen.computed_pairs(call)), baseline
+
+
+def _wanted(asked: LayerRequest, wanted: str) -> str:
+    if asked.has_bias:
+        return sdpa.NAME
+    return preferred_backend() if wanted == AUTO else wanted
+
+
+def _with_bias(said: Explanation) -> Explanation:
+    """Return the explanation of a layer that adds a matrix to its scores, as it would without a pattern."""
+    reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
+    return replace(
+        said,
+        reasons=dict.fromkeys(said.reasons, reason),
+        computed_pairs=said.total_pairs,
+        memory_bytes=said.memory_bytes + said.total_pairs * said.call.inputs.dtype.itemsize,
+    )
+
+
+def allowed_pairs(layout: Layout) -> int:
+    """Return how many pairs a layout allows, in all heads.
+
+    >>> from hf_efficient_attn.patterns.bands import Causal
+    >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
+    12
+    """
+    return _num_allowed(layout)
+
+
+@cached()
+def _num_allowed(layout: Layout) -> int:
+    try:
+        return compile_layout(layout, COUNT_BLOCK_TOKENS, CPU).num_allowed
+    except WorkLimitError as refusal:
+        try:
+            return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
+        except WorkLimitError:
+            raise refusal from None
+
+
+def _reason(call: AttentionCall, name: str, wanted: str, chosen: Backend, baseline: tuple[float, str]) -> str:
+    """Return one sentence on why a backend does not compute a call; `baseline`: its time and its name."""
+    other = BACKENDS[name]
+    cannot = other.why_not(call)
+    if cannot is not None:
+        return cannot
+    if wanted != AUTO:
+        return f"{wanted} was asked for."
+    remark, cost = other.remark(call), other.cost(call)
+    if not isfinite(cost):
+        return remark
+    said = remark.removesuffix(".")
+    # costs are not compared where one is known to be the fastest
+    if chosen.is_fastest(call):
+        share = other.computed_pairs(call) / max(1, chosen.computed_pairs(call))
+        said = f"{said}, here {share:.0%} as many pairs as {chosen.NAME}"
+        if cost < chosen.cost(call):
+            return f"{said}; {chosen.NAME} is the fastest without masks, and for a single query or very few pairs."
+    time, what = baseline
+    return f"{said}; its cost would be {cost / time:.3f} × {what}."
+
+
+def _memory(call: AttentionCall, backend: Backend) -> int:
+    """Return the estimated bytes of the output, of gradients, and of what the backend needs besides them."""
+    layout, inputs = call.layout, call.inputs
+    rows, width = layout.num_heads * layout.num_queries, inputs.dtype.itemsize
+    total = rows * (inputs.value_dim * width + 4)
+    if inputs.needs_grad:
+        total += width * (rows + inputs.num_key_heads * layout.num_keys) * (inputs.head_dim + inputs.value_dim)
+    return total + backend.working_bytes(call)
