@@ -1,4 +1,4 @@
-"""An empty figure for whoever draws; matplotlib is optional and imported only here."""
+"""An empty figure and labels of ticks for whoever draws; matplotlib is optional and imported only here."""
 
 from importlib.util import find_spec
 from os import PathLike
@@ -21,6 +21,15 @@ def new_figure(width_inches: float, height_inches: float) -> Any:
             "The picture needs matplotlib, which is not installed. Run: pip install 'hf-efficient-attn[plot]'"
         ) from error
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def plain_number(value: float, position: int | None = None) -> str:
+    """Return a number as the label of a tick: no powers of ten, and commas between thousands.
+
+    >>> plain_number(2500.0), plain_number(0.5), plain_number(0.00001)
+    ('2,500', '0.5', '0.00001')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.10f}".rstrip("0").rstrip(".")
 
 
 def can_draw() -> bool:

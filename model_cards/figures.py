@@ -181,6 +181,11 @@ def blocks_setting(found: dict[str, Any]) -> str:
     return f"{shape}; {machine_line(found['machine'])}. {blocks_report.legend(settings)}"
 
 
+def sequence_setting(found: dict[str, Any]) -> str:
+    """Return the layer whose text was shared, and what the columns of its tables mean."""
+    return f"{sequence_report.legend(found['settings'])} *{machine_line(found['machine'])}*"
+
+
 OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": machine,
     "against dense": against_dense,
@@ -189,6 +194,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "span heads": figures_of_spans.heads,
     "spans along a text": figures_of_spans.along_text,
     "setting": blocks_setting,
+    "sequence setting": sequence_setting,
     "counts": lambda _: counts_table(paper_counts()),
     "learning": figures_of_training.learning,
     "made long": figures_of_training.made_long,

@@ -19,6 +19,7 @@ from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport
 from hf_efficient_attn.bench.attention.figure import results_figure as attention_figure
 from hf_efficient_attn.bench.blocks.report import results_figure as blocks_figure
 from hf_efficient_attn.bench.models.report import results_figure as models_figure
+from hf_efficient_attn.bench.sequence.report import results_figure as sequence_figure
 from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_figure
 
 # what compare_spans.py draws at the end of a run
@@ -66,7 +67,9 @@ def spans(kind: str) -> Any:
     report = SpanReport.from_dict(found)
     costs = [report.cost, *(SpanCost(**cost) for cost in found["compared"])]
     short = [replace(cost, model=Path(cost.model).name) for cost in costs]
-    return spans_figure(replace(report, cost=replace(report.cost, model="A model of bytes")), short)
+    return spans_figure(
+        replace(report, cost=replace(report.cost, model="A model of bytes")), short, found["settings"]["text"]
+    )
 
 
 def pixels_per_inch(file: Path) -> int:
@@ -86,6 +89,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bench_attention": lambda: attention_figure(results("attention")),
     "bench_blocks": lambda: blocks_figure(results("blocks")),
     "bench_models": lambda: models_figure(results("models")),
+    "bench_sequence": lambda: sequence_figure(results("sequence")),
     "bench_spans": lambda: bench_spans_figure(results("spans")),
     "families/sparse_transformer": pictures_of_families.sparse_transformer,
     "families/sparse_seq2seq": pictures_of_families.sparse_seq2seq,

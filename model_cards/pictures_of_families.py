@@ -58,7 +58,7 @@ def adaptive_span(report: SpanReport) -> Figure:
             for query in range(0, num_shown, 4)
         ]
         panel.imshow(rows, cmap=shades, vmin=0, vmax=1, aspect="auto")
-        panel.set_title(f"{keys:,}", fontsize=LETTERS)
+        panel.set_title(f"{keys:,} keys", fontsize=SMALL_LETTERS)
     return figure
 
 

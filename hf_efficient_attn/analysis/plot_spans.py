@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, TextSpans
 from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, FIXED, FROZEN
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import new_figure, plain_number
 
 # Okabe & Ito's palette, told apart by colour-blind readers; markers differ too
 STYLES = {
@@ -25,11 +25,12 @@ AXIS_CHARACTERS, AXIS_TOKENS, LONGEST_LABEL = 110, 60, 14
 SMALLEST_WEIGHT = 1e-6
 
 
-def spans_figure(report: SpanReport, costs: Sequence[SpanCost]) -> Any:
+def spans_figure(report: SpanReport, costs: Sequence[SpanCost], text: str) -> Any:
     """Return the picture of a report.
 
     Args:
         costs: of this model and those it is compared with; without any of these they are left out.
+        text: what was read, as a picture names it; dynamic spans are those of this text.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -37,27 +38,30 @@ def spans_figure(report: SpanReport, costs: Sequence[SpanCost]) -> Any:
     rows = [["spans", "weights"]]
     rows += [["text", "text"]] if report.along_text is not None else []
     rows += [["average", "flops"]] if len(costs) > 1 else []
-    figure = new_figure(11, 3.4 * len(rows) + 0.3)
+    figure = new_figure(11, 3.4 * len(rows) + 0.5)
     panels = figure.subplot_mosaic(rows)
     _draw_spans(panels["spans"], report)
     _draw_weights(panels["weights"], report)
     if report.along_text is not None:
         _draw_text(panels["text"], report.along_text)
     if len(costs) > 1:
-        _draw_costs(panels["average"], costs, "average_span", "Average span (ramp included)", "tokens")
+        over = "; dynamic: over the text" if any(cost.kind == DYNAMIC for cost in costs) else ""
+        _draw_costs(panels["average"], costs, "average_span", f"Average span (ramp included{over})", "tokens")
         _draw_costs(panels["flops"], costs, "flops_per_token", "Cost of the layers", "multiply-adds per token")
     for panel in panels.values():
         panel.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
-    cost = report.cost
-    over = " over this text" if cost.kind == DYNAMIC else ""
-    figure.suptitle(
-        f"{cost.model}: {cost.kind} span, limit {cost.span_limit:,}, average {cost.average_span:,.0f}, "
-        f"longest {cost.max_span:,} tokens{over}",
-        fontsize=11,
-    )
+    figure.suptitle(_heading(report.cost, text), fontsize=11)
     return figure
+
+
+def _heading(cost: SpanCost, text: str) -> str:
+    what = f"{cost.model}: {cost.kind} span, limit {cost.span_limit:,} tokens"
+    amounts = f"heads read {cost.average_span:,.0f} tokens on average, {cost.max_span:,} at most"
+    if cost.kind == DYNAMIC:
+        return f"{what}\nOver {text}, {amounts}"
+    return f"{what}; {amounts}\nAttention weights are those of {text}"
 
 
 def _draw_spans(axis: Any, report: SpanReport) -> None:
@@ -84,7 +88,10 @@ def _draw_spans(axis: Any, report: SpanReport) -> None:
 
 def _draw_weights(axis: Any, report: SpanReport) -> None:
     """Draw the weights of two heads; what is below `SMALLEST_WEIGHT` has no place on a logarithmic axis."""
-    names = ("longest", "shortest") if report.longest.span > report.shortest.span else ("farthest", "nearest")
+    mean = " on average" if report.cost.kind == DYNAMIC else ""
+    names = (
+        (f"longest{mean}", f"shortest{mean}") if report.longest.span > report.shortest.span else ("farthest", "nearest")
+    )
     drawn = []
     for head, name, color in zip((report.longest, report.shortest), names, (LONGEST, SHORTEST), strict=True):
         points = [(distance, weight) for distance, weight in head.points() if weight >= SMALLEST_WEIGHT]
@@ -97,11 +104,11 @@ def _draw_weights(axis: Any, report: SpanReport) -> None:
     axis.set_yscale("log")
     axis.set_ylim(10 ** floor(log10(min(drawn, default=0.1))), 10 ** ceil(log10(max(drawn, default=0.1)) + 0.01))
     axis.set_xlabel("distance in tokens" + ("" if report.is_causal else ", both sides together"))
-    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_major_formatter(plain_number)
     axis.yaxis.set_minor_formatter("")
     axis.set_ylabel("attention weight")
     axis.set_title(f"Where do two heads look? (mean over {report.num_queries:,} tokens)", fontsize=10)
-    _legend(axis, columns=2)
+    _legend(axis, columns=1 if mean else 2)
 
 
 def _draw_text(axis: Any, text: TextSpans) -> None:

@@ -74,13 +74,14 @@ def main(args: argparse.Namespace) -> None:
     report, notes = analyze(args.model, text, args.tokens, args.seed)
     compared = [cost_of(source, text, args.tokens, args.seed) for source in args.compare]
     costs = [report.cost, *compared]
+    text_name = TEXT_NAME if args.text is None else args.text.name
     settings = {"text": TEXT_NAME if args.text is None else str(args.text), "tokens": args.tokens, "seed": args.seed}
     results = {"settings": settings, "notes": notes, **report.to_dict(), "compared": [vars(cost) for cost in compared]}
     args.output.mkdir(parents=True, exist_ok=True)
     path, written = args.output / "spans.json", json.dumps(results, indent=1, ensure_ascii=False)
     print(*([written] if args.json else [report, cost_table(costs), "\n".join(notes)]), sep="\n\n")
     path.write_text(written + "\n", encoding="utf-8")
-    save_figure(spans_figure(report, costs), picture, PIXELS_PER_INCH)
+    save_figure(spans_figure(report, costs, text_name), picture, PIXELS_PER_INCH)
     print(f"\nWritten: {path}, {picture}", file=sys.stderr if args.json else sys.stdout)
 
 

@@ -75,13 +75,15 @@ class TestCommand:
     def test_no_panel_shows_a_single_point(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         report = SpanReport.from_dict(analyze(adaptive(), tmp_path))
-        assert len(spans_figure(report, [report.cost]).axes) == 2
+        assert len(spans_figure(report, [report.cost], "a text").axes) == 2
         other = replace(report.cost, kind="fixed", average_span=16.0)
         for costs, num_bars in (((report.cost, other), 2), ((report.cost, other, replace(other, span_limit=8)), 0)):
-            average = spans_figure(report, costs).axes[2]
+            average = spans_figure(report, costs, "a text").axes[2]
             assert len(average.patches) == num_bars
             assert bool(average.lines) == (num_bars == 0)
-        labels = [label.get_text() for label in spans_figure(report, [report.cost, other]).axes[2].get_yticklabels()]
+        labels = [
+            label.get_text() for label in spans_figure(report, [report.cost, other], "a text").axes[2].get_yticklabels()
+        ]
         assert labels == ["fixed", "adaptive"]
 
     def test_picture_path(self, tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
-"""Pictures of panels, each with lines against a length in tokens, both axes logarithmic; or with bars."""
+"""Pictures of panels, each with points against a length in tokens, both axes logarithmic; or with bars."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from textwrap import fill
 from typing import Any
 
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import new_figure, plain_number
 
 WIDTH_INCHES = 11.0
 TITLE_LETTERS = 30
 HEIGHT_INCHES = 3.6
 LEGEND_INCHES = 0.9
 MOST_COLUMNS = 3
+# of the way to the next length, over which the points of one length are spread
+SPREAD = 0.8
 # what is labelled in each decade of an axis of at most so many decades
 LABELLED = (
     (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
@@ -66,9 +69,13 @@ def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Seque
 
 
 def _draw_lines(place: Any, panel: Panel, lines: Sequence[Line], axis: str, lengths: Sequence[int]) -> None:
-    for line in lines:
-        place.plot(*zip(*line.points, strict=True), **line.style, markersize=4, label=line.label)
-    place.set(xlabel=axis, ylabel=panel.unit, yscale="log")
+    gap = min((after / before for before, after in pairwise(sorted(lengths))), default=2.0)
+    for number, line in enumerate(lines):
+        # beside each other, lest equal points hide each other
+        aside = gap ** (SPREAD * ((number + 0.5) / len(lines) - 0.5))
+        points = [(tokens * aside, value) for tokens, value in line.points]
+        place.plot(*zip(*points, strict=True), **line.style, linewidth=0.8, markersize=3.5, label=line.label)
+    place.set(xlabel=f"{axis}; points side by side", ylabel=panel.unit, yscale="log")
     place.set_title(fill(panel.title, TITLE_LETTERS), fontsize=10)
     place.set_xscale("log", base=2)
     place.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths], rotation=40)
@@ -84,6 +91,7 @@ def _draw_bars(place: Any, panel: Panel, lines: Sequence[Line], axis: str) -> No
         place.annotate(f" {line.points[0][1]:,.0f}", (line.points[0][1], number), va="center", fontsize=8)
     place.set_title(fill(f"{panel.title} ({axis}: {lines[0].points[0][0]:,})", TITLE_LETTERS), fontsize=10)
     place.set_xlabel(panel.unit)
+    place.xaxis.set_major_formatter(plain_number)
     place.set_yticks(range(len(lines)), [line.label for line in lines], fontsize=8)
     place.invert_yaxis()
     place.margins(x=0.2)
@@ -91,11 +99,11 @@ def _draw_bars(place: Any, panel: Panel, lines: Sequence[Line], axis: str) -> No
 
 def label_decades(place: Any) -> None:
     """Label a logarithmic y axis in plain numbers, more of them in a decade the fewer decades there are."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     lowest, highest = place.get_ylim()
     decades = math.log10(highest / lowest)
     labelled = next(numbers for most, numbers in LABELLED if decades <= most)
     place.yaxis.set_major_locator(LogLocator(subs=labelled, numticks=24))
-    place.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"))
+    place.yaxis.set_major_formatter(plain_number)
     place.yaxis.set_minor_locator(NullLocator())

@@ -15,6 +15,8 @@ MEBIBYTE = 2**20
 TITLES = {"training": "training step", "forward": "forward"}
 COLORS = {"longformer": "#4477aa", "led": "#44bb99", "big_bird": "#ee8866", "bert": "#333333", SELF_ONLY: "#bbbbbb"}
 LINES = {OURS: "-", THEIRS: "--"}
+# what the picture calls them
+NAMES = {"longformer": "Longformer", "led": "LED", "big_bird": "BigBird", "bert": "BERT", SELF_ONLY: "self only"}
 NONE = "–"
 
 
@@ -51,7 +53,7 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
 
 def _caption(settings: dict[str, Any]) -> str:
     return (
-        f"width {settings['hidden_size']}, {settings['num_heads']} heads, MLP {settings['intermediate_size']}, "
+        f"width {settings['hidden_size']}, {settings['num_heads']} heads, MLP {settings['intermediate_size']:,}, "
         f"{settings['dtype']}, batch {settings['batch_size']}, attention dropout {settings['attention_dropout']:g}"
     )
 
@@ -162,7 +164,7 @@ def _lines(rows: list[Row], value: Callable[[Row], float | None]) -> list[Line]:
         values = {row["tokens"]: value(row) for row in its_rows}
         points = [(tokens, found) for tokens, found in values.items() if found is not None]
         style = {"color": COLORS[name], "linestyle": LINES[by], "marker": "o" if by == OURS else "s"}
-        lines.append(Line(f"{name}, {by}", points, style))
+        lines.append(Line(f"{NAMES[name]}, {by}", points, style))
     return lines
 
 

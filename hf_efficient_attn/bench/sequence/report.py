@@ -4,7 +4,7 @@ from typing import Any
 
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.sequence.contestants import ALL_GATHER, WAYS
-from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.pictures import new_figure, plain_number
 
 MEBIBYTE = 2**20
 COLORS = ("#4477aa", "#99bbdd", "#ee8866", "#44bb99")
@@ -84,7 +84,7 @@ def results_figure(results: dict[str, Any]) -> Any:
         own = [row for row in rows if row["processes"] == count]
         first = [row for row in own if row["gigabits"] == settings["gigabits"][0]]
         draw_bars(sent, [row["way"] for row in first], [row["forward_bytes"] / MEBIBYTE for row in first], first)
-        sent.set(title=f"{count} processes", xlabel="MiB sent forward by the busiest process", xscale="log")
+        sent.set(title=f"{count} processes", xlabel="MiB sent forward by the busiest process")
         names = [f"{row['way']}, {link(row['gigabits'])}" for row in own]
         draw_bars(seconds, names, [row["seconds"]["median"] for row in own], own)
         seconds.set(title=f"{count} processes", xlabel="seconds, forward + backward")
@@ -100,6 +100,7 @@ def draw_bars(panel: Any, names: list[str], values: list[float], rows: list[dict
     panel.barh(range(len(values)), values, color=colors)
     for number, value in enumerate(values):
         panel.annotate(f" {value:,.2f}", (value, number), va="center", fontsize=8)
+    panel.xaxis.set_major_formatter(plain_number)
     panel.set_yticks(range(len(names)), names, fontsize=8)
     panel.invert_yaxis()
     panel.margins(x=0.2)

@@ -20,6 +20,9 @@ from hf_efficient_attn.bench.spans.targets import (
 MEBIBYTE = 2**20
 COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DENSE: "#333333"}
 LINES = {"relative_keys": "-", "rope": "--"}
+MARKERS = {"relative_keys": "o", "rope": "s"}
+# what the picture calls the positions
+NAMES = {"relative_keys": "relative positions", "rope": "rotary"}
 NONE = "–"
 
 
@@ -62,7 +65,7 @@ def _unit(measure: str) -> str:
 def _caption(settings: dict[str, Any]) -> str:
     return (
         f"{settings['layers']} layers, width {settings['hidden_size']}, {settings['num_heads']} heads, MLP "
-        f"{settings['intermediate_size']}, {settings['dtype']}, batch {settings['batch_size']}, attention dropout "
+        f"{settings['intermediate_size']:,}, {settings['dtype']}, batch {settings['batch_size']}, attention dropout "
         f"{settings['attention_dropout']:g}"
     )
 
@@ -78,6 +81,11 @@ def _models(rows: list[Row], settings: dict[str, Any]) -> list[tuple[str, str, d
 
 def _label(name: str, positions: str) -> str:
     return f"{name}, rope, beside {positions}" if name == DENSE else f"{name}, {positions}"
+
+
+def _plain_label(name: str, positions: str) -> str:
+    # dense attention has rotary positions in either case, and is measured in the rounds of both
+    return f"{name}, run beside {NAMES[positions]}" if name == DENSE else f"{name}, {NAMES[positions]}"
 
 
 def _table(rows: list[Row], settings: dict[str, Any], cell: Callable[[Row], str]) -> str:
@@ -157,8 +165,8 @@ def _lines(rows: list[Row], settings: dict[str, Any], value: Callable[[Row], flo
     for positions, name, found in _models(rows, settings):
         values = {limit: value(row) for limit, row in found.items()}
         points = [(limit, number) for limit, number in values.items() if number is not None]
-        style = {"color": COLORS[name], "linestyle": LINES[positions], "marker": "o"}
-        lines.append(Line(_label(name, positions), points, style))
+        style = {"color": COLORS[name], "linestyle": LINES[positions], "marker": MARKERS[positions]}
+        lines.append(Line(_plain_label(name, positions), points, style))
     return lines
 
 
