@@ -51,10 +51,9 @@ def capability(family: str, column: str, refusal: str | None = None) -> None:
             lines.write(json.dumps([family, column, refusal]) + "\n")
 
 
-def family_of(model: Any) -> str:
-    """Return the row of a model in the table."""
-    kind = model.config.model_type
-    return kind if kind in FAMILIES else "sparsified"
+def family_of(config: Any) -> str:
+    """Return the row of a config, or of its class, in the table."""
+    return config.model_type if config.model_type in FAMILIES else "sparsified"
 
 
 def main(file: str) -> None:

@@ -16,6 +16,7 @@ SAYS = {
         "{minutes:.0f} minutes of one core",
     ],
     "run_clm": ["to {bits_per_byte:.2f} bits per byte", "{minutes:.0f} minutes of one core"],
+    "run_mlm": ["{eval_loss:.1f} nats a masked token", "where token frequencies give {loss_of_frequencies:.1f}"],
     "run_qa": [
         "an F1 near {eval_f1:.0f}; the text's first sentence has {f1_of_first_sentence:.0f}",
         "{minutes:.0f} minutes of one core",

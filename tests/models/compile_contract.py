@@ -33,4 +33,4 @@ class CompileContract:
         dims = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=5, max=64)}
         shapes = {name: {dim: dims[dim] for dim in range(given.ndim)} for name, given in inputs(3, 12).items()}
         check_exported(model, inputs, shapes, [(3, 12), (2, 31), (1, 9)])
-        capability(family_of(model), "export")
+        capability(family_of(model.config), "export")

@@ -40,4 +40,4 @@ class Seq2SeqCompileContract:
         sides = {"input_ids": source, "attention_mask": source, "labels": target, "decoder_input_ids": target}
         shapes = {name: {0: batch, 1: sides[name]} for name in inputs(3, 12, 6)}
         check_exported(model, inputs, shapes, [(3, 12, 6), (2, 31, 11), (1, 9, 12)])
-        capability(family_of(model), "export")
+        capability(family_of(model.config), "export")

@@ -28,7 +28,7 @@ def test_every_encoder_at_any_batch_and_length(name: str, is_masked: bool, tmp_p
     model: Any = ENCODERS[name]()
     inputs = encoder_inputs(("input_ids", "attention_mask") if is_masked else ("input_ids",))
     check_runs(export(model, inputs(3, 12)), model, inputs, tmp_path / "model.onnx")
-    capability(family_of(model), "ONNX")
+    capability(family_of(model.config), "ONNX")
 
 
 def test_bigbird_at_one_length(tmp_path: Path, capability: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from capabilities import family_of
 from processes.sharded_script import CASES
 from processes.steps import ALL_CASES, build
 from torchrun import run_together
@@ -41,11 +42,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_shards_are_trained_as_one_process_trains(report: Report, name: str, way: str) -> None:
+def test_shards_are_trained_as_one_process_trains(report: Report, name: str, way: str, capability: Any) -> None:
     found = report("train", 2)[name]
     assert found["moved"] > 1000 * TOLERANCE
     assert found[f"{way}, whole parameters"] == []
     assert found[way] <= TOLERANCE
+    capability(family_of(CASES[name].config_class), "FSDP2")
 
 
 @pytest.mark.parametrize("processes", [1, 3])

@@ -37,7 +37,9 @@ def report(folder: Path, family: str, way: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", [*WAYS, "resumed"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_processes_end_with_the_weights_of_one(runs: dict[int, Path], family: str, way: str) -> None:
+def test_two_processes_end_with_the_weights_of_one(
+    runs: dict[int, Path], family: str, way: str, capability: Any
+) -> None:
     start, alone, together = (
         weights(folder, family, state) for folder, state in ((runs[1], "start"), (runs[1], way), (runs[2], way))
     )
@@ -48,6 +50,7 @@ def test_two_processes_end_with_the_weights_of_one(runs: dict[int, Path], family
         assert (said["steps"], said["processes"]) == (STEPS, processes)
         assert said.get("finds_unused") in (False, None)
     assert report(runs[2], family, "plain")["finds_unused"] is False
+    capability("sparsified" if family == "llama" else family, "DDP")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

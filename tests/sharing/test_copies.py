@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capabilities import family_of
 from sharing.copy_client import used
 from sharing.shared_models import MODELS, shared_model
 from sharing.test_stub_processes import FAMILIES, auto_class_of
@@ -41,12 +42,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[str, Any]) -> None:
+def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[str, Any], capability: Any) -> None:
     assert not answers["was_imported"]
     expected = used(shared_model(name))
     module = "transformers_modules" if name in FAMILIES else "transformers"
     assert answers["without"][name] == {**expected, "module": module, "saved_again": expected["trained"]}
     assert answers["served"][name] == expected["digest"]
+    capability(family_of(shared_model(name).config), "Hub without")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capabilities import family_of
 from hub_server import running_hub
 from sharing.shared_models import MODELS, shared_model
 
@@ -40,11 +41,12 @@ def test_every_family_is_shared() -> None:
     assert family_classes().keys() <= shared
 
 
-def test_both_versions_come_back(found: dict[str, Any]) -> None:
+def test_both_versions_come_back(found: dict[str, Any], capability: Any) -> None:
     sent, got = found["sent"], found["got"]
     assert len(set(sent["digests"])) == 2
     assert got["digests"] == sent["digests"], "the first by the hash of its commit, the second by name"
     assert got["class"] == sent["class"]
+    capability(family_of(shared_model(found["name"]).config), "Hub with")
 
 
 def test_weights_are_in_shards(found: dict[str, Any]) -> None:

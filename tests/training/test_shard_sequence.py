@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from capabilities import family_of
 from sharded_models_script import batch, load, results
 from torchrun import run_together
 
@@ -82,7 +83,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_processes_compute_what_one_does(folder: Path, name: str) -> None:
+def test_processes_compute_what_one_does(folder: Path, name: str, capability: Any) -> None:
     alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
     is_token = batch(name, SIZES["vocab_size"]).get("attention_mask", torch.ones(1, 1)).bool()[..., None]
     for quantity, expected in alone.items():
@@ -92,6 +93,7 @@ def test_processes_compute_what_one_does(folder: Path, name: str) -> None:
         # norms and losses compute in single precision, whatever the weights have
         atol = 1e-6 * max(float(expected.abs().max()), 1e-2)
         assert float((found - expected).abs().max()) <= atol, quantity
+    capability(family_of(build(name).config), "halo")
 
 
 @pytest.mark.parametrize(

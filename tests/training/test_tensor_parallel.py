@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from capabilities import family_of
 from models_cases import CASES, randomize
 from tensor_parallel_script import TRAINED, results
 from torchrun import run_together
@@ -89,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
+def test_two_processes_compute_what_one_does(folder: Path, name: str, capability: Any) -> None:
     alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
     assert together.keys() - {"refused"} == alone.keys()
     assert alone["logits"].abs().max() > 1e-3
@@ -100,9 +101,10 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
         expected = alone[quantity]
         largest = float(expected.abs().max())
         torch.testing.assert_close(together[quantity], expected, atol=1e-5 * largest + rounding, rtol=1e-5)
-    for name in trained:
-        atol = SPAN_TOLERANCE if name.endswith("spans.ratio") else 1e-6
-        torch.testing.assert_close(together[name], alone[name], atol=atol, rtol=0)
+    for weight in trained:
+        atol = SPAN_TOLERANCE if weight.endswith("spans.ratio") else 1e-6
+        torch.testing.assert_close(together[weight], alone[weight], atol=atol, rtol=0)
+    capability(family_of(MODELS[name]().config), "TP")
 
 
 def test_key_heads_that_processes_cannot_share_are_refused() -> None:
