@@ -32,8 +32,21 @@ COMMANDS: dict[tuple[str, ...], str] = {
 }
 
 
-# what commands of two words do, by the first
-VERBS = {"analyze": "measure what a model does inside", "bench": "measure time and memory"}
+# the help of commands of two words, by the first
+VERBS = {
+    "analyze": """Measure what a model does inside: {subjects}
+
+    hf-efficient-attn analyze signal --model pre_ln sas outputs/my_model --tokens 256
+    hf-efficient-attn analyze spans outputs/adaptive --text book.txt
+
+Lengths, spans and distances are in tokens, entropies in nats, costs in FLOPs of a token.""",
+    "bench": """Measure time and memory: {subjects}
+
+    hf-efficient-attn bench attention --quick
+    hf-efficient-attn bench blocks --quick --json
+
+Lengths are in tokens, times in milliseconds, speeds in tokens a second, memory in MiB; JSON names its units.""",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,18 +65,22 @@ def build_parser() -> argparse.ArgumentParser:
         group = tuple(verbs)
         if group not in groups:
             subjects = ", ".join(subject for *others, subject in COMMANDS if others == verbs)
-            text = f"{VERBS[verbs[0]]}: {subjects}"
-            group_parser = commands.add_parser(*verbs, help=text, description=text)
+            group_parser = _add_parser(commands, verbs[0], VERBS[verbs[0]].format(subjects=subjects))
             groups[group] = group_parser.add_subparsers(required=True, metavar="SUBJECT")
-        text = (module.__doc__ or "").strip()
-        subparser = groups[group].add_parser(
-            name,
-            help=text.partition("\n")[0],
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        subparser = _add_parser(groups[group], name, (module.__doc__ or "").strip())
         module.add_arguments(subparser)
         subparser.set_defaults(main=module.main)
+    return parser
+
+
+def _add_parser(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Return the parser of a command; its line in a list of commands is the first one of its text."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text.partition("\n")[0],
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     return parser
 
 
@@ -99,4 +116,6 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, ImportError):
         # one that says itself what to install comes without the name that could not be found
         return str(error) if error.name is None else None
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}."
     return " ".join(str(error).split())

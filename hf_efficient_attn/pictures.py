@@ -1,11 +1,12 @@
-"""An empty figure and labels of ticks for whoever draws; matplotlib is optional and imported only here."""
+"""An empty figure, labels of ticks, and a check where files go; matplotlib is optional and imported only here."""
 
+import os
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 
 
 def new_figure(width_inches: float, height_inches: float) -> Any:
@@ -43,8 +44,28 @@ def check_picture(path: str | PathLike[str]) -> None:
     Raises:
         ImportError: matplotlib is not installed.
         ConfigurationError: it cannot write such a file.
+        InputError: the file cannot be written there.
     """
     _check_suffix(new_figure(1, 1), path)
+    check_destination(path)
+
+
+def check_destination(path: str | PathLike[str]) -> None:
+    """Make the folder of a file that shall be written, and try to write there; what the file holds is kept.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    file = Path(path)
+    is_new = not os.path.lexists(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab"):
+            pass
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}. Give another path.") from error
 
 
 def save_figure(figure: Any, path: str | PathLike[str], pixels_per_inch: int) -> None:

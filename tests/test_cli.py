@@ -10,7 +10,8 @@ import pytest
 import transformers
 
 import hf_efficient_attn
-from hf_efficient_attn.cli import COMMANDS, main
+from hf_efficient_attn.cli import COMMANDS, build_parser, main
+from hf_efficient_attn.convert.hub import HTTP_ERROR, find_on_hub
 from hf_efficient_attn.models.register import FAMILIES
 
 
@@ -24,6 +25,23 @@ def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> N
     # and an example of its own
     examples = [line.split() for line in printed.splitlines() if line.split()[:1] == ["hf-efficient-attn"]]
     assert any(example[1 : len(command) + 1] == list(command) for example in examples)
+
+
+@pytest.mark.parametrize("verb", sorted({verb for verb, *rest in COMMANDS if rest}))
+def test_help_of_a_group(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    printed = capsys.readouterr().out
+    assert "\nMeasure " in printed
+    assert f"    hf-efficient-attn {verb} " in printed
+    assert "in tokens" in printed
+    assert all(rest[0] in printed for first, *rest in COMMANDS if first == verb)
+
+
+@pytest.mark.parametrize("command", [words for words in COMMANDS if words[0] in ("analyze", "bench")], ids=" ".join)
+def test_tables_are_also_there_as_json(command: tuple[str, ...]) -> None:
+    required = {"signal": ["--model", "sas"], "spans": ["model"] if command[0] == "analyze" else []}
+    assert build_parser().parse_args([*command, *required.get(command[1], []), "--json"]).json
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +127,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "full()", "--heads", "4", "--key-heads", "3"], "num_key_heads=3"),
         (["explain", "full()", "--dropout", "3"], "dropout=3.0"),
         (["explain", "no/model"], "There is no folder 'no/model'"),
+        (["explain", "causal"], "write causal()"),
+        (["draw", "bigbird"], "write bigbird()"),
+        (["draw", "full()", "--tokens", "4", "--png", "/proc/x.png"], "/proc/x.png cannot be written: No such file"),
+        (["explore", "--model", "{folder}/unknown", "--text", "{folder}/file", "--output", "/proc/x.html"], "written"),
         (["explain", "{folder}"], "{folder} is a folder without config.json"),
         (["explain", "{folder}/unknown.json"], "transformers cannot read {folder}/unknown.json"),
         (["explain", "{folder}/llama.json", "--layer", "7"], "layer=7 of LlamaModel has no attention"),
@@ -151,7 +173,9 @@ def test_wrong_paths_and_values(
         (["analyze", "signal", "--model", "sas", "--text", "book.txt"], "--text book.txt would not be read"),
         (["analyze", "signal", "--model", "sas", "--picture", "a.xyz"], "no suffix of a picture"),
         (["analyze", "spans", "{folder}", "--picture", "a.xyz"], "no suffix of a picture"),
-        (["bench", "blocks", "--quick", "--output", "{folder}/file"], "{folder}/file"),
+        (["analyze", "signal", "--model", "sas", "--output", "{folder}/file"], "{folder}/file/signal.png cannot be"),
+        (["analyze", "spans", "{folder}", "--picture", "{folder}/file/a.png"], "{folder}/file/a.png cannot be written"),
+        (["bench", "blocks", "--quick", "--output", "{folder}/file"], "{folder}/file: File exists."),
         (["bench", "attention", "--profile", "--output", "{folder}/file"], "{folder}/file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -168,6 +192,38 @@ def test_what_cannot_be_written_or_read_is_not_measured(
     assert message.format(folder=tmp_path) in line
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["convert", "nosuch", "{folder}/new"],
+        ["explore", "--model", "nosuch", "--text", "{folder}/text", "--output", "{folder}/page.html"],
+        ["analyze", "spans", "nosuch", "--output", "{folder}"],
+        ["analyze", "signal", "--model", "nosuch", "--output", "{folder}"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_model_that_is_nowhere_is_asked_for_once(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence for all commands, and one question to the Hub: transformers, which asks again and again, is not."""
+    asked = []
+
+    def refuse(url: str, **options: object) -> None:
+        asked.append(url.rpartition("/")[2])
+        raise HTTP_ERROR("no network")
+
+    monkeypatch.setattr(sys.modules[find_on_hub.__module__], "get_hf_file_metadata", refuse)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", lambda *given, **options: pytest.fail("was asked"))
+    (tmp_path / "text").write_text("some text")
+    with pytest.raises(SystemExit) as stop:
+        main([argument.format(folder=tmp_path) for argument in arguments])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nosuch is no folder here nor in the cache, and the Hub (" in line
+    assert ("pre_ln" in line) == (arguments[1] == "signal")
+    assert len(asked) == 1
+
+
 def test_families_are_those_that_are_registered(capsys: pytest.CaptureFixture[str]) -> None:
     main(["families", "--json"])
     listed = json.loads(capsys.readouterr().out)
@@ -180,9 +236,11 @@ def test_families_are_those_that_are_registered(capsys: pytest.CaptureFixture[st
         assert all(f"arXiv:{paper}" in " ".join(config_class.__doc__.split()) for paper in facts["papers"])
         assert all(callable(getattr(config_class, preset)) for preset in facts["presets"])
         assert facts["papers"]
+        assert all(config_class(block=block).block == block for block in facts["blocks"])
         assert re.search(r"\bn(\b|²)", facts["cost"])
     main(["families"])
     printed = capsys.readouterr().out
+    assert "\n  blocks  pre_ln, parallel, v_skipinit, sas, sas_p, sas_p_no_norm\n" in printed
     assert all(f"{facts['model_type']}\n  config  {facts['config']}\n" in printed for facts in listed)
 
 

@@ -18,7 +18,7 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.pictures import new_figure, save_figure
+from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
 
 PIXELS_PER_INCH = 180
 COLOR = "#0072B2"
@@ -49,6 +49,9 @@ def main(args: argparse.Namespace) -> None:
     titles = args.titles or [source + ending for source in args.pattern]
     if len(titles) != len(args.pattern):
         raise ConfigurationError(f"There are {len(args.pattern)} patterns but {len(titles)} titles; give one for each.")
+    if args.png:
+        # what could not be written is not drawn
+        check_picture(args.png)
     drawings = {}
     for title, source in zip(titles, args.pattern, strict=True):
         pattern = read_pattern(source, args.layer)

@@ -29,6 +29,7 @@ from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.hub.saved_config import load_config
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.expressions import is_pattern_name
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -112,7 +113,9 @@ def read_config(source: str) -> PreTrainedConfig | None:
         if not path.is_file():
             raise InputError(f"{source} is a folder without config.json. Give the folder of a saved model.")
         return load_config(path)
-    if not (path.suffix == ".json" or any(sign in source for sign in "({[")):
+    # the name of a pattern without its brackets is refused as a pattern, which says how it is written
+    is_expression = any(sign in source for sign in "({[") or is_pattern_name(source)
+    if not (path.suffix == ".json" or is_expression):
         raise InputError(
             f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
             "models of the Hub to a folder first."

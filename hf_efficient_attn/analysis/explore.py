@@ -20,6 +20,7 @@ from hf_efficient_attn.analysis.explore_tokens import MAX_TOKENS, read_tokens
 from hf_efficient_attn.analysis.signal_sources import label
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.pictures import check_destination
 from hf_efficient_attn.requirements import VERSION
 
 # where neither an option nor a model says another number
@@ -54,12 +55,12 @@ def main(args: argparse.Namespace) -> None:
 
     Raises:
         EfficientAttentionError: a wrong pattern or length.
-        OSError: a file that cannot be written.
+        InputError: a file that cannot be written; raised before the model is loaded.
     """
     path = Path(args.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--output {args.output}: the page is HTML; give a file that ends with .html.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_destination(path)
     page = render_page(page_data(args))
     path.write_text(page, encoding="utf-8")
     print(f"Written: {path} ({len(page.encode()) / MEGABYTE:.1f} MB). Open it in a browser; it needs no network.")

@@ -1,12 +1,12 @@
-"""List the model families of this package: paper, heads, presets, direction, and what their attention costs.
+"""List the model families of this package: papers, heads, presets, blocks, direction, and what attention costs.
 
     hf-efficient-attn families
     hf-efficient-attn families --json
 
 A model of a family is built with AutoModelFor….from_config(Config(...)), or loaded with from_pretrained, once
 hf_efficient_attn is imported. Costs are scores that a head computes in a layer, for n tokens.
-With --json: a list of {"model_type", "config", "papers", "heads", "presets", "causal", "cost"}, where "heads" holds the
-names of Auto classes of transformers and "papers" the ids of arXiv.
+With --json: a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}, where "heads"
+holds the names of Auto classes of transformers, "papers" the ids of arXiv, and "blocks" the values of a config's block.
 """
 
 import argparse
@@ -49,6 +49,7 @@ def family_facts(family: ModuleType) -> dict[str, Any]:
         "papers": list(config.papers),
         "heads": list(classes),
         "presets": presets,
+        "blocks": list(getattr(config, "blocks", ())),
         "causal": _direction(config()),
         "cost": config.attention_cost,
     }
@@ -71,8 +72,11 @@ def _text(facts: dict[str, Any]) -> str:
         "papers": papers,
         "heads": ", ".join(facts["heads"]),
         "presets": ", ".join(facts["presets"]),
+        "blocks": ", ".join(facts["blocks"]),
         "causal": facts["causal"],
         "cost": facts["cost"],
     }
-    lines = (fill(f"  {name.ljust(8)}{text}", COLUMNS, subsequent_indent=" " * 10) for name, text in rows.items())
+    lines = (
+        fill(f"  {name.ljust(8)}{text}", COLUMNS, subsequent_indent=" " * 10) for name, text in rows.items() if text
+    )
     return "\n".join([facts["model_type"], *lines])

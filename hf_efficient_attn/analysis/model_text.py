@@ -6,9 +6,21 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from hf_efficient_attn.convert.hub import find_on_hub
 from hf_efficient_attn.errors import InputError
 
 NUM_BYTES = 256
+# of adapters, and of models
+CONFIGS = ("adapter_config.json", "config.json")
+
+
+def find_saved(source: str) -> str:
+    """Return where transformers reads a saved model, by a single question to the Hub instead of its retries.
+
+    Raises:
+        CheckpointError: no folder, and the Hub has none of this name or cannot be asked.
+    """
+    return find_on_hub(source, CONFIGS)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -43,8 +55,9 @@ def tokenizer_of(source: str, vocab_size: int) -> Any:
     Raises:
         InputError: there is none, and they cannot.
     """
+    saved = find_saved(source)
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(saved)
     except (OSError, ValueError) as error:
         if vocab_size == NUM_BYTES:
             return None

@@ -29,9 +29,9 @@ from torch import nn
 from hf_efficient_attn.analysis.plot_signal import PIXELS_PER_INCH, signal_figure
 from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, SignalReport
 from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens, reads_text
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.errors import CheckpointError, InputError
 from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
-from hf_efficient_attn.pictures import check_picture, save_figure
+from hf_efficient_attn.pictures import check_destination, check_picture, save_figure
 
 # module that scales a part of W = a·W_init + b·ΔW -> the config field of its gain
 MATRIX_GAINS = {
@@ -231,16 +231,16 @@ def main(args: argparse.Namespace) -> None:
     picture = args.picture or args.output / "signal.png"
     # what could not be drawn is not measured
     check_picture(picture)
+    check_destination(args.output / "signal.json")
     reports = []
     for source in args.model:
-        model = load_model(source, args.seed)
+        model = _load(source, args.seed)
         text = None if args.random_tokens else args.text
         input_ids = load_tokens(source, model, args.tokens, args.batch_size, args.seed, text, args.random_tokens)
         print(f"Measuring {source} ...", file=sys.stderr)
         reports.append(replace(analyze_signal(model, input_ids), model=label(source)))
         if not args.json:
             print(reports[-1], end="\n\n")
-    args.output.mkdir(parents=True, exist_ok=True)
     settings = {"tokens": args.tokens, "batch_size": args.batch_size, "seed": args.seed}
     results = {"settings": settings, "models": [report.to_dict() for report in reports]}
     written = json.dumps(results, indent=1, ensure_ascii=False)
@@ -249,3 +249,12 @@ def main(args: argparse.Namespace) -> None:
     (args.output / "signal.json").write_text(written + "\n", encoding="utf-8")
     save_figure(signal_figure(reports), picture, PIXELS_PER_INCH)
     print(f"Wrote {args.output / 'signal.json'} and {picture}.", file=sys.stderr if args.json else sys.stdout)
+
+
+def _load(source: str, seed: int) -> Any:
+    try:
+        return load_model(source, seed)
+    except CheckpointError as error:
+        if Path(source).exists():
+            raise
+        raise CheckpointError(f"{error} Blocks that have a name are {', '.join(NAMED_BLOCKS)}.") from error

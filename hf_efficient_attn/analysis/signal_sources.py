@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from hf_efficient_attn.analysis.model_text import decoded, read_bytes
+from hf_efficient_attn.analysis.model_text import CONFIGS, decoded, find_saved, read_bytes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.hub.saved_config import load_config, readable
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
@@ -78,7 +78,8 @@ def load_model(source: str, seed: int) -> Any:
         source: a name in `NAMED_BLOCKS`, a config.json, a checkpoint folder or a Hub id.
 
     Raises:
-        InputError: none of these.
+        InputError: a path at which nothing is saved, or what transformers cannot read.
+        CheckpointError: no folder, and the Hub has none of this name or cannot be asked.
     """
     if source in NAMED_BLOCKS:
         return _at_start(SimplifiedTransformerConfig(**DEFAULT_SHAPE, **NAMED_BLOCKS[source].fields), seed)
@@ -91,7 +92,7 @@ def load_model(source: str, seed: int) -> Any:
     logging.set_verbosity_error()
     try:
         with readable(source):
-            return _from_folder_or_hub(source, path)
+            return AutoModel.from_pretrained(find_saved(source), dtype=torch.float32)
     finally:
         logging.set_verbosity(verbosity)
 
@@ -103,20 +104,8 @@ def _check_path(source: str, path: Path) -> None:
         raise InputError(f"{source}: no such file or folder.")
     if path.is_file() and path.suffix != ".json":
         raise InputError(f"{source}: a file. Give the folder of a saved model, or a config.json.")
-    if path.is_dir() and not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if path.is_dir() and not any((path / name).is_file() for name in CONFIGS):
         raise InputError(f"{source}: the folder holds no config.json, so it is no saved model.")
-
-
-def _from_folder_or_hub(source: str, path: Path) -> Any:
-    try:
-        return AutoModel.from_pretrained(source, dtype=torch.float32)
-    except OSError as error:
-        if path.is_dir():
-            raise
-        raise InputError(
-            f"{source}: no folder, no model that can be loaded from the Hub, and no block that `analyze signal` knows "
-            f"by name ({', '.join(NAMED_BLOCKS)})."
-        ) from error
 
 
 def _at_start(config: Any, seed: int) -> Any:
@@ -144,8 +133,9 @@ def load_tokens(
         generator = torch.Generator("cpu").manual_seed(seed)
         vocab_size = model.config.get_text_config().vocab_size
         return torch.randint(vocab_size, (batch_size, tokens), generator=generator)
+    saved = find_saved(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(saved)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{source}: it has no tokenizer to read text with. Save one beside it, or pass --random-tokens."

@@ -27,7 +27,7 @@ from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport, cost_ta
 from hf_efficient_attn.analysis.span_sources import TEXT_NAME, TextTokens, load_span_model, read_text, tokenize
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
-from hf_efficient_attn.pictures import check_picture, save_figure
+from hf_efficient_attn.pictures import check_destination, check_picture, save_figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +70,8 @@ def main(args: argparse.Namespace) -> None:
     picture = args.picture or args.output / "spans.png"
     # what could not be drawn is not measured
     check_picture(picture)
+    path = args.output / "spans.json"
+    check_destination(path)
     text = read_text(args.text)
     report, notes = analyze(args.model, text, args.tokens, args.seed)
     compared = [cost_of(source, text, args.tokens, args.seed) for source in args.compare]
@@ -77,8 +79,7 @@ def main(args: argparse.Namespace) -> None:
     text_name = TEXT_NAME if args.text is None else args.text.name
     settings = {"text": TEXT_NAME if args.text is None else str(args.text), "tokens": args.tokens, "seed": args.seed}
     results = {"settings": settings, "notes": notes, **report.to_dict(), "compared": [vars(cost) for cost in compared]}
-    args.output.mkdir(parents=True, exist_ok=True)
-    path, written = args.output / "spans.json", json.dumps(results, indent=1, ensure_ascii=False)
+    written = json.dumps(results, indent=1, ensure_ascii=False)
     print(*([written] if args.json else [report, cost_table(costs), "\n".join(notes)]), sep="\n\n")
     path.write_text(written + "\n", encoding="utf-8")
     save_figure(spans_figure(report, costs, text_name), picture, PIXELS_PER_INCH)

@@ -1,7 +1,8 @@
 """What the Hub answers when a checkpoint is asked for by name: each of its refusals in a sentence of its own."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -24,10 +25,10 @@ HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 SECONDS = 10
 
 
-def find_on_hub(name: str) -> str:
+def find_on_hub(name: str, files: Sequence[str] = (CONFIG_NAME,)) -> str:
     """Return a folder or Hub name to read from: itself, or, where the Hub is silent, the folder of an earlier copy.
 
-    The Hub is asked once for the config.
+    The Hub is asked once for each of these files, until it has one.
 
     Raises:
         CheckpointError: it has none, refuses, or is silent, and there is no copy.
@@ -36,11 +37,12 @@ def find_on_hub(name: str) -> str:
     try:
         if os.path.lexists(name):
             return name
-        copy = try_to_load_from_cache(name, CONFIG_NAME)
-        _ask(name, CONFIG_NAME)
+        copies = [try_to_load_from_cache(name, file) for file in files]
+        copy = next((each for each in copies if isinstance(each, str)), None)
+        _ask_for_one(name, files)
     except (HTTP_ERROR, OSError, ValueError, EntryNotFoundError) as error:
         # a copy answers for a Hub that is silent, but not for one that says no
-        if isinstance(copy, str) and _is_silent(error):
+        if copy is not None and _is_silent(error):
             return os.path.dirname(copy)
         said = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked for: {type(error).__name__}."
         raise CheckpointError(said) from error
@@ -56,14 +58,21 @@ def check_weights(name: str, files: Iterable[str]) -> None:
     if os.path.lexists(name):
         return
     listed = tuple(files)
-    for file in listed:
-        try:
+    try:
+        _ask_for_one(name, listed)
+    except EntryNotFoundError as error:
+        raise CheckpointError(f"{name} has no weights on the Hub: none of the files {', '.join(listed)}.") from error
+    except (HTTP_ERROR, OSError) as error:
+        raise CheckpointError(why_not_from_hub(name, error) or _unreachable(name, error)) from error
+
+
+def _ask_for_one(name: str, files: Sequence[str]) -> None:
+    """Ask for files until there is one; raise what the Hub says of the last."""
+    *others, last = files
+    for file in others:
+        with suppress(EntryNotFoundError):
             return _ask(name, file)
-        except EntryNotFoundError:
-            continue
-        except (HTTP_ERROR, OSError) as error:
-            raise CheckpointError(why_not_from_hub(name, error) or _unreachable(name, error)) from error
-    raise CheckpointError(f"{name} has no weights on the Hub: none of the files {', '.join(listed)}.")
+    _ask(name, last)
 
 
 def _ask(name: str, file: str) -> None:

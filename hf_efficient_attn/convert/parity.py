@@ -30,12 +30,3 @@ def note_exceptions(source_type: str, target_type: str) -> str:
     # what both models of transformers do, only ours does otherwise
     exceptions = [each for side in sides for each in side if not all(each in other for other in sides)]
     return f"Even with parity, outputs differ from the source's for: {'; '.join(exceptions)}. " if exceptions else ""
-
-
-def list_exceptions() -> str:
-    """Return all exceptions with the model types that each concerns."""
-    types: dict[str, list[str]] = {}
-    for model_type, exceptions in EXCEPTIONS.items():
-        for exception in exceptions:
-            types.setdefault(exception, []).append(model_type)
-    return "; ".join(f"({', '.join(names)}) {exception}" for exception, names in types.items())

@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import and_, or_
 from typing import Any, get_origin
 
@@ -116,9 +116,14 @@ def _value(node: ast.expr) -> Any:
         constant = node
     if constant is None or isinstance(constant, int | str):
         return constant
+    written = _written(node)
+    factory = _factory(written)
+    if factory is not None:
+        needed = _signature(written, [argument for argument in _arguments(factory) if "=" not in argument])
+        raise ConfigurationError(f"{shown(written)} has no place in a pattern; write {needed}.")
     raise ConfigurationError(
-        f"{shown(_written(node))} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, "
-        "True, False, None and strings."
+        f"{shown(written)} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, True, "
+        "False, None and strings."
     )
 
 
@@ -129,12 +134,28 @@ def _pattern(node: ast.expr) -> Pattern:
     return value
 
 
-def _call(node: ast.Call, name: str) -> Pattern:
-    factories: dict[str, Callable[..., Pattern]] = {**Pattern.kinds, "bigbird": bigbird, "global": _global}
+def is_pattern_name(text: str) -> bool:
+    """Return whether a text is the name of a pattern, without the brackets that would make it one.
+
+    >>> is_pattern_name("full"), is_pattern_name("full()")
+    (True, False)
+    """
+    return _factory(text) is not None
+
+
+def _factory(name: str) -> Callable[..., Pattern] | None:
     classes = {cls.__name__: cls for cls in Pattern.kinds.values()}
-    factory = classes.get(name) or factories.get(name.removesuffix("_"))
+    return classes.get(name) or _factories().get(name.removesuffix("_"))
+
+
+def _factories() -> dict[str, Callable[..., Pattern]]:
+    return {**Pattern.kinds, "bigbird": bigbird, "global": _global}
+
+
+def _call(node: ast.Call, name: str) -> Pattern:
+    factory = _factory(name)
     if factory is None:
-        raise ConfigurationError(f"No pattern is called {shown(name)}; {allowed_names(name, factories)}")
+        raise ConfigurationError(f"No pattern is called {shown(name)}; {allowed_names(name, _factories())}")
     arguments = [_value(argument) for argument in node.args]
     repeated = [name for name, count in Counter(keyword.arg for keyword in node.keywords).items() if count > 1]
     if repeated:
@@ -143,8 +164,12 @@ def _call(node: ast.Call, name: str) -> Pattern:
     try:
         return factory(*arguments, **options)
     except TypeError as error:
-        takes = ", ".join(_arguments(GlobalTokens if factory is _global else factory))
-        raise ConfigurationError(f"{_written(node)} does not fit: write {name.removesuffix('_')}({takes}).") from error
+        takes = _signature(name, _arguments(factory))
+        raise ConfigurationError(f"{_written(node)} does not fit: write {takes}.") from error
+
+
+def _signature(name: str, arguments: Iterable[str]) -> str:
+    return f"{name.removesuffix('_')}({', '.join(arguments)})"
 
 
 def _written(node: ast.expr) -> str:
@@ -154,7 +179,7 @@ def _written(node: ast.expr) -> str:
 
 def _arguments(factory: Callable[..., Pattern]) -> Iterator[str]:
     """Yield the arguments of a pattern: their names, lists in brackets, and defaults."""
-    for name, parameter in inspect.signature(factory).parameters.items():
+    for name, parameter in inspect.signature(GlobalTokens if factory is _global else factory).parameters.items():
         argument = f"[{name}, ...]" if get_origin(parameter.annotation) in (Sequence, tuple) else name
         yield argument if parameter.default is parameter.empty else f"{argument}={shown(parameter.default)}"
 

@@ -81,6 +81,8 @@ class SimplifiedTransformerConfig(
 
     model_type = "simplified_transformer"
     papers = ("2311.01906",)
+    # the values of `block`
+    blocks = tuple(BLOCK_STYLES)
     # scores of a head in a layer, for n tokens
     attention_cost = "n² / 2 if causal, otherwise n²; with a span or an attention_pattern, the pairs of these"
     keys_to_ignore_at_inference = ["past_key_values"]
