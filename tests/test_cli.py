@@ -111,7 +111,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["draw", "nowhere.json"], "no file 'nowhere.json'"),
         (["draw", "{folder}"], "no expression of patterns"),
-        (["draw", "full()", "--tokens", "100000"], "signs to draw"),
+        (["draw", "full()", "--tokens", "100000"], "to draw; take fewer"),
         (["draw", "full()", "--tokens", "0"], "num_queries is 0"),
         (["draw", "full()", "--tokens", "4", "--png", "{folder}/a.xyz"], "no suffix of a picture"),
         (["draw", "full()", "--tokens", "4", "--png", "{folder}/file/a.png"], "{folder}/file"),
