@@ -51,19 +51,22 @@ def check_picture(path: str | PathLike[str]) -> None:
 
 
 def check_destination(path: str | PathLike[str]) -> None:
-    """Make the folder of a file that shall be written, and try to write there; what the file holds is kept.
+    """Try to write where a file shall go; afterwards all is as before: what it holds is kept, new folders are gone.
 
     Raises:
         InputError: it cannot be written.
     """
     file = Path(path)
     is_new = not os.path.lexists(file)
+    missing = [folder for folder in file.parents if not folder.exists()]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab"):
             pass
         if is_new:
             file.unlink()
+        for folder in missing:
+            folder.rmdir()
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}. Give another path.") from error
 

@@ -62,6 +62,7 @@ def main(args: argparse.Namespace) -> None:
         raise InputError(f"--output {args.output}: the page is HTML; give a file that ends with .html.")
     check_destination(path)
     page = render_page(page_data(args))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     print(f"Written: {path} ({len(page.encode()) / MEGABYTE:.1f} MB). Open it in a browser; it needs no network.")
 

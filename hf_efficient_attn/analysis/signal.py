@@ -241,6 +241,7 @@ def main(args: argparse.Namespace) -> None:
         reports.append(replace(analyze_signal(model, input_ids), model=label(source)))
         if not args.json:
             print(reports[-1], end="\n\n")
+    args.output.mkdir(parents=True, exist_ok=True)
     settings = {"tokens": args.tokens, "batch_size": args.batch_size, "seed": args.seed}
     results = {"settings": settings, "models": [report.to_dict() for report in reports]}
     written = json.dumps(results, indent=1, ensure_ascii=False)

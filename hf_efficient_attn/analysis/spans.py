@@ -81,6 +81,7 @@ def main(args: argparse.Namespace) -> None:
     results = {"settings": settings, "notes": notes, **report.to_dict(), "compared": [vars(cost) for cost in compared]}
     written = json.dumps(results, indent=1, ensure_ascii=False)
     print(*([written] if args.json else [report, cost_table(costs), "\n".join(notes)]), sep="\n\n")
+    args.output.mkdir(parents=True, exist_ok=True)
     path.write_text(written + "\n", encoding="utf-8")
     save_figure(spans_figure(report, costs, text_name), picture, PIXELS_PER_INCH)
     print(f"\nWritten: {path}, {picture}", file=sys.stderr if args.json else sys.stdout)
