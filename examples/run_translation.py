@@ -3,9 +3,9 @@
     pip install ".[train]"
     python examples/run_translation.py
 
-trains the Transformer of 2017 at a small size from random weights on LibreOffice's help, English to German: BLEU 8.2,
-chrF 27.1; the English as it is has 5.0 and 21.0. With rows of your own, {"translation": {"en": ..., "fr": ...}},
-and with a checkpoint, which needs a smaller learning rate:
+trains the Transformer of 2017 at a small size from random weights on LibreOffice's help, English to German, in 5
+minutes of one core: BLEU 8.2, chrF 27.1; the English as it is has 5.0 and 21.0, and long sentences are still wrong.
+With rows of your own, {"translation": {"en": ..., "fr": ...}}, and with a checkpoint, which needs a smaller rate:
 
     python examples/run_translation.py --train_file my.jsonl --target_lang fr
     torchrun --nproc_per_node 8 examples/run_translation.py --model_name_or_path Helsinki-NLP/opus-mt-en-de \\

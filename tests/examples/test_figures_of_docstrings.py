@@ -24,6 +24,7 @@ SAYS = {
     "run_qa_512": ["`--max_seq_length 512`, in windows, has {eval_f1:.0f}"],
     "run_summarization": ["ROUGE-L {eval_rougeL:.2f}; the first 12 words have {rougeL_of_first_words:.2f}"],
     "run_translation": [
+        "in {minutes:.0f} minutes of one core",
         "BLEU {eval_bleu:.1f}, chrF {eval_chrf:.1f}",
         "the English as it is has {bleu_of_sources:.1f} and {chrf_of_sources:.1f}",
     ],
