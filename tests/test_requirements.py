@@ -27,11 +27,6 @@ def test_the_citation_says_the_same() -> None:
     licence = re.search(r'^license = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert licence is not None
     assert {f"version: {VERSION}", f"license: {licence[1]}"} <= set(citation.splitlines())
-    title = re.search(r'^title: "(.+)"$', citation, re.MULTILINE)
-    assert title is not None
-    readme = (ROOT / "README.md").read_text()
-    assert f"title = {{{title[1]}}}" in readme
-    assert f"version = {{{VERSION}}}" in readme
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_one_process_trains(folder: Path) -> None:
     assert finish_example(process).count("'grad_norm'") == 2
 
 
+@pytest.mark.neighbours
 def test_two_processes_train(folder: Path) -> None:
     """As from a shell; with `--use_cpu` on CPUs, where accelerate makes DDP of FSDP."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / "fsdp.yaml"]

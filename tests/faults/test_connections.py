@@ -41,6 +41,7 @@ def run_client(hub: Any, *commands: tuple[str, str]) -> list[str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.neighbours
 @pytest.mark.parametrize("lost", ["PUT", "POST"])
 def test_a_push(lost: str, tmp_path: Path) -> None:
     """Half of an upload, or of the commit, changes nothing; the next push makes the whole model."""
@@ -59,6 +60,7 @@ def test_a_push(lost: str, tmp_path: Path) -> None:
         assert shown_commit(hub, "tester/name") != before
 
 
+@pytest.mark.neighbours
 def test_a_pull_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     cuts = ["GET"] * 2
     with running_hub(tmp_path, handler_that_cuts(cuts)) as hub:

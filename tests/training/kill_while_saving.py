@@ -13,6 +13,7 @@ import random
 import signal
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -68,6 +69,9 @@ def in_child(action, *args, **kwargs) -> int:
     try:
         action(*args, **kwargs)
         code = 0
+    # a forked process ends here, whatever has happened: nothing above it may go on
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
