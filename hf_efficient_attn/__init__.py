@@ -26,6 +26,8 @@ from hf_efficient_attn.errors import (
 )
 from hf_efficient_attn.hub.saving import write_stubs
 from hf_efficient_attn.hub.written_cards import write_cards
+from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder, KeyGroups
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
@@ -94,11 +96,15 @@ __all__ = [
     "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
     "CheckpointError",
+    "ChosenBlocks",
+    "ChosenTokens",
+    "ChunkedOrder",
     "ClippedAdagrad",
     "ConfigurationError",
     "Distance",
     "EfficientAttentionError",
     "InputError",
+    "KeyGroups",
     "PatternCache",
     "SegmentCollator",
     "SimplifiedTransformerConfig",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.checks import (
     check_axes,
+    check_chosen,
     check_heads,
     check_kinds,
     check_numbers,
@@ -24,6 +25,7 @@ from hf_efficient_attn.attention.select import AUTO, preferred_backend, remember
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.sinks import join_sinks
@@ -60,6 +62,7 @@ def build_call(
     softcap: float | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    chosen: ChosenKeys | None = None,
 ) -> AttentionCall:
     """Return the call for checked states; see `attention` for the arguments.
 
@@ -72,8 +75,10 @@ def build_call(
     check_axes(followed.is_cross, tokens, query_offset)
     check_terms(terms, q)
     check_softcap(softcap)
-    parts = (query_offset, tokens, terms, sinks, softcap, scale, dropout)
+    check_chosen(chosen, q, k, followed.is_cross, sinks)
+    parts = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
     has_tensors = not tokens.is_empty or len(terms) > 0 or sinks is not None or isinstance(query_offset, Tensor)
+    has_tensors = has_tensors or chosen is not None
     # every step of decoding has a length of its own, for which nothing is worth keeping
     if has_tensors or torch.compiler.is_compiling() or q.shape[2] == 1:
         return _built(q, k, v, followed, *parts)
@@ -95,6 +100,7 @@ def _built(
     softcap: float | None,
     scale: float | None,
     dropout: float,
+    chosen: ChosenKeys | None,
 ) -> AttentionCall:
     layout = layout_of(followed, query_offset, q, k)
     tokens.check(q.shape[0], k.shape[2], q.device, layout.num_positions)
@@ -109,6 +115,7 @@ def _built(
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
         query_start=query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None,
+        chosen=chosen,
     )
 
 

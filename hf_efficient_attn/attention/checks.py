@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys, States
 from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
@@ -150,6 +151,21 @@ def check_softcap(softcap: float | None) -> None:
             f"softcap={shown(softcap)} must be a positive number, from {SMALLEST_CAP:g} to {LARGEST_FACTOR:g}, or None "
             "for scores without a bound."
         )
+
+
+def check_chosen(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cross: bool, sinks: Tensor | None) -> None:
+    """Raise InputError for chosen keys that do not fit q and k, or that the mean of groups leaves without a sink."""
+    if chosen is None:
+        return
+    if not isinstance(chosen, ChosenKeys):
+        raise InputError(
+            f"chosen is {shown(chosen)}; it must be ChosenTokens, ChosenBlocks, KeyGroups or ChunkedOrder, of "
+            "integer tensors. Use hea.ChosenTokens(tokens) for indices of keys."
+        )
+    states = States(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.device, is_cross)
+    chosen.check(states)
+    if sinks is not None and chosen.join == MEAN:
+        raise InputError("A mean over groups (join='mean') has one softmax per group, and no row for sinks to join.")
 
 
 def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads: int | None) -> Tensor | None:

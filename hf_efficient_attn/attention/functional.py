@@ -7,6 +7,8 @@ from torch import Tensor
 from hf_efficient_attn.attention.call import build_call, checked_states, compute
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -34,6 +36,7 @@ def attention(
     cross: bool = False,
     query_mask: Tensor | None = None,
     query_segment_ids: Tensor | None = None,
+    chosen: ChosenKeys | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
 
@@ -96,6 +99,8 @@ def attention(
             last query. A masked query has output 0 and log-sum-exp -inf.
         query_segment_ids: with `cross`, int [B, query_offset + Nq]; neighbours with equal ids form a document. Give
             `segment_ids`, too.
+        chosen: which keys each query reads, by what the tokens say: `ChosenTokens`, `ChosenBlocks`, `KeyGroups` or
+            `ChunkedOrder`. Of these it reads those that the pattern, the documents and the masks allow.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit together, or a number that is out of range.
@@ -103,8 +108,10 @@ def attention(
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
     q, k, v = checked_states(q, k, v, cross)
+    if return_lse and isinstance(chosen, ChosenKeys) and chosen.join == MEAN:
+        raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
     followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
     tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
-    call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout)
+    call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
     out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
     return out if lse is None or not return_lse else (out, lse)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, checked_states, compute, layout_of
-from hf_efficient_attn.attention.checks import own_sinks
+from hf_efficient_attn.attention.checks import check_chosen, own_sinks
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
@@ -16,6 +16,8 @@ from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_shards
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.terms import Term
@@ -42,6 +44,7 @@ def attend_layer(
     softcap: float | None = None,
     need_weights: bool = False,
     backend: str = AUTO,
+    chosen: ChosenKeys | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [batch, queries, heads, head_dim] and the weights [batch, heads, queries, keys] or None.
 
@@ -52,14 +55,14 @@ def attend_layer(
             several processes, that of the whole text.
         matrix: a mask that a user gave, [batch or 1, heads or 1, queries, keys].
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
-        query_offset, terms, sinks, softcap: as for `attention`.
+        query_offset, terms, sinks, softcap, chosen: as for `attention`.
         need_weights: compute densely and return the weights, of all queries or of those of `weights_of_rows`.
 
     Raises:
         InputError: a mask that does not belong to these queries and keys.
     """
     if followed.shards is not None:
-        refuse_on_shards(matrix is not None, bias is not None, need_weights)
+        refuse_on_shards(matrix is not None, bias is not None, need_weights, chosen is not None)
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
@@ -67,10 +70,11 @@ def attend_layer(
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
-    reads_all = followed.reads_all and tokens.segment_ids is None
+    reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         query, key, value = checked_states(query, key, value)
-        call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout)
+        numbers = (softcap, scale, dropout)
+        call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, *numbers, chosen)
         out, _ = compute(query, key, value, call, backend)
         return out.transpose(1, 2).contiguous(), None
     added = added_scores(matrix, bias, query, key)
@@ -79,9 +83,40 @@ def attend_layer(
         learned: Any = term_bias(terms, layout_of(followed, query_offset, query, key), tokens, key.device)
         learned, pairs = close_pairs(learned, pairs)
         added = learned if added is None else added + learned
+    if chosen is not None:
+        pairs, added = chosen_scores(chosen, pairs, added, followed, query_offset, tokens, query, key)
     sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
     out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def chosen_scores(
+    chosen: ChosenKeys,
+    pairs: Tensor | None,
+    added: Tensor | None,
+    followed: LayerPattern,
+    query_offset: QueryOffset,
+    tokens: TokenMask,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the pairs that are also chosen, and what is added to their scores, with the log of how often they count.
+
+    Raises:
+        InputError: a choice that does not fit, or has an output for each of its groups.
+    """
+    check_chosen(chosen, query, key, followed.is_cross, None)
+    if chosen.needs_groups:
+        raise InputError(
+            "Groups with outputs or labels of their own (join='mean', labels_count='places') are computed without "
+            "weights over all pairs: leave output_attentions, mask matrices and position biases out."
+        )
+    layout = layout_of(followed, query_offset, query, key)
+    if added is not None:
+        pairs = added > NEVER_READ if pairs is None else pairs & (added > NEVER_READ)
+    pairs, counts = chosen_pairs(chosen, pairs, layout, tokens, key.shape[1])
+    weight = counts.to(torch.float32).log()
+    return pairs, weight if added is None else added + weight
 
 
 def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> TokenMask:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.terms import Term
 
 AttendLayer = Callable[..., tuple[Tensor, Tensor | None]]
@@ -70,6 +71,7 @@ def _of_row(
     matrix: Tensor | None = None,
     bias: Tensor | None = None,
     terms: Sequence[Term] = (),
+    chosen: ChosenKeys | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the options of `attend_layer` for a single query."""
@@ -80,6 +82,7 @@ def _of_row(
         return tensor if tensor is None or tensor.shape[2] < num_queries else tensor[:, :, row : row + 1]
 
     return {
+        "chosen": None if chosen is None else chosen.of_query(row),
         **options,
         "query_offset": row + (key.shape[2] - num_queries if query_offset is None else int(query_offset)),
         "matrix": cut(matrix),

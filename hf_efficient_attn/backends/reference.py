@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.dense_groups import in_groups
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
@@ -69,11 +71,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     values = v.to(dtype).repeat_interleave(heads_per_key_head, 1)
 
     scores = cap(q.to(dtype) @ keys.transpose(-1, -2) * call.scale, call.softcap)
-    bias = term_bias(call.terms, call.layout, call.tokens, q.device)
     allowed = allowed_pairs(call.layout, call.tokens, q.shape[0], q.device)
+    if call.chosen is not None and call.chosen.needs_groups:
+        out, group_lse = in_groups(scores, values, allowed, call)
+        return out.to(q.dtype), group_lse.detach()
+    bias = term_bias(call.terms, call.layout, call.tokens, q.device)
     if bias is not None:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias
+    if call.chosen is not None:
+        allowed, counts = chosen_pairs(call.chosen, allowed, call.layout, call.tokens, k.shape[1])
+        scores = scores + counts.to(dtype).log()
     allowed = torch.ones((), dtype=torch.bool, device=q.device) if allowed is None else allowed
     # the sink is one more key, which has a score but no value
     closed = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks.to(dtype)[:, None, None]

@@ -50,6 +50,8 @@ MAX_COPIED = 1 << 17
 
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can, given the memory for all pairs."""
+    if call.chosen is not None:
+        return "sdpa computes no chosen keys yet."
     if call.query_start is not None:
         return "sdpa cannot compile a query_offset that is a tensor: use blocked."
     if call.softcap is not None:

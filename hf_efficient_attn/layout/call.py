@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -51,6 +52,7 @@ class AttentionCall:
         dropout: probability with which a weight is dropped.
         query_start: position of the first query as an integer tensor, instead of the layout's `query_offset`; only used
             while compiling, when its value is unknown.
+        chosen: which keys each query reads, of those that the pattern and the masks allow; None: all of them.
     """
 
     layout: Layout
@@ -63,13 +65,15 @@ class AttentionCall:
     scale: float = 1.0
     dropout: float = 0.0
     query_start: Tensor | None = None
+    chosen: ChosenKeys | None = None
 
     @property
     def traits(self) -> Hashable:
         """What a backend's cost, memory and refusal may depend on: everything but the contents of tensors."""
         labels = tuple(term.label for term in self.terms)
         exist = (self.tokens.is_empty, self.sinks is None, self.query_start is None)
-        return self.layout, self.inputs, labels, exist, self.softcap, self.scale, self.dropout
+        chosen = None if self.chosen is None else self.chosen.traits
+        return self.layout, self.inputs, labels, exist, self.softcap, self.scale, self.dropout, chosen
 
     @property
     def masked_queries(self) -> Tensor | None:

@@ -91,12 +91,13 @@ def refuse_compiled() -> None:
         raise UnsupportedBackendError("A text over several processes cannot be compiled. Call the model without it.")
 
 
-def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool) -> None:
+def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_chosen: bool = False) -> None:
     """Raise UnsupportedBackendError for what a process cannot compute of a text of which it holds a part."""
     asked = {
         "a mask that is a matrix": has_matrix,
         "scores with a matrix added (ALiBi, a position bias)": has_bias,
         "attention weights (output_attentions)": need_weights,
+        "keys that are chosen by what tokens say": has_chosen,
     }
     for what, is_asked in asked.items():
         if is_asked:

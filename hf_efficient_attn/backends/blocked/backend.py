@@ -18,6 +18,8 @@ def why_not(call: AttentionCall) -> str | None:
     if call.inputs.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         return f"dtype {call.inputs.dtype} is none of {known}; convert the inputs."
+    if call.chosen is not None:
+        return "blocked knows only keys that a pattern names, not chosen ones: use gathered."
     return None
 
 

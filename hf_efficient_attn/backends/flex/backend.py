@@ -45,6 +45,8 @@ def why_not(call: AttentionCall) -> str | None:
 
 def _refused_inputs(call: AttentionCall) -> str | None:
     inputs, dim = call.inputs, min(call.inputs.head_dim, call.inputs.value_dim)
+    if call.chosen is not None:
+        return "flex compiles keys that a pattern names, not chosen ones: use gathered."
     if inputs.device not in BLOCK_SIZES:
         return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
     if inputs.dtype not in DTYPES:

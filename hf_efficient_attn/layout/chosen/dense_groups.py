@@ -1,0 +1,93 @@
+"""Attention in groups by its formula, where groups have outputs or labels of their own; gradients by autograd."""
+
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import pad
+
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES, in_range, of_heads
+from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
+from hf_efficient_attn.layout.sinks import join_sinks
+from hf_efficient_attn.layout.terms import Term, look_up
+
+
+def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return the output [B, H, Nq, Dv] and the log-sum-exp [B, H, Nq]; that of a mean is the sum over all groups.
+
+    Args:
+        scores: [B, H, Nq, Nk], of all pairs, without terms.
+        values: [B, H, Nk, Dv].
+        allowed: bool that broadcasts to the scores; None: all pairs.
+    """
+    layout, chosen = call.layout, call.chosen
+    groups = chosen.groups()  # type: ignore[union-attr]
+    num_queries, num_keys = layout.num_queries, layout.num_keys
+    shape = (len(scores), layout.num_heads, -1, -1, -1)
+    rows = of_heads(in_range(groups.queries - layout.query_offset, num_queries), shape[1]).expand(*shape[:4])
+    keys = of_heads(in_range(groups.keys, num_keys), shape[1]).expand(*shape[:4])
+    open_pairs = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.expand_as(scores)
+    if call.terms and chosen.labels_count != PLACES:  # type: ignore[union-attr]
+        bias, open_pairs = close_pairs(term_bias(call.terms, layout, call.tokens, scores.device), open_pairs)  # type: ignore[arg-type]
+        scores = scores + bias
+    # one more row and column, of empty places
+    pairs = (rows[..., None] * (num_keys + 1) + keys[..., None, :]).flatten(2)
+    sizes = rows.shape + keys.shape[-1:]
+    logits, is_read = (pad(each, (0, 1, 0, 1)).flatten(2).gather(2, pairs).view(sizes) for each in (scores, open_pairs))
+    if call.terms and chosen.labels_count == PLACES:  # type: ignore[union-attr]
+        bias, is_read = close_pairs(reduce(add, (_by_place(term, rows, keys) for term in call.terms)), is_read)
+        logits = logits + bias
+    has_keys = is_read.any(-1, keepdim=True)
+    weights = torch.softmax(logits.masked_fill(~is_read & has_keys, -torch.inf), -1).masked_fill(~is_read, 0.0)
+    lse = logits.masked_fill(~is_read & has_keys, -torch.inf).logsumexp(-1).masked_fill(~has_keys[..., 0], -torch.inf)
+    read = pad(values, (0, 0, 0, 1)).gather(2, keys.flatten(2)[..., None].expand(-1, -1, -1, values.shape[3]))
+    outs = drop(weights, call.dropout) @ read.unflatten(2, keys.shape[2:])
+    return _joined(outs.flatten(2, 3), lse.flatten(2), rows.flatten(2), call)
+
+
+def _by_place(term: Term, rows: Tensor, keys: Tensor) -> Tensor:
+    """Return what a term adds to the scores of the groups, whose places its labels count."""
+    labels = term.label.of(
+        torch.arange(rows.shape[3], device=rows.device)[:, None], torch.arange(keys.shape[3], device=rows.device)
+    )
+    values = term.values.expand(*rows.shape[:2], -1, -1)
+    if values.shape[2] == 1:
+        values = values[:, :, :, None]
+    else:
+        index = rows.flatten(2)[..., None].expand(-1, -1, -1, values.shape[3])
+        values = pad(values, (0, 0, 0, 1)).gather(2, index).unflatten(2, rows.shape[2:])
+    scores = term.label.score(look_up(values, labels), labels)
+    return scores.expand(*rows.shape, keys.shape[3])
+
+
+def _joined(outs: Tensor, lses: Tensor, rows: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of each query from those of its places in groups.
+
+    Args:
+        outs, lses, rows: [B, H, places, Dv], [B, H, places] and the same; the row `num_queries` is of empty places.
+    """
+    batch_size, num_heads, _, width = outs.shape
+    sizes = (batch_size, num_heads, call.layout.num_queries + 1)
+    largest = lses.new_full(sizes, -torch.inf).scatter_reduce(2, rows, lses.detach(), "amax")
+    largest = largest.masked_fill(largest == -torch.inf, 0.0)
+    totals = lses.new_zeros(sizes).scatter_add(2, rows, (lses - largest.gather(2, rows)).exp())
+    lse = torch.where(totals > 0, totals, 1.0).log().add(largest).masked_fill(totals == 0, -torch.inf)
+    if call.chosen.join == MEAN:  # type: ignore[union-attr]
+        counts = lses.new_zeros(sizes).scatter_add(2, rows, torch.ones_like(lses))
+        shares = 1 / (counts.clamp(min=1) + call.chosen.mean_epsilon).gather(2, rows)  # type: ignore[union-attr]
+    else:
+        has_keys = lses > -torch.inf
+        safe = lse.masked_fill(totals == 0, 0.0).gather(2, rows)
+        shares = torch.where(has_keys, torch.where(has_keys, lses, 0.0) - safe, -torch.inf).exp()
+    index = rows[..., None].expand(-1, -1, -1, width)
+    out = outs.new_zeros(*sizes, width).scatter_add(2, index, outs * shares[..., None])[:, :, :-1]
+    lse = lse[:, :, :-1]
+    if call.sinks is not None:
+        out, lse = join_sinks(out, lse, call.sinks.to(lse.dtype))
+    masked = call.masked_queries
+    if masked is not None:
+        out, lse = out.masked_fill(masked, 0.0), lse.masked_fill(masked[..., 0], -torch.inf)
+    return out, lse

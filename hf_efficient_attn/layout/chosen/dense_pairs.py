@@ -1,0 +1,32 @@
+"""Chosen keys as pairs: which are read, and how often each counts. It takes memory for all pairs."""
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys, of_heads
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+
+def chosen_pairs(
+    chosen: ChosenKeys, allowed: Tensor | None, layout: Layout, tokens: TokenMask, num_key_heads: int
+) -> tuple[Tensor, Tensor]:
+    """Return which pairs are read, bool, and how often each counts, int32 of at least 1.
+
+    Args:
+        allowed: which pairs the pattern and the masks allow, bool [batch or 1, heads or 1, queries, keys]; None: all.
+    """
+    counts = of_heads(chosen.counts(layout, tokens, num_key_heads), layout.num_heads)
+    read = counts > 0 if allowed is None else allowed & (counts > 0)
+    if chosen.reads_self_last:
+        read = with_self_last(read, layout.query_offset)
+    return read, counts.clamp(min=1)
+
+
+def with_self_last(read: Tensor, query_offset: int) -> Tensor:
+    """Return the pairs [..., queries, keys] without those of a token with itself, where a query reads another key."""
+    num_queries, num_keys = read.shape[-2:]
+    queries = query_offset + torch.arange(num_queries, device=read.device)
+    is_self = torch.arange(num_keys, device=read.device) == queries[:, None]
+    reads_others = (read & ~is_self).any(-1, keepdim=True)
+    return read & ~(is_self & reads_others)

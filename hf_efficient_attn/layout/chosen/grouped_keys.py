@@ -1,0 +1,178 @@
+"""Keys that are read in groups: lists of queries and of the keys that each of them reads."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.chosen.chosen_keys import (
+    MEAN,
+    PLACES,
+    POSITIONS,
+    SOFTMAX,
+    ChosenKeys,
+    States,
+    in_range,
+)
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.messages import shown
+
+
+class Groups(NamedTuple):
+    """Positions of queries and keys that form groups; numbers out of range are empty places.
+
+    Attributes:
+        queries, keys: int64 [batch or 1, heads, groups, places].
+        query_buckets, key_buckets: of the same shapes; only pairs of equal buckets are read. None: all pairs.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    query_buckets: Tensor | None = None
+    key_buckets: Tensor | None = None
+
+
+class GroupedKeys(ChosenKeys):
+    """Keys that are read in groups."""
+
+    def groups(self) -> Groups:
+        """Return the groups."""
+        raise NotImplementedError
+
+    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+        """Return how many pairs of places hold each pair."""
+        found = self.groups()
+        num_queries, num_keys = layout.num_queries, layout.num_keys
+        queries = in_range(found.queries - layout.query_offset, num_queries)[..., None]
+        keys = in_range(found.keys, num_keys)[..., None, :]
+        is_pair = (queries < num_queries) & (keys < num_keys)
+        if found.query_buckets is not None and found.key_buckets is not None:
+            is_pair = is_pair & (found.query_buckets[..., None] == found.key_buckets[..., None, :])
+        numbers = torch.where(is_pair, queries * num_keys + keys, num_queries * num_keys).flatten(2)
+        counts = torch.zeros(*numbers.shape[:2], num_queries * num_keys + 1, dtype=torch.int32, device=numbers.device)
+        counts = counts.scatter_add(2, numbers, torch.ones_like(numbers, dtype=torch.int32))
+        return counts[..., :-1].unflatten(2, (num_queries, num_keys))
+
+
+@dataclass(frozen=True, eq=False)
+class KeyGroups(GroupedKeys):
+    """Groups of queries and keys: every query of a group reads every key of it that the pattern and the masks allow.
+
+    A query may be in no group (its output is 0), in one, or in several. With `join="mean"` it is the Routing
+    Transformer's (arXiv:2003.05997) mean over its groups: the sum of the groups' own softmax outputs, divided by the
+    number of groups that hold the query plus `mean_epsilon`.
+
+    Attributes:
+        queries, keys: int [B or 1, heads, G, wq] and [B or 1, heads, G, wk], positions on the axis of the queries (in
+            cached decoding those of the call are the last) and indices of keys; heads: 1, the number of key heads, or
+            that of query heads. -1, and positions that the call has no query or key for, are empty places.
+        join: "softmax": one softmax over all pairs of the query, in which a key that it reads in several groups counts
+            as often; or "mean".
+        mean_epsilon: see above; only for "mean".
+        labels_count: what terms look up their labels by: "positions", or "places" of query and key in the lists of
+            their group.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    join: str = SOFTMAX
+    mean_epsilon: float = 0.0
+    labels_count: str = POSITIONS
+    kind: ClassVar[str] = "groups"
+
+    def check(self, states: States) -> None:
+        """Raise InputError for tensors or numbers that do not fit the call."""
+        self.check_word("join", (SOFTMAX, MEAN))
+        self.check_word("labels_count", (POSITIONS, PLACES))
+        epsilon = self.mean_epsilon
+        if isinstance(epsilon, bool) or not isinstance(epsilon, float | int) or not 0 <= epsilon <= 1e30:
+            raise InputError(f"KeyGroups.mean_epsilon={shown(epsilon)} must be a finite number of at least 0.")
+        self.check_tensor("queries", states, {"groups": None, "places": None})
+        self.check_tensor("keys", states, {"groups": None, "places": None})
+        if self.queries.shape[1:3] != self.keys.shape[1:3]:
+            raise InputError(
+                f"KeyGroups.queries has shape {list(self.queries.shape)} and keys {list(self.keys.shape)}; the heads "
+                "and groups (second and third dimension) must be equal."
+            )
+
+    def groups(self) -> Groups:
+        """Return the groups."""
+        queries, keys = self.queries.long(), self.keys.long()
+        batch_size = max(len(queries), len(keys))
+        return Groups(queries.expand(batch_size, -1, -1, -1), keys.expand(batch_size, -1, -1, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkedOrder(GroupedKeys):
+    """Positions in an order per head, cut into chunks: a query reads its own chunk and the neighbouring ones.
+
+    It is the attention of Reformer (arXiv:2001.04451), where positions are sorted by bucket, once for each round. One
+    softmax joins the pairs of all rounds. The chunks of all rounds form one circle, as in the authors' code: those
+    before the first chunk of a round are the last ones of the round before, and no chunk is read twice. Each round is
+    filled up to whole chunks with empty places.
+
+    Attributes:
+        order: int [B or 1, heads, R, L], for each of R rounds positions, on one axis of queries and keys; -1, and
+            positions without a key, are empty places. heads: 1, the number of key heads, or that of query heads.
+        chunk_tokens: how many places a chunk has.
+        chunks_before, chunks_after: how many chunks before and after its own a query reads.
+        buckets: int, of the shape of `order`; only pairs of equal buckets are read. None: all pairs are.
+        reads_self_last: a query reads itself only if it may read no other key in any round.
+        counts_duplicates: a key that a query meets in several rounds counts as often; False: once (the paper's
+            equation 16, which the authors' code leaves out).
+    """
+
+    order: Tensor
+    chunk_tokens: int
+    chunks_before: int = 1
+    chunks_after: int = 0
+    buckets: Tensor | None = None
+    reads_self_last: bool = True
+    counts_duplicates: bool = True
+    kind: ClassVar[str] = "order"
+
+    def check(self, states: States) -> None:
+        """Raise InputError for tensors or numbers that do not fit the call."""
+        self.check_count("chunk_tokens", 1)
+        self.check_count("chunks_before", 0)
+        self.check_count("chunks_after", 0)
+        if states.is_cross:
+            raise InputError("ChunkedOrder orders tokens of one axis, but cross=True: use KeyGroups.")
+        self.check_tensor("order", states, {"rounds": None, "places": None})
+        if self.buckets is not None:
+            self.check_tensor("buckets", states, {"rounds": None, "places": None})
+            if self.buckets.shape != self.order.shape:
+                raise InputError(
+                    f"ChunkedOrder.buckets has shape {list(self.buckets.shape)}, and order {list(self.order.shape)}; "
+                    "they must be equal."
+                )
+
+    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+        """Return in how many rounds each pair meets."""
+        counts = super().counts(layout, tokens, num_key_heads)
+        return counts if self.counts_duplicates else counts.clamp(max=1)
+
+    def groups(self) -> Groups:
+        """Return one group for each chunk."""
+        order = self.chunks(self.order.long())
+        if self.buckets is None:
+            return Groups(order, self.read_chunks(order))
+        buckets = self.chunks(self.buckets.long())
+        return Groups(order, self.read_chunks(order), buckets, self.read_chunks(buckets))
+
+    def chunks(self, places: Tensor) -> Tensor:
+        """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""
+        filled = pad(places, (0, -places.shape[3] % self.chunk_tokens), value=-1)
+        num_chunks = filled.shape[2] * (filled.shape[3] // self.chunk_tokens)
+        return filled.flatten(2).unflatten(2, (num_chunks, self.chunk_tokens))
+
+    def read_chunks(self, chunks: Tensor) -> Tensor:
+        """Return what the queries of each chunk read, [B, heads, chunks, places]."""
+        count = chunks.shape[2]
+        before = min(self.chunks_before, max(0, count - 1))
+        after = min(self.chunks_after, max(0, count - 1 - before))
+        return torch.cat([chunks.roll(step, 2) for step in range(before, -after - 1, -1)], 3)

@@ -1,0 +1,103 @@
+"""Keys that are listed for each query: tokens, or blocks of tokens."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKeys, States, in_range
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_locations import token_locations
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenTokens(ChosenKeys):
+    """The keys that each query reads, as far as the pattern and the masks allow them (DSA, arXiv:2512.02556).
+
+    >>> import torch, hf_efficient_attn as hea
+    >>> q, k, v = torch.randn(3, 1, 2, 4, 8)
+    >>> tokens = torch.tensor([[[[0, -1], [0, 1], [1, 1], [0, 9]]]])
+    >>> out = hea.attention(q, k, v, hea.patterns.Causal(), chosen=hea.ChosenTokens(tokens))
+    >>> torch.allclose(out[:, :, 2], v[:, :, 1]) and torch.allclose(out[:, :, 3], v[:, :, 0])
+    True
+
+    Attributes:
+        tokens: int [B or 1, heads, Nq, k], indices of keys; heads: 1 (all heads share the choice), the number of key
+            heads, or that of query heads. -1 and numbers out of range are no key; a key named twice counts once.
+    """
+
+    tokens: Tensor
+    kind: ClassVar[str] = "tokens"
+
+    def check(self, states: States) -> None:
+        """Raise InputError for tensors or numbers that do not fit the call."""
+        self.check_tensor("tokens", states, {"queries": states.num_queries, "keys": None})
+
+    def of_query(self, query: int) -> ChosenKeys:
+        """Return the choice of one query of the call, as that of a call with this query alone."""
+        return replace(self, tokens=self.tokens[:, :, query : query + 1])
+
+    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+        """Return 1 for every pair that is chosen, 0 for others."""
+        return named_once(self.tokens, layout.num_keys)
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenBlocks(ChosenKeys):
+    """The blocks of keys that each query, or each block of queries, reads (MoBA, arXiv:2502.13189; MiniMax-M3).
+
+    Block b holds the keys b · block_tokens … (b + 1) · block_tokens - 1.
+
+    Attributes:
+        blocks: int [B or 1, heads, ceil(Nq / queries_per_choice), k], numbers of blocks; heads: 1 (all heads share the
+            choice), the number of key heads, or that of query heads. -1 and numbers out of range are no block; a block
+            named twice counts once.
+        block_tokens: how many keys a block has.
+        queries_per_choice: how many neighbouring queries of the call share each choice.
+        counted_from: "document": blocks are counted from the first token of the query's document, so that padding and
+            packing change nothing; "axis": from the first key of the call.
+    """
+
+    blocks: Tensor
+    block_tokens: int
+    queries_per_choice: int = 1
+    counted_from: str = DOCUMENT
+    kind: ClassVar[str] = "blocks"
+
+    def check(self, states: States) -> None:
+        """Raise InputError for tensors or numbers that do not fit the call."""
+        self.check_count("block_tokens", 1)
+        self.check_count("queries_per_choice", 1)
+        self.check_word("counted_from", (DOCUMENT, AXIS))
+        num_choices = -(-states.num_queries // self.queries_per_choice)
+        self.check_tensor("blocks", states, {"choices": num_choices, "blocks": None})
+
+    def of_query(self, query: int) -> ChosenKeys:
+        """Return the choice of one query of the call, as that of a call with this query alone."""
+        choice = query // self.queries_per_choice
+        return replace(self, blocks=self.blocks[:, :, choice : choice + 1], queries_per_choice=1)
+
+    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+        """Return 1 for every pair that is chosen, 0 for others."""
+        num_blocks = -(-layout.num_keys // self.block_tokens)
+        chosen = named_once(self.blocks, num_blocks)
+        if self.queries_per_choice > 1:
+            chosen = chosen.repeat_interleave(self.queries_per_choice, 2)[:, :, : layout.num_queries]
+        places = self.key_places(layout, tokens)
+        batch_size = max(len(chosen), len(places))
+        own = (places // self.block_tokens)[:, None, None].expand(batch_size, *chosen.shape[1:3], -1)
+        return chosen.expand(batch_size, -1, -1, -1).gather(3, own)
+
+    def key_places(self, layout: Layout, tokens: TokenMask) -> Tensor:
+        """Return the number of each key from which blocks are counted, int [batch or 1, keys]."""
+        if self.counted_from == AXIS:
+            return torch.arange(layout.num_keys, device=self.blocks.device)[None]
+        return token_locations(tokens, layout.num_keys, self.blocks.device).positions
+
+
+def named_once(numbers: Tensor, count: int) -> Tensor:
+    """Return 1 for every number from 0 to count - 1 that is in a row, otherwise 0: int32 [..., count]."""
+    named = torch.zeros(*numbers.shape[:-1], count + 1, dtype=torch.int32, device=numbers.device)
+    return named.scatter(-1, in_range(numbers, count), 1)[..., :count]
