@@ -124,6 +124,8 @@ class ChunkedOrder(GroupedKeys):
         reads_self_last: a query reads itself only if it may read no other key in any round.
         counts_duplicates: a key that a query meets in several rounds counts as often; False: once (the paper's
             equation 16, which the authors' code leaves out).
+        reads: instead of the circle, the numbers of the chunks that each chunk reads, itself included: int [B or 1,
+            heads, chunks of all rounds, n]; -1: none. So each document can have a circle of its own.
     """
 
     order: Tensor
@@ -133,6 +135,7 @@ class ChunkedOrder(GroupedKeys):
     buckets: Tensor | None = None
     reads_self_last: bool = True
     counts_duplicates: bool = True
+    reads: Tensor | None = None
     kind: ClassVar[str] = "order"
 
     def check(self, states: States) -> None:
@@ -150,6 +153,13 @@ class ChunkedOrder(GroupedKeys):
                     f"ChunkedOrder.buckets has shape {list(self.buckets.shape)}, and order {list(self.order.shape)}; "
                     "they must be equal."
                 )
+        if self.reads is not None:
+            self.check_tensor("reads", states, {"chunks": self.num_chunks, "chunks that each reads": None})
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks of all rounds."""
+        return self.order.shape[2] * -(-self.order.shape[3] // self.chunk_tokens)
 
     def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
         """Return in how many rounds each pair meets."""
@@ -172,7 +182,22 @@ class ChunkedOrder(GroupedKeys):
 
     def read_chunks(self, chunks: Tensor) -> Tensor:
         """Return what the queries of each chunk read, [B, heads, chunks, places]."""
+        if self.reads is not None:
+            return read_listed(chunks, self.reads)
         count = chunks.shape[2]
         before = min(self.chunks_before, max(0, count - 1))
         after = min(self.chunks_after, max(0, count - 1 - before))
         return torch.cat([chunks.roll(step, 2) for step in range(before, -after - 1, -1)], 3)
+
+
+def read_listed(chunks: Tensor, reads: Tensor) -> Tensor:
+    """Return the places of the chunks that each chunk reads, [B, heads, chunks, n · places]; -1: no place.
+
+    Shapes: chunks [B or 1, heads or 1, chunks, places], reads [B or 1, heads or 1, chunks, n].
+    """
+    # one more chunk, of empty places
+    filled = pad(chunks, (0, 0, 0, 1), value=-1)
+    sizes = (max(len(chunks), len(reads)), max(chunks.shape[1], reads.shape[1]))
+    filled, reads = filled.expand(*sizes, -1, -1), in_range(reads, chunks.shape[2]).expand(*sizes, -1, -1)
+    index = reads.flatten(2)[..., None].expand(-1, -1, -1, chunks.shape[3])
+    return filled.gather(2, index).unflatten(2, reads.shape[2:]).flatten(3)
