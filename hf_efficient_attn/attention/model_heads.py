@@ -57,7 +57,7 @@ def keep_heads(module: nn.Module) -> None:
 
     The shards of its projections come first, then that of sequence parallelism, or None.
     """
-    module.__dict__[KNOWN] = (declared_heads(module), tuple(shards_of(module)), shard_of_heads(NAME))
+    module.__dict__[KNOWN] = (declared_heads(module), tuple(head_shards(module)), shard_of_heads(NAME))
 
 
 def declared_heads(module: nn.Module) -> int | None:
@@ -68,7 +68,7 @@ def declared_heads(module: nn.Module) -> int | None:
     return next((count for count in counts if isinstance(count, int)), None)
 
 
-def shards_of(module: nn.Module) -> list[tuple[int, int]]:
+def head_shards(module: nn.Module) -> list[tuple[int, int]]:
     """Return (rank of this process, number of shards) of every way in which the module's projections are sharded."""
     found: list[tuple[int, int]] = []
     for layer in module.children():

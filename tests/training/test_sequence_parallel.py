@@ -89,6 +89,6 @@ def test_heads_of_tensor_parallelism_are_dealt_out(
 ) -> None:
     """A process of four has two of eight heads: its half of the half that its projections compute."""
     layer = build("per_head").model.layers[0].self_attn
-    monkeypatch.setattr(model_heads, "shards_of", lambda module: [(tensor_rank, 2)])
+    monkeypatch.setattr(model_heads, "head_shards", lambda module: [(tensor_rank, 2)])
     monkeypatch.setattr(model_heads, "shard_of_heads", lambda implementation: (sequence_rank, 2))
     assert model_heads.head_range(layer, PER_HEAD, 2) == (4 * tensor_rank + 2 * sequence_rank, 8)
