@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.sharded.key_plan import texts_of
-from hf_efficient_attn.attention.sharded.layer import attend_shard, plan_layer
+from hf_efficient_attn.attention.sharded.key_exchange import texts_of
+from hf_efficient_attn.attention.sharded.layer import attend_shard, exchange_of
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
 from hf_efficient_attn.bench.sequence.links import Link
@@ -111,7 +111,7 @@ def formula(case: Case, size: int, mode: str) -> Traffic:
     layout = Layout(case.pattern, case.heads, case.tokens, case.tokens, layer=1 if case.pattern.is_random else 0)
     texts = tuple(dict.fromkeys(texts_of(masks_of(case), BATCH, case.tokens)))
     sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM)
-    return plan_layer(layout, texts, shard_bounds(case.tokens, size), sizes, mode, case.ramp is not None)[1]
+    return exchange_of(layout, texts, shard_bounds(case.tokens, size), sizes, mode, case.ramp is not None)[1]
 
 
 def explained(case: Case, size: int) -> Any:

@@ -10,8 +10,8 @@ import pytest
 from sharded_attention_script import CASES
 from torchrun import run_together
 
-from hf_efficient_attn.attention.sharded.key_plan import Text, plan_keys
-from hf_efficient_attn.attention.sharded.layer import plan_layer
+from hf_efficient_attn.attention.sharded.key_exchange import Text, key_exchange
+from hf_efficient_attn.attention.sharded.layer import exchange_of
 from hf_efficient_attn.attention.sharded.row_parts import row_parts
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
@@ -39,7 +39,7 @@ def test_processes_compute_what_one_does(size: int, tmp_path: Path) -> None:
 def wanted(pattern: Pattern, num_tokens: int, num_shards: int) -> tuple[Intervals, ...]:
     """Return the keys that each process gets in a text that is one document."""
     layout, text = Layout(pattern, 2, num_tokens, num_tokens), Text((Document(0, num_tokens),), ((0, num_tokens),))
-    return plan_keys(layout, (text,), shard_bounds(num_tokens, num_shards), True, 1).wanted
+    return key_exchange(layout, (text,), shard_bounds(num_tokens, num_shards), True, 1).wanted
 
 
 def test_a_band_needs_its_neighbours_edges() -> None:
@@ -57,10 +57,10 @@ def test_global_tokens_need_what_they_are_read_by() -> None:
     """Their own rows are computed where the keys are."""
     pattern = Band(1, 1) | GlobalTokens([0])
     text = Text((Document(0, 32),), ((0, 32),))
-    plan = plan_keys(Layout(pattern, 2, 32, 32), (text,), shard_bounds(32, 4), True, 1)
-    assert plan.wanted[2] == ((0, 1), (15, 16), (24, 25))
-    assert plan.wanted[0] == ((8, 9),)
-    assert plan.wide_positions == ((0, 1),)
+    exchange = key_exchange(Layout(pattern, 2, 32, 32), (text,), shard_bounds(32, 4), True, 1)
+    assert exchange.wanted[2] == ((0, 1), (15, 16), (24, 25))
+    assert exchange.wanted[0] == ((8, 9),)
+    assert exchange.wide_positions == ((0, 1),)
 
 
 def test_what_can_be_computed_while_keys_travel() -> None:
@@ -88,7 +88,7 @@ def test_traffic_of_a_window() -> None:
     num_tokens, sizes = 131072, HeadSizes(16, 4, 64, 64)
     bounds = shard_bounds(num_tokens, 8)
     text = Text((Document(0, num_tokens),), ((0, num_tokens),))
-    _, traffic = plan_layer(Layout(Band(1024, 0), 16, num_tokens, num_tokens), (text,), bounds, sizes)
+    _, traffic = exchange_of(Layout(Band(1024, 0), 16, num_tokens, num_tokens), (text,), bounds, sizes)
     assert traffic.mode == "halo"
     assert traffic.received == (0, *[1024 * 4 * 128] * 7)
     assert gather_traffic(bounds, sizes).most == 112 * traffic.most
@@ -100,7 +100,7 @@ def test_traffic_of_a_window() -> None:
 def test_what_sends_least_is_chosen(pattern: Pattern, num_heads: int, mode: str) -> None:
     text = Text((Document(0, 64),), ((0, 64),))
     layout, sizes = Layout(pattern, num_heads, 64, 64), HeadSizes(num_heads, num_heads, 8, 8)
-    assert plan_layer(layout, (text,), shard_bounds(64, 4), sizes)[1].mode == mode
+    assert exchange_of(layout, (text,), shard_bounds(64, 4), sizes)[1].mode == mode
 
 
 def test_refusals() -> None:
@@ -109,4 +109,4 @@ def test_refusals() -> None:
     text = Text((Document(0, 64),), ((0, 64),))
     layout, sizes = Layout(Full(), 6, 64, 64), HeadSizes(6, 6, 8, 8)
     with pytest.raises(ConfigurationError, match="cannot divide 6 heads among 4 processes"):
-        plan_layer(layout, (text,), shard_bounds(64, 4), sizes, "heads")
+        exchange_of(layout, (text,), shard_bounds(64, 4), sizes, "heads")

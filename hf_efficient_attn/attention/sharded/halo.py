@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.call import build_call, compute
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.exchange import Exchange, Tie, route_of
 from hf_efficient_attn.attention.sharded.held_keys import HeldKeys, cut_tokens, keys_at, split_received
-from hf_efficient_attn.attention.sharded.key_plan import Text, document_patterns, shifted
+from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, shifted
 from hf_efficient_attn.attention.sharded.placed_pattern import PlacedPattern, place_pattern
 from hf_efficient_attn.attention.sharded.row_parts import RowPart, row_parts
 from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
@@ -26,7 +26,7 @@ def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) ->
 
     Queries that read the process's own keys alone are computed while those of others travel.
     """
-    wanted = call.plan.wanted[call.rank]
+    wanted = call.exchange.wanted[call.rank]
     parts = {text: row_parts(call.layout, text, call.own, wanted) for text in call.texts}
     held = [HeldKeys(key, value, (call.own,))]
     exchange, departed = depart_keys(key, value, call)
@@ -53,7 +53,7 @@ def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) ->
 
 def depart_keys(key: Tensor, value: Tensor, call: ShardedCall) -> tuple[Exchange, Tensor]:
     """Send the keys and values that other processes want, side by side: [tokens, B, Hkv, D + Dv]."""
-    route = route_of(call.rank, call.bounds, call.plan.wanted)
+    route = route_of(call.rank, call.bounds, call.exchange.wanted)
     exchange = Exchange(route.num_sent, route.num_received, call.shards.group)
     states = torch.cat([cut_tokens(each, route.slices) for each in (key, value)], -1)
     return exchange, exchange.depart(states.permute(2, 0, 1, 3))

@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.call import checked_states
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.halo import attend_halo
 from hf_efficient_attn.attention.sharded.head_exchange import attend_heads
-from hf_efficient_attn.attention.sharded.key_plan import KeyPlan, Text, plan_keys, texts_of
+from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange, Text, key_exchange, texts_of
 from hf_efficient_attn.attention.sharded.sequence_shards import AUTO, HALO, HEADS, Bounds, SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic, halo_traffic, heads_traffic
@@ -74,12 +74,12 @@ def attend_shard(
     examples = texts_of(tokens, query.shape[0], num_tokens)
     scores = Scores(scale, tuple(terms), sinks, softcap, dropout, backend)
     sizes = HeadSizes(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
-    plan, traffic = plan_layer(layout, tuple(dict.fromkeys(examples)), bounds, sizes, shards.mode, bool(terms))
-    call = ShardedCall(layout, tokens, shards, bounds, examples, plan, scores)
+    exchange, traffic = exchange_of(layout, tuple(dict.fromkeys(examples)), bounds, sizes, shards.mode, bool(terms))
+    call = ShardedCall(layout, tokens, shards, bounds, examples, exchange, scores)
     if traffic.mode == HEADS:
         return attend_heads(query, key, value, call)
     out = attend_halo(query, key, value, call)
-    return with_wide_queries(out, query, key, value, call) if plan.wide else out
+    return with_wide_queries(out, query, key, value, call) if exchange.wide else out
 
 
 def refuse_compiled() -> None:
@@ -107,9 +107,9 @@ def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_c
             )
 
 
-def plan_layer(
+def exchange_of(
     layout: Layout, texts: tuple[Text, ...], bounds: Bounds, sizes: HeadSizes, mode: str = AUTO, has_terms: bool = False
-) -> tuple[KeyPlan, Traffic]:
+) -> tuple[KeyExchange, Traffic]:
     """Return what a layer exchanges, by the mode that was asked for, or that by which the busiest process gets least.
 
     Args:
@@ -120,13 +120,13 @@ def plan_layer(
     Raises:
         ConfigurationError: heads that the processes cannot divide, in mode "heads".
     """
-    plan = plan_keys(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
-    halo = halo_traffic(plan, bounds, sizes)
+    exchange = key_exchange(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
+    halo = halo_traffic(exchange, bounds, sizes)
     can_divide = sizes.num_heads % len(bounds) == 0 and not has_terms
     if mode == HEADS and not can_divide:
         what = "a layer with learned parts of scores" if has_terms else f"{sizes.num_heads} heads"
         raise ConfigurationError(f"mode='heads' cannot divide {what} among {len(bounds)} processes. Use mode='auto'.")
     if mode == HALO or not can_divide:
-        return plan, halo
+        return exchange, halo
     heads = heads_traffic(bounds, sizes)
-    return plan, heads if mode == HEADS or heads.most < halo.most else halo
+    return exchange, heads if mode == HEADS or heads.most < halo.most else halo

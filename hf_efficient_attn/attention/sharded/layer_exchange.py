@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_efficient_attn.attention.sharded.key_plan import Text
-from hf_efficient_attn.attention.sharded.layer import plan_layer, refuse_on_shards
+from hf_efficient_attn.attention.sharded.key_exchange import Text
+from hf_efficient_attn.attention.sharded.layer import exchange_of, refuse_on_shards
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
 from hf_efficient_attn.errors import InputError
@@ -66,7 +66,7 @@ def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode
     sizes = HeadSizes(layout.num_heads, inputs.num_key_heads, inputs.head_dim, inputs.value_dim)
     bounds = shard_bounds(layout.num_keys, num_processes)
     text = Text((Document(0, layout.num_keys),), ((0, layout.num_keys),))
-    _, traffic = plan_layer(layout, (text,), bounds, sizes, mode, bool(call.terms))
+    _, traffic = exchange_of(layout, (text,), bounds, sizes, mode, bool(call.terms))
     width = inputs.dtype.itemsize
     reduced = (traffic.reduced * max(width, REDUCED_BYTES), traffic.reduced_backward * max(width, REDUCED_BYTES))
     return LayerExchange(

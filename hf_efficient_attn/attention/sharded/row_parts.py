@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hf_efficient_attn.attention.sharded.held_keys import sides
-from hf_efficient_attn.attention.sharded.key_plan import Text, document_patterns, read_keys, shifted
+from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, read_keys, shifted
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document

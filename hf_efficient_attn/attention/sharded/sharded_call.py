@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.sharded.key_plan import KeyPlan, Text
+from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange, Text
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds, SequenceShards
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
@@ -35,7 +35,7 @@ class ShardedCall:
         shards: the processes.
         bounds: the tokens that each of them holds.
         examples: the text of every example of the batch.
-        plan: what they exchange, if keys are exchanged.
+        exchange: of keys, if they are exchanged.
         scores: with terms for the queries of this process.
     """
 
@@ -44,7 +44,7 @@ class ShardedCall:
     shards: SequenceShards
     bounds: Bounds
     examples: tuple[Text, ...]
-    plan: KeyPlan
+    exchange: KeyExchange
     scores: Scores
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hf_efficient_attn.attention.sharded.key_plan import KeyPlan
+from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange
 from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, Bounds
 from hf_efficient_attn.patterns.intervals import intersect, size
 
@@ -41,15 +41,15 @@ class Traffic:
         return max(self.received) + 2 * self.reduced
 
 
-def halo_traffic(plan: KeyPlan, bounds: Bounds, sizes: HeadSizes) -> Traffic:
-    """Return what the halo of a plan takes: keys and values, and the wide queries."""
+def halo_traffic(exchange: KeyExchange, bounds: Bounds, sizes: HeadSizes) -> Traffic:
+    """Return what the halo takes: keys and values, and the wide queries."""
     of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
     of_query = sizes.num_heads * sizes.head_dim
-    num_wide = size(plan.wide_positions)
+    num_wide = size(exchange.wide_positions)
     sent, received = [], []
-    for own, wanted in zip(bounds, plan.wanted, strict=True):
-        wide = size(intersect(plan.wide_positions, (own,)))
-        num_keys = sum(size(intersect(others, (own,))) for others in plan.wanted)
+    for own, wanted in zip(bounds, exchange.wanted, strict=True):
+        wide = size(intersect(exchange.wide_positions, (own,)))
+        num_keys = sum(size(intersect(others, (own,))) for others in exchange.wanted)
         sent.append(num_keys * of_key + wide * (len(bounds) - 1) * of_query)
         received.append(size(wanted) * of_key + (num_wide - wide) * of_query)
     outputs = num_wide * sizes.num_heads * sizes.value_dim

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 
 from hf_efficient_attn.attention.sharded.exchange import exchanged, route_of
 from hf_efficient_attn.attention.sharded.held_keys import cut_tokens
-from hf_efficient_attn.attention.sharded.key_plan import Text, WideQueries, document_patterns, shifted
+from hf_efficient_attn.attention.sharded.key_exchange import Text, WideQueries, document_patterns, shifted
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
 from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
 from hf_efficient_attn.layout.dense.lse import lse_dtype
@@ -45,14 +45,14 @@ class WidePart:
 
 def with_wide_queries(out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
     """Return the output [B, H, n, Dv] with the rows of wide queries replaced by what all processes compute of them."""
-    device, (first, _), positions = query.device, call.own, call.plan.wide_positions
+    device, (first, _), positions = query.device, call.own, call.exchange.wide_positions
     rows = numbers_in(intersect(positions, (call.own,)), device) - first
     places = place_bounds(positions, call.bounds)
     queries = gathered(query.index_select(2, rows), places, call)
     numbers = numbers_in(positions, device)
     parts = tuple(
         wide_part(wide, call.layout, text, call.members(text, device), numbers, call.own)
-        for wide in call.plan.wide
+        for wide in call.exchange.wide
         for text in (call.texts[wide.text],)
     )
     scores = call.scores

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.sharded.halo import attend_halo
 from hf_efficient_attn.attention.sharded.head_exchange import attend_heads
-from hf_efficient_attn.attention.sharded.key_plan import KeyPlan, plan_keys, texts_of
+from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange, key_exchange, texts_of
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
@@ -38,16 +38,18 @@ def attention_of(way: str, settings: dict[str, Any], shards: SequenceShards) -> 
     examples = texts_of(tokens, settings["batch_size"], num_tokens)
     if way == ALL_GATHER:
         others = [((0, first), (stop, num_tokens)) for first, stop in bounds]
-        plan = KeyPlan(tuple(tuple(each for each in two if each[0] < each[1]) for two in others), ())
+        exchange = KeyExchange(tuple(tuple(each for each in two if each[0] < each[1]) for two in others), ())
     else:
-        plan = plan_keys(layout, tuple(dict.fromkeys(examples)), bounds, True, num_heads // settings["key_heads"])
-    call = ShardedCall(layout, tokens, shards, bounds, examples, plan, Scores(settings["head_dim"] ** -0.5))
+        exchange = key_exchange(
+            layout, tuple(dict.fromkeys(examples)), bounds, True, num_heads // settings["key_heads"]
+        )
+    call = ShardedCall(layout, tokens, shards, bounds, examples, exchange, Scores(settings["head_dim"] ** -0.5))
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if way == HEADS:
             return attend_heads(query, key, value, call)
         out = attend_halo(query, key, value, call)
-        return with_wide_queries(out, query, key, value, call) if plan.wide else out
+        return with_wide_queries(out, query, key, value, call) if exchange.wide else out
 
     return attend
 

@@ -1,6 +1,6 @@
 """Which keys of other processes each process needs for its queries, and which queries it rather sends to the keys.
 
-Every process makes the same plan for all of them, from the pattern and the documents, so that nothing has to be asked.
+Every process knows this of all of them, from the pattern and the documents, so that nothing has to be asked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ class WideQueries:
 
 
 @dataclass(frozen=True)
-class KeyPlan:
+class KeyExchange:
     """What the processes exchange in a layer.
 
     Attributes:
@@ -90,8 +90,10 @@ def true_intervals(mask: Tensor) -> Intervals:
 
 
 @cached()
-def plan_keys(layout: Layout, texts: tuple[Text, ...], bounds: Bounds, may_send_queries: bool, group: int) -> KeyPlan:
-    """Return the plan of a layer.
+def key_exchange(
+    layout: Layout, texts: tuple[Text, ...], bounds: Bounds, may_send_queries: bool, group: int
+) -> KeyExchange:
+    """Return what the processes exchange in a layer, if they exchange keys.
 
     Args:
         layout: of whole texts.
@@ -122,7 +124,7 @@ def plan_keys(layout: Layout, texts: tuple[Text, ...], bounds: Bounds, may_send_
                 else:
                     keys = every
                 wanted[rank].append(shifted(intersect(keys, available), start))
-    return KeyPlan(tuple(union(*each) for each in wanted), tuple(wide))
+    return KeyExchange(tuple(union(*each) for each in wanted), tuple(wide))
 
 
 def document_patterns(layout: Layout, document: Document) -> tuple[Pattern, ...]:
