@@ -3,13 +3,13 @@
 `saving` does this where the package is imported. Families need neither: transformers copies the files of their classes.
 """
 
-import functools
 import shutil
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.utils import CONFIG_NAME
+
+from hf_efficient_attn.hub.config_saving import before_saving
 
 # the file of a copy in which transformers finds the classes of a sparsified model, and the others that it imports
 SPARSIFIED = "modeling_sparsified"
@@ -19,23 +19,14 @@ MARK = "_keeps_code"
 
 def keep_code() -> None:
     """Have configs that name the copy beside them saved with it; may be called again."""
-    if not getattr(PreTrainedConfig.to_json_file, MARK, False):
-        PreTrainedConfig.to_json_file = keeping_code(PreTrainedConfig.to_json_file)  # type: ignore[method-assign]
+    before_saving(keep_copy, MARK)
 
 
-def keeping_code(to_json_file: Any) -> Any:
-    """Return a config's `to_json_file` that also writes the files of the copy, unless they are there."""
-
-    @functools.wraps(to_json_file)
-    def saving(config: PreTrainedConfig, json_file_path: Any, *args: Any, **kwargs: Any) -> None:
-        folder = Path(json_file_path).parent
-        if Path(json_file_path).name == CONFIG_NAME and names_copy(config) and not (folder / FILES[0]).exists():
-            for file in [file for pattern in FILES for file in Path(__file__).parent.glob(pattern)]:
-                shutil.copyfile(file, folder / file.name)
-        to_json_file(config, json_file_path, *args, **kwargs)
-
-    setattr(saving, MARK, True)
-    return saving
+def keep_copy(config: PreTrainedConfig, folder: Path) -> None:
+    """Write the files of the copy, unless they are there."""
+    if names_copy(config) and not (folder / FILES[0]).exists():
+        for file in [file for pattern in FILES for file in Path(__file__).parent.glob(pattern)]:
+            shutil.copyfile(file, folder / file.name)
 
 
 def names_copy(config: Any) -> bool:

@@ -1,10 +1,5 @@
-"""A config that needs a stub, or has a copy of the sources, is saved with it and an `auto_map` that names its classes.
+"""A config that needs a stub, or has a copy of the sources, is saved with it and an `auto_map` of its classes."""
 
-A method of transformers is replaced, since models, Trainer, PEFT and conversions all save configs by it, before the
-files of a push are listed.
-"""
-
-import functools
 import os
 import re
 from pathlib import Path
@@ -12,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import CONFIG_NAME
 
+from hf_efficient_attn.hub.config_saving import before_saving
 from hf_efficient_attn.hub.copies import copy_files, copy_map, has_copy
 from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, stub_text
 from hf_efficient_attn.models.config.library import LibraryConfig
@@ -24,23 +19,7 @@ CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
 
 def write_stubs() -> None:
     """Have all configs that need a stub saved with it; may be called again."""
-    if not getattr(PreTrainedConfig.to_json_file, MARK, False):
-        PreTrainedConfig.to_json_file = with_stub(PreTrainedConfig.to_json_file)  # type: ignore[method-assign]
-
-
-def with_stub(to_json_file: Any) -> Any:
-    """Return a config's `to_json_file` that also writes the stub, or removes one that is no longer needed."""
-
-    @functools.wraps(to_json_file)
-    def saving(config: PreTrainedConfig, json_file_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        file = Path(json_file_path)
-        if file.name == CONFIG_NAME:
-            name_classes(config)
-            place_code(config, file.parent)
-        to_json_file(config, json_file_path, *args, **kwargs)
-
-    setattr(saving, MARK, True)
-    return saving
+    before_saving(place_code, MARK)
 
 
 def name_classes(config: Any) -> None:
@@ -61,6 +40,7 @@ def name_classes(config: Any) -> None:
 
 def place_code(config: PreTrainedConfig, folder: Path) -> None:
     """Write the stub or the copy that a config needs into its folder, or remove a stub that it does not need."""
+    name_classes(config)
     files = code_files(config)
     # Trainer pushes a checkpoint by copies of its config and weights beside its folder
     for place in (folder, folder.parent) if CHECKPOINT.fullmatch(folder.name) else (folder,):

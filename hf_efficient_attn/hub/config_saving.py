@@ -1,0 +1,32 @@
+"""What happens before transformers writes a config into a folder: code is placed beside it.
+
+A method of transformers is replaced, since models, Trainer, PEFT and conversions all save configs by it, before the
+files of a push are listed.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.utils import CONFIG_NAME
+
+
+def before_saving(act: Callable[[Any, Path], None], mark: str) -> None:
+    """Have `act(config, folder)` called before a config is saved, once: `mark` is remembered by what is replaced."""
+    to_json_file: Any = PreTrainedConfig.to_json_file
+    if getattr(to_json_file, mark, False):
+        return
+
+    # takes over the marks of what it replaces
+    @functools.wraps(to_json_file)
+    def saving(config: PreTrainedConfig, json_file_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        file = Path(json_file_path)
+        if file.name == CONFIG_NAME:
+            act(config, file.parent)
+        to_json_file(config, json_file_path, *args, **kwargs)
+
+    setattr(saving, mark, True)
+    PreTrainedConfig.to_json_file = saving  # type: ignore[method-assign,assignment]
