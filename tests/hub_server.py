@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def running_hub(folder: Path, handler: type[BaseHTTPRequestHandler] | None = Non
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """One request: `ROUTES` maps method and path to the method that answers it."""
+    """One request at a time: `ROUTES` maps method and path to the method that answers it."""
 
     protocol_version = "HTTP/1.1"
 
@@ -101,7 +102,8 @@ class HubHandler(BaseHTTPRequestHandler):
             for method, pattern, action in ROUTES:
                 match = re.fullmatch(pattern, path)
                 if match and method == self.command.replace("HEAD", "GET"):
-                    return action(self, **match.groupdict())
+                    with self.server.lock:
+                        return action(self, **match.groupdict())
             raise HubError(HTTPStatus.NOT_FOUND, "NoSuchRoute")
         except HubError as error:
             self.send(json.dumps({"error": str(error)}).encode(), error.status, {"X-Error-Code": error.code})
@@ -129,13 +131,10 @@ class HubHandler(BaseHTTPRequestHandler):
         """Say which files of the coming commit go by LFS."""
         self.check_token()
         self.repo_folder(repo)
+        modes = {True: "lfs", False: "regular"}
         files = [
-            {
-                "path": file["path"],
-                "uploadMode": "lfs" if file["path"].endswith(LFS_SUFFIXES) else "regular",
-                "shouldIgnore": False,
-            }
-            for file in json.loads(self.body)["files"]
+            {"path": path, "uploadMode": modes[path.endswith(LFS_SUFFIXES)], "shouldIgnore": False}
+            for path in (file["path"] for file in json.loads(self.body)["files"])
         ]
         self.send_json({"files": files})
 
@@ -161,18 +160,20 @@ class HubHandler(BaseHTTPRequestHandler):
         self.send(b"")
 
     def commit(self, repo: str) -> None:
-        """Apply the operations of the commit, one JSON object per line, all at once for who looks at the repository."""
+        """Apply the operations of the commit, one JSON object per line, all at once and only if its card is right."""
         self.check_token()
         folder = self.repo_folder(repo)
-        operations = [json.loads(line) for line in self.body.splitlines()]
-        with self.server.lock:
-            for operation in operations:
-                self.apply(folder, operation["key"], operation["value"])
-            card = folder / "README.md"
+        with tempfile.TemporaryDirectory(dir=self.server.folder) as beside:
+            coming = shutil.copytree(folder, Path(beside) / "coming")
+            for operation in map(json.loads, self.body.splitlines()):
+                self.apply(coming, operation["key"], operation["value"])
+            card = coming / "README.md"
             if card.is_file() and (errors := card_errors(card.read_text(encoding="utf-8"))):
                 raise HubError(HTTPStatus.BAD_REQUEST, "; ".join(errors))
-            oid = commit_id(folder)
-            shutil.copytree(folder, self.server.folder / COMMITS / oid, dirs_exist_ok=True)
+            oid = commit_id(coming)
+            shutil.copytree(coming, self.server.folder / COMMITS / oid, dirs_exist_ok=True)
+            folder.rename(Path(beside) / "gone")
+            coming.rename(folder)
         self.send_json({"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo}/commit/{oid}"})
 
     def apply(self, folder: Path, kind: str, value: dict[str, Any]) -> None:
@@ -191,9 +192,8 @@ class HubHandler(BaseHTTPRequestHandler):
             raise HubError(HTTPStatus.NOT_IMPLEMENTED, kind)
 
     def info(self, repo: str, revision: str | None) -> None:
-        with self.server.lock:
-            folder, commit = self.at_revision(repo, revision or "main")
-            siblings = [{"rfilename": name} for name in file_names(folder)]
+        folder, commit = self.at_revision(repo, revision or "main")
+        siblings = [{"rfilename": name} for name in file_names(folder)]
         self.send_json({"id": repo, "sha": commit, "private": False, "tags": [], "siblings": siblings})
 
     def tree(self, repo: str, revision: str, under: str | None) -> None:
@@ -202,8 +202,8 @@ class HubHandler(BaseHTTPRequestHandler):
         names = [name for name in file_names(folder) if name.startswith(prefix)]
         if not names:
             raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound")
-        sizes = {name: (folder / name).stat().st_size for name in names}
-        self.send_json([{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()])
+        of_all = {"type": "file", "oid": "0" * 40}
+        self.send_json([{"path": name, "size": (folder / name).stat().st_size, **of_all} for name in names])
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
         for refused in (repo, f"{repo}/{name}"):
