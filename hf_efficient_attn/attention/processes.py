@@ -2,7 +2,8 @@
 
 The first process that trains a model writes its config's fields into the store of the process group; every other
 process compares itself with the first, and raises if it differs. No process waits, so that one that trains nothing, or
-something else, blocks none.
+something else, blocks none. What DDP trains is compared with what DDP trains elsewhere, so that a process may train
+another model alone before, such as a reference.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError
@@ -55,7 +57,10 @@ def _compare(module: nn.Module) -> None:
     if module.__dict__.get(COMPARED, module) is pattern or num_processes == 1 or backend == "fake":
         return
     store = distributed.distributed_c10d._get_default_store()
-    rank, model = distributed.get_rank(), f"{type(config).__name__}{[getattr(config, name, None) for name in SIZES]}"
+    rank, sizes = distributed.get_rank(), [getattr(config, name, None) for name in SIZES]
+    # the only wrapper that the modules within can see
+    by = "DDP" if DistributedDataParallel._get_active_ddp_module() is not None else "itself"
+    model = f"{type(config).__name__}{sizes} by {by}"
     # models of equal class and sizes are compared in the order in which they are trained
     number = store.add(f"hf_efficient_attn/{model}/trained by {rank}", 1)
     own = {"rank": rank, **{name: _described(getattr(config, name, None)) for name in FIELDS}}

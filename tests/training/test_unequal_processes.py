@@ -39,7 +39,7 @@ def raised(printed: str, folder: Path) -> dict[tuple[str, int], str]:
 
 
 def test_equal_processes_train_and_one_may_evaluate_alone(raised: dict[tuple[str, int], str]) -> None:
-    for name in ("equal", "again", "equal spans", "equal under DDP", "equal under FSDP"):
+    for name in ("equal", "again", "equal spans", "equal under DDP", "equal under FSDP", "DDP after a reference"):
         assert [raised[name, rank] for rank in range(3)] == ["nothing"] * 3, name
     assert raised["alone", 0] == "nothing"
 

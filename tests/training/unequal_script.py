@@ -80,6 +80,13 @@ def in_fsdp(model: Any) -> Any:
     return fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
 
 
+def step_after_reference(model: Any) -> str:
+    """Return what training raised in processes of which the first has trained a dense model alone before."""
+    if distributed.get_rank() == 0:
+        forward(sparse_llama(IDS.shape[1]).train())
+    return step(model)
+
+
 def step_alone(model: Any) -> str:
     model.eval().generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=2, do_sample=False)
     return "nothing"
@@ -108,6 +115,7 @@ def main(folder: str) -> None:
     if rank == 0:
         raised["alone"] = step_alone(sparse_llama(9))
     raised["idle"] = step(None if rank == 1 else sparse_llama(4 + is_last))
+    raised["DDP after a reference"] = step_after_reference(in_ddp(sparse_llama(4)))
     Path(folder, f"{rank}.json").write_text(json.dumps(raised))
     distributed.barrier()
     train(sparse_llama(4 + is_last), folder)
