@@ -140,21 +140,11 @@ MODELS: dict[str, tuple[Any, dict[str, Any], hea.patterns.Pattern, int, int, int
     "span limit": (hea.AdaptiveSpanConfig(**SMALL, span_limit=64), {}, Band(64, -1), 4, 4, 8, True),
     "encoder part": (
         hea.SparseSeq2SeqConfig(hidden_size=32, encoder_layers=1, decoder_layers=1, num_attention_heads=4),
-        {},
-        Full(),
-        4,
-        4,
-        8,
-        False,
+        *({}, Full(), 4, 4, 8, False),
     ),
     "decoder part": (
         transformers.BartConfig(d_model=32, encoder_layers=1, decoder_layers=1, decoder_attention_heads=4),
-        {"part": "decoder"},
-        Causal(),
-        4,
-        4,
-        8,
-        True,
+        *({"part": "decoder"}, Causal(), 4, 4, 8, True),
     ),
 }
 
@@ -171,8 +161,12 @@ def test_a_config(case: tuple[Any, dict[str, Any], hea.patterns.Pattern, int, in
     json.dumps(explanation.to_dict())
 
 
-def test_a_position_bias_takes_all_pairs_whatever_the_pattern() -> None:
-    config = transformers.T5Config(num_layers=1, d_model=32, num_heads=4, d_kv=8)
+T5 = transformers.T5Config(num_layers=1, d_model=32, num_heads=4, d_kv=8)
+ALIBI = hea.SimplifiedTransformerConfig(**SMALL, position_embedding_type="alibi")
+
+
+@pytest.mark.parametrize("config", [T5, ALIBI])
+def test_a_position_bias_takes_all_pairs_whatever_the_pattern(config: Any) -> None:
     explanation = hea.explain(hea.sparsify(config, Band(8, 8)), 2048)
     assert explanation.density < 0.01
     assert (explanation.backend, explanation.block_density, explanation.relative_cost) == ("sdpa", 1.0, 1.0)

@@ -14,11 +14,6 @@ ROWS = (0, 1, 7, 20)
 SPARSIFIED = ("llama", "gemma3", "bert", "modernbert", "bart", "t5")
 
 
-def is_alibi(case: Case) -> bool:
-    """Whether a model adds a bias that the "efficient" attention refuses."""
-    return getattr(case.config(), "position_embedding_type", None) == "alibi"
-
-
 def both(model: Any, **inputs: Any) -> tuple[Any, Any]:
     with torch.no_grad():
         everything = model(**inputs, output_attentions=True)
@@ -37,7 +32,7 @@ def compare(model: Any, tolerance: float, **inputs: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:output_attentions=True")
-@pytest.mark.parametrize("case", [case for case in CASES if not is_alibi(case)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_families(case: Case) -> None:
     torch.manual_seed(0)
     model = case.model("AutoModel")

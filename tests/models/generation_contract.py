@@ -97,8 +97,6 @@ class GenerationContract:
     @pytest.mark.parametrize("kernel", ["efficient", "sdpa", "eager"])
     def test_packed_documents_fill_a_static_cache(self, case: Case, kernel: str) -> None:
         model, ids = case.model(), random_ids(2, 12)
-        if kernel == "efficient" and model.config.position_embedding_type == "alibi":
-            pytest.skip("refused, as it would drop the bias")
         model.set_attn_implementation(kernel)
         positions = torch.cat([torch.arange(length) for length in (7, 5)])[None]
         cache = transformers.StaticCache(config=model.config, max_cache_len=20)

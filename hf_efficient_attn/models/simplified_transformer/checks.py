@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
@@ -10,6 +11,9 @@ from hf_efficient_attn.models.config.fields import own_fields
 from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION
 
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
+
+# what adds the bias of ALiBi to scores, trials included
+WITH_BIAS = ("eager", "sdpa", "flex_attention", NAME, TRIAL, MATRIX_TRIAL)
 
 
 class BlockChecks:
@@ -83,7 +87,7 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
             "also needs the running mean of the values. Use generate() with 'sdpa', 'eager' or 'flex_attention'; "
             "block='pre_ln' and 'parallel' can be served."
         )
-    if config.position_embedding_type == "alibi" and (paged or name not in ("eager", "sdpa", "flex_attention")):
+    if config.position_embedding_type == "alibi" and (paged or name not in WITH_BIAS):
         raise UnsupportedBackendError(
             f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the ALiBi bias. Use "
             "generate() with 'sdpa', 'eager' or 'flex_attention'."
