@@ -3,6 +3,7 @@
 from hf_efficient_attn.patterns.algebra import Complement, Intersection, Union
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
 from hf_efficient_attn.patterns.big_bird import BigBirdBlocks, bigbird
+from hf_efficient_attn.patterns.block_top_k import BlockTopK
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.expressions import parse_pattern
@@ -20,6 +21,7 @@ __all__ = [
     "Band",
     "BigBirdBlocks",
     "BlockLocal",
+    "BlockTopK",
     "Blocks",
     "Causal",
     "Complement",

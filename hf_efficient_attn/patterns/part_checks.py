@@ -62,4 +62,9 @@ def check_is_pattern(kind: str, pattern: Any) -> None:
     """
     if not isinstance(pattern, Pattern):
         raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is none.")
+    if pattern.chooses_by_content:
+        raise ConfigurationError(
+            f"{kind} cannot hold {shown(pattern)}, which chooses keys by their content and stands for a whole layer. "
+            "Give it layers of its own, by a list of one pattern per layer."
+        )
     check_kind(pattern)

@@ -37,6 +37,8 @@ class Pattern(Operators):
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
+    # whether what a query reads depends on queries and keys; such a pattern is no part of another
+    chooses_by_content: ClassVar[bool] = False
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()

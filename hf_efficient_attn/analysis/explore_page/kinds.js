@@ -166,6 +166,9 @@ function makePattern(name, values, options) {
   if (["compressed_keys", "CompressedKeys", "gathered_keys", "GatheredKeys"].includes(kind)) {
     throw new PatternError(`${name} has keys of another sequence; this page shows tokens of one sequence.`);
   }
+  if (["block_top_k", "BlockTopK"].includes(kind)) {
+    throw new PatternError(`${name} chooses keys by their content, so that there is nothing to draw.`);
+  }
   if (!known) {
     const names = Object.keys(KINDS).filter((each) => each !== "global_tokens");
     throw new PatternError(`No pattern is called ${name}; there are ${["global", ...names].sort().join(", ")}.`);

@@ -1,0 +1,162 @@
+"""Block top-k: which blocks of keys every query reads, by its score with the means of the blocks.
+
+Lu et al., "MoBA: Mixture of Block Attention" (arXiv:2502.13189), equations 3 to 6.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, locations_on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+# scores of queries with blocks that are in memory at a time
+MAX_SCORES = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentBlocks:
+    """The blocks of the documents of each example, in the order of their keys. Shapes: [batch or 1, ...].
+
+    Attributes:
+        of_keys: int [..., keys], the index of each key's block here; masked keys have one of their own, the last.
+        numbers: int [..., blocks], the number of a block in its document; of those that do not exist, any.
+        documents: int [..., blocks], the document of a block; NO_DOCUMENT: it does not exist.
+        of_tokens: the location of each key.
+    """
+
+    of_keys: Tensor
+    numbers: Tensor
+    documents: Tensor
+    of_tokens: TokenLocations
+
+
+_blocks: BoundedCache[DocumentBlocks] = BoundedCache(SMALL_BYTES)
+
+
+@torch.library.custom_op("hf_efficient_attn::choose_blocks", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def choose_blocks(
+    q: Tensor,
+    k: Tensor,
+    masks: Sequence[Tensor | None],
+    block_tokens: int,
+    num_chosen: int,
+    query_offset: int,
+    query_start: Tensor | None,
+) -> Tensor:
+    """Return the blocks that every query reads, int32 [B, H, Nq, num_chosen]: chosen past blocks, its own, -1 for none.
+
+    Blocks are numbered within the query's document. A block of the past scores the product of the query with the mean
+    of its keys, in float32 or wider; of equal scores, the lowest block is chosen. No gradient passes.
+
+    Args:
+        q: queries [B, H, Nq, D], after rotary positions.
+        k: keys [B, Hkv, Nk, D].
+        masks: the tensors of a `TokenMask`.
+        query_offset: position of the first query; `query_start`, int64 scalar, replaces it.
+    """
+    offset = query_offset if query_start is None else int(query_start)
+    blocks = document_blocks(TokenMask(*masks), k.shape[2], block_tokens, q.device)
+    means = block_means(k, blocks)
+    rows = slice(offset, offset + q.shape[2])
+    documents, positions = blocks.of_tokens.documents[:, rows], blocks.of_tokens.positions[:, rows]
+    # [batch or 1, queries, 1], and later [batch or 1, queries, blocks]
+    own = (positions // block_tokens).masked_fill(documents == NO_DOCUMENT, -1)[..., None]
+    chosen = q.new_full((*q.shape[:3], num_chosen), -1, dtype=torch.int32)
+    chosen[..., -1:] = own[:, None]
+    num_past = min(num_chosen - 1, means.shape[2])
+    if num_past == 0:
+        return chosen
+    step = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * means.shape[2]))
+    for first in range(0, q.shape[2], step):
+        some = slice(first, first + step)
+        is_past = (blocks.numbers[:, None] < own[:, some]) & (blocks.documents[:, None] == documents[:, some, None])
+        scores = _scores(q[:, :, some], means).masked_fill(~is_past[:, None], -torch.inf)
+        index, exists = _first_highest(scores, num_past)
+        numbers = blocks.numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
+        chosen[:, :, some, :num_past] = numbers.masked_fill(~exists, -1).to(torch.int32)
+    return chosen
+
+
+@choose_blocks.register_fake
+def _(q: Tensor, k: Tensor, masks: Any, block_tokens: int, num_chosen: int, *_: Any) -> Tensor:
+    return q.new_empty((*q.shape[:3], num_chosen), dtype=torch.int32)
+
+
+def document_blocks(tokens: TokenMask, num_keys: int, block_tokens: int, device: torch.device) -> DocumentBlocks:
+    """Return the blocks of every example's documents."""
+
+    if tokens.is_empty:
+        index = torch.arange(num_keys, device=device)[None]
+        numbers = torch.arange(max(1, -(-num_keys // block_tokens)), device=device)[None]
+        locations = TokenLocations(torch.zeros_like(index), index)
+        return DocumentBlocks(index // block_tokens, numbers, torch.zeros_like(numbers), locations)
+
+    def build() -> DocumentBlocks:
+        found = _document_blocks(locations_on_host(tokens, num_keys), block_tokens)
+        locations = TokenLocations(found.of_tokens.documents.to(device), found.of_tokens.positions.to(device))
+        return DocumentBlocks(
+            found.of_keys.to(device), found.numbers.to(device), found.documents.to(device), locations
+        )
+
+    return _blocks.get_of(tokens.tensors, (num_keys, block_tokens, device), build)
+
+
+def _document_blocks(locations: TokenLocations, block_tokens: int) -> DocumentBlocks:
+    documents, numbers = locations.documents, locations.positions // block_tokens
+    is_token = documents != NO_DOCUMENT
+    # masked keys within a block do not end it: a block is a document and a number, which only grow
+    size = int(numbers.max()) + 1 if numbers.numel() else 1
+    ids = torch.where(is_token, documents * size + numbers, -1)
+    latest = ids.cummax(1).values
+    is_new = torch.cat([latest[:, :1] >= 0, latest[:, 1:] != latest[:, :-1]], 1)
+    index = is_new.cumsum(1) - 1
+    count = max(1, int(index.max()) + 1) if index.numel() else 1
+    of_keys = torch.where(is_token, index, count)
+    width = (len(documents), count + 1)
+    of_blocks = [
+        torch.full(width, -1).scatter_reduce(1, of_keys, each.masked_fill(~is_token, -1), "amax")[:, :count]
+        for each in (numbers, documents)
+    ]
+    return DocumentBlocks(of_keys, *of_blocks, locations)
+
+
+def block_means(k: Tensor, blocks: DocumentBlocks) -> Tensor:
+    """Return the mean of the keys of each block, [B, Hkv, blocks, D], in float32 or wider."""
+    wide = k.to(torch.promote_types(k.dtype, torch.float32))
+    batch_size, num_heads, _, width = wide.shape
+    count = blocks.numbers.shape[1]
+    of_keys = blocks.of_keys.expand(batch_size, -1)
+    sums = wide.new_zeros(batch_size, num_heads, count + 1, width)
+    sums.scatter_add_(2, of_keys[:, None, :, None].expand_as(wide), wide)
+    counts = wide.new_zeros(batch_size, count + 1).scatter_add_(1, of_keys, wide.new_ones(()).expand(of_keys.shape))
+    return sums[:, :, :count] / counts[:, None, :count, None].clamp(min=1)
+
+
+def _scores(q: Tensor, means: Tensor) -> Tensor:
+    """Return the product of each query with the mean of each block, [B, H, queries, blocks]."""
+    grouped = q.to(means.dtype).unflatten(1, (means.shape[1], -1))
+    return (grouped @ means[:, :, None].transpose(-1, -2)).flatten(1, 2)
+
+
+def _first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the highest scores, the first of equal ones, in ascending order, and which are not -inf.
+
+    `topk` leaves open which of equal scores it returns, and devices differ.
+
+    >>> _first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
+    [[0, 1, 4]]
+    """
+    least = scores.topk(count).values[..., -1:]
+    is_above = scores > least
+    is_level = scores == least
+    is_taken = is_above | (is_level & (is_level.cumsum(-1) <= count - is_above.sum(-1, keepdim=True)))
+    # the places of those taken: all differ, so that their order is known
+    places = torch.arange(scores.shape[-1], 0, -1, device=scores.device)
+    index = scores.shape[-1] - torch.where(is_taken, places, 0).topk(count).values
+    index = index.clamp(max=scores.shape[-1] - 1)
+    return index, scores.gather(-1, index) > -torch.inf
