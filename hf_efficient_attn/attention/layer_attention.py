@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, checked_states, compute, layout_of
 from hf_efficient_attn.attention.checks import check_chosen, own_sinks
+from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
@@ -70,6 +71,7 @@ def attend_layer(
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
+    followed, chosen = with_choice(followed, chosen, query, key, tokens, query_offset)
     reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         query, key, value = checked_states(query, key, value)

@@ -6,6 +6,7 @@ Source: Jacobs et al. (arXiv:2309.14509). Any pattern can be computed so, by as 
 from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, compute
+from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.exchange import exchanged
 from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
@@ -51,7 +52,8 @@ def attend_heads(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -
         first_head=layout.first_head + own.start,
         num_model_heads=layout.num_model_heads or layout.num_heads,
     )
+    followed, chosen = with_choice(followed, None, query, key, call.tokens, None)
     sinks = None if scores.sinks is None else scores.sinks[own]
     settings = (sinks, scores.softcap, scores.scale, scores.dropout)
-    built = build_call(query, key, value, followed, None, call.tokens, (), *settings)
+    built = build_call(query, key, value, followed, None, call.tokens, (), *settings, chosen)
     return heads_of_tokens(compute(query, key, value, built, scores.backend)[0], call)

@@ -1,6 +1,7 @@
 """The attention of one layer whose text lies on several processes: each computes the rows of its own tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from hf_efficient_attn.errors import ConfigurationError, InputError, Unsupported
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.bands import Causal
 
 
 def attend_shard(
@@ -120,9 +123,18 @@ def exchange_of(
     Raises:
         ConfigurationError: heads that the processes cannot divide, in mode "heads".
     """
+    can_divide = sizes.num_heads % len(bounds) == 0 and not has_terms
+    if layout.pattern.chooses_by_content:
+        # it takes all keys of a head to choose some of them
+        if mode == HALO or not can_divide:
+            raise ConfigurationError(
+                f"{shown(layout.pattern)} chooses among all keys of a head, so that processes must share heads, but "
+                f"mode={shown(mode)} and {len(bounds)} processes cannot divide {sizes.num_heads} heads. Use mode='auto' "
+                "and a number of processes that divides them."
+            )
+        mode, layout = HEADS, replace(layout, pattern=Causal())
     exchange = key_exchange(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
     halo = halo_traffic(exchange, bounds, sizes)
-    can_divide = sizes.num_heads % len(bounds) == 0 and not has_terms
     if mode == HEADS and not can_divide:
         what = "a layer with learned parts of scores" if has_terms else f"{sizes.num_heads} heads"
         raise ConfigurationError(f"mode='heads' cannot divide {what} among {len(bounds)} processes. Use mode='auto'.")

@@ -1,0 +1,54 @@
+"""What a pattern that chooses keys by their content becomes once there are queries and keys: a choice among keys."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.chosen.block_choice import choose_blocks
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.bands import Causal
+
+
+def with_choice(
+    followed: LayerPattern,
+    chosen: ChosenKeys | None,
+    query: Tensor,
+    key: Tensor,
+    tokens: TokenMask,
+    query_offset: int | Tensor | None,
+) -> tuple[LayerPattern, ChosenKeys | None]:
+    """Return what a layer follows by position, and the keys that are chosen; without such a pattern, what it was given.
+
+    Args:
+        query, key: [B, H, Nq, D] and [B, Hkv, Nk, D], after rotary positions.
+        query_offset: as for `attention`.
+
+    Raises:
+        InputError: keys were chosen already, or masks that do not fit.
+        UnsupportedBackendError: queries and keys are of different sequences.
+    """
+    pattern: Any = followed.pattern
+    if not pattern.chooses_by_content:
+        return followed, chosen
+    if chosen is not None:
+        raise InputError(f"{shown(pattern)} chooses the keys itself: leave chosen out, or give Causal() with it.")
+    if followed.is_cross:
+        raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention: leave cross=True out.")
+    is_compiling = torch.compiler.is_compiling()
+    # lengths may be symbols to a compiler
+    if not is_compiling and key.shape[2] <= pattern.reads_all_up_to():
+        return replace(followed, pattern=Causal()), None
+    tokens.check(query.shape[0], key.shape[2], query.device)
+    start = query_offset if is_compiling and isinstance(query_offset, Tensor) else None
+    if query_offset is None or start is not None:
+        query_offset = key.shape[2] - query.shape[2]
+    sizes = (pattern.block_tokens, pattern.num_chosen)
+    blocks = choose_blocks(query.detach(), key.detach(), list(tokens.tensors), *sizes, int(query_offset), start)
+    return replace(followed, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
