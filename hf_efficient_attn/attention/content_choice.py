@@ -35,7 +35,8 @@ def with_choice(
         UnsupportedBackendError: queries and keys are of different sequences.
     """
     pattern: Any = followed.pattern
-    if not pattern.chooses_by_content:
+    # what is no pattern is refused where the call is built
+    if not getattr(pattern, "chooses_by_content", False):
         return followed, chosen
     if chosen is not None:
         raise InputError(f"{shown(pattern)} chooses the keys itself: leave chosen out, or give Causal() with it.")
