@@ -76,7 +76,7 @@ class BlockTopK(Pattern, kind="block_top_k"):
 
     def _needs_content(self) -> NoReturn:
         raise ConfigurationError(
-            f"{self.kind} chooses keys by their content, so that nothing but attention(q, k, v, ...) itself says what a "
-            "query reads. Use Causal() for what it may read at most, or BlockLocal(block_tokens) & Causal() for what it "
-            "always reads."
+            f"{self.kind} chooses keys by their content, so that nothing but attention(q, k, v, ...) itself says what "
+            "a query reads. Use Causal() for what it may read at most, or BlockLocal(block_tokens) & Causal() for what "
+            "it always reads."
         )

@@ -129,8 +129,8 @@ def exchange_of(
         if mode == HALO or not can_divide:
             raise ConfigurationError(
                 f"{shown(layout.pattern)} chooses among all keys of a head, so that processes must share heads, but "
-                f"mode={shown(mode)} and {len(bounds)} processes cannot divide {sizes.num_heads} heads. Use mode='auto' "
-                "and a number of processes that divides them."
+                f"mode={shown(mode)} and {len(bounds)} processes do not divide {sizes.num_heads} heads. Use "
+                "mode='auto' and a number of processes that divides them."
             )
         mode, layout = HEADS, replace(layout, pattern=Causal())
     exchange = key_exchange(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)

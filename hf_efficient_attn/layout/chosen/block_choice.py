@@ -99,9 +99,7 @@ def document_blocks(tokens: TokenMask, num_keys: int, block_tokens: int, device:
     def build() -> DocumentBlocks:
         found = _document_blocks(locations_on_host(tokens, num_keys), block_tokens)
         locations = TokenLocations(found.of_tokens.documents.to(device), found.of_tokens.positions.to(device))
-        return DocumentBlocks(
-            found.of_keys.to(device), found.numbers.to(device), found.documents.to(device), locations
-        )
+        return DocumentBlocks(found.of_keys.to(device), found.numbers.to(device), found.documents.to(device), locations)
 
     return _blocks.get_of(tokens.tensors, (num_keys, block_tokens, device), build)
 
@@ -118,11 +116,15 @@ def _document_blocks(locations: TokenLocations, block_tokens: int) -> DocumentBl
     count = max(1, int(index.max()) + 1) if index.numel() else 1
     of_keys = torch.where(is_token, index, count)
     width = (len(documents), count + 1)
-    of_blocks = [
-        torch.full(width, -1).scatter_reduce(1, of_keys, each.masked_fill(~is_token, -1), "amax")[:, :count]
-        for each in (numbers, documents)
-    ]
-    return DocumentBlocks(of_keys, *of_blocks, locations)
+    # of each block, the number and the document that its keys have
+    of_blocks = torch.full(width, -1).scatter_reduce(1, of_keys, ids, "amax")[:, :count]
+    exists = of_blocks >= 0
+    return DocumentBlocks(
+        of_keys,
+        torch.where(exists, of_blocks % size, -1),
+        torch.where(exists, of_blocks // size, NO_DOCUMENT),
+        locations,
+    )
 
 
 def block_means(k: Tensor, blocks: DocumentBlocks) -> Tensor:
