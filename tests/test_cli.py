@@ -143,6 +143,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["analyze", "signal", "--model", "{folder}/unknown.json"], "transformers cannot read {folder}/unknown.json"),
         (["analyze", "spans", "{folder}/unknown"], "transformers cannot read {folder}/unknown"),
         (["explore", "--model", "{folder}/unknown", "--text", "{folder}/file"], "transformers cannot read"),
+        (["explore", "--model", "{folder}/unknown", "--text", "{folder}/no"], "--text {folder}/no: no such file."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -17,6 +17,7 @@ from hf_efficient_attn.analysis.explore_model import followed_patterns, load_exp
 from hf_efficient_attn.analysis.explore_patterns import LENGTHS, Own, explanations, presets
 from hf_efficient_attn.analysis.explore_rows import DEFAULT_ROWS, read_rows, sampled_rows
 from hf_efficient_attn.analysis.explore_tokens import MAX_TOKENS, read_tokens
+from hf_efficient_attn.analysis.model_text import read_bytes
 from hf_efficient_attn.analysis.signal_sources import label
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_length
@@ -99,15 +100,17 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
     """Return what the page shows of `--model` on `--text`, and the patterns that the model follows.
 
     Raises:
-        InputError: one of them without the other, or what `read_tokens`, `load_explored` and `read_rows` refuse.
+        InputError: one of them without the other, no text, before the model is loaded, or what `load_explored`,
+            `read_tokens` and `read_rows` refuse.
     """
     if args.model is None or args.text is None:
         raise InputError("--model and --text belong together: give the folder of a model and a text that it reads.")
     rows = args.rows.split(",") if args.rows else []
     if not all(row.strip().isdecimal() for row in rows):
         raise InputError(f"--rows {args.rows}: give the numbers of tokens, counted from 0, such as 0,17.")
+    content = read_bytes(args.text)
     model, name = load_explored(args.model), label(args.model)
-    text = read_tokens(args.model, model.config.get_text_config(), args.text, args.tokens)
+    text = read_tokens(args.model, model.config.get_text_config(), content, args.tokens)
     read = read_rows(model, text.ids, sampled_rows(len(text.ids), args.num_rows, [int(row) for row in rows]))
     patterns, is_causal = followed_patterns(model, read.global_tokens)
     followed: list[Own] = [(f"{name}, all layers", patterns, is_causal)] if patterns else []

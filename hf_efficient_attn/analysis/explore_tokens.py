@@ -1,10 +1,9 @@
 """The text that `explore` shows a model on: its tokens, as the model reads them and as a reader can."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hf_efficient_attn.analysis.model_text import check_tokens, decoded, read_bytes, tokenizer_of
+from hf_efficient_attn.analysis.model_text import check_tokens, decoded, tokenizer_of
 from hf_efficient_attn.errors import InputError
 
 MAX_TOKENS = 16384
@@ -30,17 +29,17 @@ class ShownTokens:
     num_left_out: int
 
 
-def read_tokens(source: str, config: Any, path: Path, max_tokens: int | None) -> ShownTokens:
-    """Return the tokens of a text file, by the tokenizer beside the model or, for 256 tokens and no tokenizer, bytes.
+def read_tokens(source: str, config: Any, content: bytes, max_tokens: int | None) -> ShownTokens:
+    """Return the tokens of a text, by the tokenizer beside the model or, for 256 tokens and no tokenizer, its bytes.
 
     Args:
         max_tokens: the most to read; None: 16,384, or as many as the model has positions.
 
     Raises:
-        InputError: no file, one that is not in UTF-8, no tokenizer where one is needed, one that does not fit the
+        InputError: a text that is not in UTF-8, no tokenizer where one is needed, one that does not fit the
             model, or fewer than 2 tokens.
     """
-    content, tokenizer = read_bytes(path), tokenizer_of(source, config.vocab_size)
+    tokenizer = tokenizer_of(source, config.vocab_size)
     longest = _longest(config, tokenizer, max_tokens)
     if longest < 2:
         raise InputError(f"--tokens {longest}: attention between tokens needs at least 2.")

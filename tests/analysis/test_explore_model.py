@@ -81,7 +81,7 @@ def test_weights_of_the_page(name: str, tmp_path: Path) -> None:
     shown = data_of(explore(tmp_path, "who reads whom", "--num-rows", "5", "--rows", "3"))["model"]
     assert shown["rows"] == [0, 3, 4, 8, 11, 15]
     model = load_explored(str(tmp_path))
-    ids = read_tokens(str(tmp_path), model.config.get_text_config(), tmp_path / "text.txt", None).ids
+    ids = read_tokens(str(tmp_path), model.config.get_text_config(), (tmp_path / "text.txt").read_bytes(), None).ids
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
 
