@@ -11,22 +11,17 @@ trains a simplified Transformer (block `sas_p`) on the source of Python's standa
     torchrun --nproc_per_node 8 examples/run_clm.py --dataset_name wikitext --dataset_config_name wikitext-103-raw-v1
 """
 
+import lzma
 import math
 from dataclasses import dataclass
 
 import torch
 from datasets import DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Trainer,
-    TrainingArguments,
-    default_data_collator,
-    set_seed,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, default_data_collator, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
+from transformers.trainer import Trainer
+from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
@@ -95,6 +90,8 @@ def main() -> None:
         metrics = trainer.evaluate()
         bits = metrics["eval_loss"] / math.log(2) * args.block_size * len(texts)
         metrics |= {"perplexity": math.exp(metrics["eval_loss"]), "bits_per_byte": bits / len("".join(texts).encode())}
+        whole = "".join(filter(None, data["validation"][args.text_column])).encode()
+        metrics["bits_per_byte_of_xz"] = 8 * len(lzma.compress(whole, preset=9)) / len(whole)
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     if training.do_predict and trainer.is_world_process_zero():

@@ -3,8 +3,8 @@
     pip install ".[train]"
     python examples/run_summarization.py
 
-trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in nine minutes
-on one core. Expect ROUGE-L 0.34; the first 12 words have 0.30. With long documents and a checkpoint made long:
+trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in 9 minutes of
+one core. Expect ROUGE-L 0.34; the first 12 words have 0.30. With long documents and a checkpoint made long:
 
     hf-efficient-attn convert facebook/bart-base long_bart --max-position-embeddings 4096
     python examples/run_summarization.py --model_name_or_path long_bart --train_file my.jsonl --max_source_length 4096

@@ -4,27 +4,22 @@
     python examples/run_token_classification.py
 
 learns in 2 minutes of one core what names in Python's library are (class, parameter, imported name ...): expect an
-accuracy of 0.886 and a macro F1 of 0.847 over names; each name's most frequent kind has 0.597 and 0.506. So short a
-training gains nothing from long texts: `--max_seq_length 512 --per_device_train_batch_size 4` has 0.890 and 0.861.
+accuracy of 0.886 and a macro F1 of 0.847 over names; each name's most frequent kind has an accuracy of 0.598.
 
     torchrun --nproc_per_node 8 examples/run_token_classification.py --model_name_or_path long_roberta --dataset_name X
 """
 
 from dataclasses import dataclass
+from statistics import mode
 
 import torch
 from datasets import ClassLabel, DatasetDict, Sequence, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from sklearn.metrics import accuracy_score, f1_score
-from transformers import (
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    DataCollatorForTokenClassification,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoModelForTokenClassification, AutoTokenizer, DataCollatorForTokenClassification, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
+from transformers.trainer import Trainer
+from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
@@ -75,21 +70,25 @@ def main() -> None:
         return {**inputs, "labels": labels}
 
     with training.main_process_first():
-        data = data.map(tokenize, batched=True, batch_size=100, remove_columns=data["train"].column_names)
+        pieces = data.map(tokenize, batched=True, batch_size=100, remove_columns=data["train"].column_names)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
         said, true = output[0].argmax(-1)[output[1] >= 0], output[1][output[1] >= 0]
         return {"accuracy": accuracy_score(true, said), "f1_macro": f1_score(true, said, average="macro")}
 
     collator = DataCollatorForTokenClassification(tokenizer)
-    options = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
+    options = {"train_dataset": pieces["train"], "eval_dataset": pieces["validation"], "processing_class": tokenizer}
     trainer = Trainer(model, training, collator, compute_metrics=compute_metrics, **options)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:
-        trainer.log_metrics("eval", metrics := trainer.evaluate())
+        tables = (rows.to_pandas().explode(rows.column_names).dropna() for rows in data.values())
+        train, validation = (table.set_axis(["word", "label"], axis=1).query("label >= 0") for table in tables)
+        said = validation.word.map(train.groupby("word").label.agg(mode)).fillna(mode(train.label))
+        simple = {"accuracy_of_most_frequent": (said == validation.label).mean()}
+        trainer.log_metrics("eval", metrics := trainer.evaluate() | simple)
         trainer.save_metrics("eval", metrics)
 
 
@@ -115,6 +114,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
             raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
         data = data["train"].train_test_split(0.1, seed=seed)
     data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    data = data.select_columns([words, label])
     if not isinstance(columns[label].feature, ClassLabel):
         data = data.cast_column(label, Sequence(Value("string")))
         names = {tag for rows in data.values() for tags in rows[label] for tag in tags} - {None}

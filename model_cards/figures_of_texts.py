@@ -28,9 +28,8 @@ def translations(found: dict[str, Any]) -> str:
 
 
 def _conditions(found: dict[str, Any]) -> str:
-    """Return how long the training took on what."""
-    metrics = found["metrics"]
-    took = f"{metrics['epoch']:.1f} epochs in {metrics['train_runtime']:,.0f} s of training"
+    """Return how long the run took on what."""
+    took = f"{found['metrics']['epoch']:.1f} epochs, {found['cpu_seconds']:,.0f} CPU seconds of the run"
     return f"*`{found['command']}`: {took}; {machine_line(found['machine'])}. {found['note']}".strip() + "*"
 
 

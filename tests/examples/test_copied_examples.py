@@ -86,8 +86,7 @@ def refused(script: str, *more: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return stop.value.code
 
 
-# of a single row, run_mlm.py lets datasets say that it cannot be divided
-@pytest.mark.parametrize("script", sorted(OWN.keys() - {"run_mlm"}))
+@pytest.mark.parametrize("script", sorted(OWN))
 def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sentence(name: str, found: list[dict]) -> str:
         write_rows(folder / name, found)

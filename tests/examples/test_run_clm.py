@@ -1,6 +1,7 @@
 """examples/run_clm.py, run as its users run it."""
 
 import json
+import lzma
 import math
 from pathlib import Path
 from random import Random
@@ -53,6 +54,8 @@ def test_metrics_are_those_of_the_saved_model(folder: Path) -> None:
     metrics = json.loads((folder / "run" / "eval_results.json").read_text())
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-4)
     assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
+    held_out = "".join(texts(9)).encode()
+    assert metrics["bits_per_byte_of_xz"] == 8 * len(lzma.compress(held_out, preset=9)) / len(held_out)
     assert metrics["bits_per_byte"] == pytest.approx(loss / math.log(2) * blocks.numel() / num_bytes, rel=1e-3)
 
 

@@ -109,4 +109,6 @@ def test_a_window_acts_on_a_checkpoint_that_is_long_already(folder: Path, tmp_pa
 def test_too_little_text_is_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
     command = ["--model_name_or_path", str(folder / "bert"), "--train_file", str(folder / "held_out.jsonl")]
     output = run(tmp_path, *command, "--max_seq_length", "3000", exit_code=1)
-    assert output.splitlines()[-1].startswith("No train blocks: more text, samples, or a smaller --max_seq_length")
+    assert output.splitlines()[-1].startswith(
+        "There are no train blocks: more text, samples, or a smaller --max_seq_length"
+    )

@@ -40,6 +40,8 @@ def test_a_pipeline_labels_words(trained: Path) -> None:
 def test_all_labelled_words_are_scored(trained: Path) -> None:
     scores = json.loads((trained / "run" / "eval_results.json").read_text())
     assert 0 <= scores["eval_accuracy"] <= 1
+    # each word has the same label everywhere
+    assert scores["accuracy_of_most_frequent"] == 1
     # 2 rows are held out, each read in several pieces, none of them longer than 32 tokens
     assert scores["eval_samples_per_second"] * scores["eval_runtime"] > 2
 
