@@ -28,6 +28,7 @@ COLUMNS = (
     "TP",
     "halo",
     "Ulysses",
+    "ZeRO",
     "PEFT",
     "TRL",
     "sentence-transformers",
@@ -35,7 +36,17 @@ COLUMNS = (
     "export",
     "ONNX",
 )
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "sentence-transformers", "lm_eval", "onnxruntime")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "trl",
+    "sentence-transformers",
+    "lm_eval",
+    "onnxruntime",
+    "deepspeed",
+)
 
 
 def capability(family: str, column: str, refusal: str | None = None) -> None:

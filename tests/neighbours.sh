@@ -5,6 +5,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source environment.sh test,neighbours
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# DeepSpeed compiles what its processes on CPUs talk through, by the ninja of this environment; a compilation that was
+# killed would leave a lock, for which the next waits forever
+PATH=$(realpath "$VENV")/bin:$PATH
+TORCH_EXTENSIONS_DIR=$(mktemp -d)
+export PATH TORCH_EXTENSIONS_DIR ULYSSES=--deepspeed
 export CAPABILITIES=$(mktemp)
 "$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability" "$@"
 "$python" tests/capabilities.py "$CAPABILITIES"

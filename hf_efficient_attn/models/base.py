@@ -12,7 +12,8 @@ from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
-from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
+from hf_efficient_attn.models.global_tokens.projections import CopiedLinear, GlobalAttention
+from hf_efficient_attn.models.parts.deepspeed_parameters import is_in_shards
 
 
 class FamilyPreTrainedModel(PreTrainedModel):
@@ -95,6 +96,26 @@ class SparsePreTrainedModel(EfficientPreTrainedModel):
 
     # their layers call the engine directly, not through the attention interface of transformers
     follows_patterns = True
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        """As transformers'; ZeRO-3 gathers a map without the one that it starts as a copy of, which is copied then."""
+        model = super()._from_config(config, **kwargs)
+        if any(map(is_in_shards, model.parameters())):
+            model.copy_local_to_global()
+        return model
+
+    def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers'; under ZeRO-3, maps that are missing are copied then."""
+        missing = [
+            module
+            for module in self.modules()
+            if isinstance(module, CopiedLinear) and not getattr(module.weight, "_is_hf_initialized", False)
+        ]
+        super()._initialize_missing_keys(*args, **kwargs)
+        for module in missing:
+            if is_in_shards(module.weight):
+                module.copy_source()
 
     @torch.no_grad()
     def copy_local_to_global(self) -> None:

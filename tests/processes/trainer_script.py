@@ -9,6 +9,7 @@ Writes FOLDER/{family}-{way}.pt, the weights, and FOLDER/report.json, what was r
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def examples(family: str, count: int) -> list[dict[str, list[int]]]:
     return [{"input_ids": row, "labels": [-100] * (index % 11) + row[index % 11 :]} for index, row in enumerate(ids)]
 
 
-def build_trainer(family: str, way: str, folder: Path, seed: int = 0) -> transformers.Trainer:
+def build_trainer(
+    family: str, way: str, folder: Path, seed: int = 0, build: Callable[[str, int], Any] = build_model
+) -> transformers.Trainer:
+    """Return a Trainer of the model that `build` returns once the arguments of Trainer are known."""
     count = {"accumulated": 2 * STEPS * GLOBAL_BATCH, "uneven": STEPS * GLOBAL_BATCH - 1}.get(way, STEPS * GLOBAL_BATCH)
     train = examples(family, count)
     if way == "uneven" and WORLD == 1:
@@ -90,7 +94,7 @@ def build_trainer(family: str, way: str, folder: Path, seed: int = 0) -> transfo
         },
     )
     return transformers.Trainer(
-        model=build_model(family, seed),
+        model=build(family, seed),
         args=args,
         train_dataset=train,
         eval_dataset=train[: 2 * GLOBAL_BATCH],

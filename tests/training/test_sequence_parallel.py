@@ -1,7 +1,7 @@
 """Under DeepSpeed's sequence parallelism (Ulysses) processes that share a text compute what one process would.
 
 Two processes (gloo, CPU) run `sequence_parallel_script.py` on models that this process saves.
-With DeepSpeed itself, if it is installed: ULYSSES=--deepspeed pytest tests/training/test_sequence_parallel.py
+With DeepSpeed itself, as tests/neighbours.sh does: ULYSSES=--deepspeed pytest tests/training/test_sequence_parallel.py
 """
 
 import os

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
+from hf_efficient_attn.models.parts.deepspeed_parameters import gathered, is_in_shards
 from hf_efficient_attn.models.parts.positions import rotate
 
 
@@ -21,11 +22,20 @@ class CopiedLinear(nn.Linear):
         self.source = (source,)
 
     def initialize(self) -> None:
-        """Copy the other map, unless the weight comes from a checkpoint."""
+        """Copy the other map, unless the weight comes from a checkpoint; `copy_source` copies what is in shards."""
         (source,) = self.source
+        if is_in_shards(source.weight):
+            return
         init.copy_(self.weight, source.weight)
         if self.bias is not None:
             init.copy_(self.bias, source.bias)
+
+    @torch.no_grad()
+    def copy_source(self) -> None:
+        """Copy the other map; in all processes, if parameters are in shards."""
+        (source,) = self.source
+        with gathered([*self.parameters(), *source.parameters()]):
+            self.load_state_dict(source.state_dict())
 
 
 class GlobalAttention(nn.Module):
@@ -45,12 +55,9 @@ class GlobalAttention(nn.Module):
 
     def copy_local(self) -> None:
         """Copy the local projections again, as the authors do between masked language modelling and fine-tuning."""
-        with torch.no_grad():
-            for projection in (self.q_proj, self.k_proj, self.v_proj):
-                # an adapter wraps the map; the adapter's own weights stay
-                copied = getattr(projection, "base_layer", projection)
-                (source,) = copied.source
-                copied.load_state_dict(source.state_dict())
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            # an adapter wraps the map; the adapter's own weights stay
+            getattr(projection, "base_layer", projection).copy_source()
 
     def keys_and_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return what a cache keeps, both [B, H, T, D]."""

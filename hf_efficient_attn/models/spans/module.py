@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_efficient_attn.errors import CheckpointError, InputError
+from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import SoftSpan
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.parts.deepspeed_parameters import is_a_copy
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
 KINDS = (FIXED, ADAPTIVE, DYNAMIC)
@@ -227,6 +228,12 @@ def clamp_spans(model: nn.Module) -> None:
     """
     if model.training:
         for spans in span_modules(model):
+            if spans.kind == ADAPTIVE and is_a_copy(spans.ratio):
+                raise UnsupportedBackendError(
+                    "DeepSpeed's ZeRO trains numbers of its own in place of learned spans, and nothing keeps those "
+                    f"between 0 and span_limit={spans.limit}. Train with DDP or FSDP2, with span='dynamic', or with "
+                    "spans that do not learn (hea.freeze_spans)."
+                )
             spans.clamp_()
 
 

@@ -138,3 +138,16 @@ def test_a_pattern_cache_is_refused_with_the_cache_that_spans_have() -> None:
     with pytest.raises(hea.ConfigurationError, match="span='adaptive'. Call generate without past_key_values"):
         hea.PatternCache(model.config)
     model.generate(random_ids(1, 4), max_new_tokens=2)
+
+
+@pytest.mark.parametrize("held_by", ["ds_id", "_hp_mapping"], ids=["ZeRO-3", "ZeRO-2"])
+def test_spans_that_an_optimizer_overwrites(held_by: str) -> None:
+    """DeepSpeed's ZeRO marks parameters beside which it trains other numbers; tests/neighbours has the real one."""
+    model = tiny().train()
+    ids = random_ids(1, 8)
+    setattr(span_modules(model)[0].ratio, held_by, None)
+    with pytest.raises(hea.UnsupportedBackendError, match="DeepSpeed's ZeRO trains numbers of its own"):
+        model(ids)
+    model.eval()(ids)
+    hea.freeze_spans(model)
+    model.train()(ids)
