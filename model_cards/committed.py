@@ -7,9 +7,8 @@ from typing import Any
 CARDS = Path(__file__).parent
 
 
-def results(name: str) -> dict[str, Any]:
-    """Return the committed results of a benchmark, an example or an analysis, or those of tests/neighbours.sh."""
+def results(name: str) -> Any:
+    """Return the committed results of a benchmark, an example or an analysis, or those of a script in tests/."""
     places = (CARDS / f"bench_{name}", CARDS / "examples", CARDS)
     file = next(place / f"{name}.json" for place in places if (place / f"{name}.json").exists())
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return json.loads(file.read_text(encoding="utf-8"))

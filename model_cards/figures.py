@@ -1,11 +1,11 @@
 """Write the figures of the README and the cards from committed results: `python model_cards/figures.py`.
 
 A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and `<!-- end of figures -->`. NAME is a
-benchmark, with results in `bench_NAME/NAME.json`, an example, with results in `examples/NAME.json`, or "neighbours",
-which tests/neighbours.sh writes. HEADING is that of a table which `hf-efficient-attn bench NAME` prints, or one of
-`OWN`, a function of this file. The benchmark's own page is made again, too, and so is every picture of
-`pictures_of_cards.py` that shows something else than its data. With `--check` nothing is written, and a page or a
-picture that differs is an error: each picture is made anew in memory, and the digest of its texts, lines, bars and
+benchmark, with results in `bench_NAME/NAME.json`, an example, with results in `examples/NAME.json`, "neighbours" or
+"versions", which the scripts of these names in tests/ write. HEADING is that of a table which `hf-efficient-attn bench
+NAME` prints, or one of `OWN`, a function of this file. The benchmark's own page is made again, too, and so is every
+picture of `pictures_of_cards.py` that shows something else than its data. With `--check` nothing is written, and a page
+or a picture that differs is an error: each picture is made anew in memory, and the digest of its texts, lines, bars and
 images is compared with the one that its PNG was saved with.
 """
 
@@ -205,6 +205,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "summaries": figures_of_texts.summaries,
     "translations": figures_of_texts.translations,
     "neighbours": figures_of_neighbours.neighbours_table,
+    "versions": figures_of_neighbours.versions_table,
 }
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The table of what each family can do with the libraries beside this package, as the tests have found it."""
+"""The tables of what the tests have found of the libraries beside this package, and of versions."""
 
 from typing import Any
 
@@ -19,6 +19,19 @@ def neighbours_table(found: dict[str, Any]) -> str:
     refusals = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
     table = markdown_table(["", *found["columns"]], lines)
     return f"{table}\n\nRefused, as a user reads it:\n\n{refusals}\n\n*{versions}*"
+
+
+def versions_table(found: list[dict[str, Any]]) -> str:
+    """Return the versions that were tested together, and how many tests have passed."""
+    lines = [
+        [*(row[name] for name in ("python", "torch", "transformers")), f"{row['passed']:,}", _failed(row), row["date"]]
+        for row in found
+    ]
+    return markdown_table(["Python", "torch", "transformers", "tests passed", "failed", "on"], lines)
+
+
+def _failed(row: dict[str, Any]) -> str:
+    return ", ".join(f"`{test}`" for test in row["failed"]) or "0"
 
 
 def _cell(cell: dict[str, Any] | None, notes: list[str]) -> str:
