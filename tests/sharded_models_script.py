@@ -105,7 +105,7 @@ def main(folder: Path) -> None:
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
-        model = hea.shard_sequence(load(path), mesh)
+        model = hea.shard_sequence(load(path), mesh, "heads" if "heads" in path.name else "auto")
         inputs = batch(path.name, model.config.vocab_size)
         if "checkpointed" in path.name:
             model.train()
@@ -116,6 +116,9 @@ def main(folder: Path) -> None:
             assert torch.equal(copied(**inputs).loss, found["loss"])
             found["said"] = said(model, inputs)
             found["whole again"] = results(hea.shard_sequence(model, None), inputs)["logits"]
+        if path.name == "spans":
+            divided = hea.shard_sequence(model, mesh, "heads")
+            found["said"] = raised_by(lambda divided=divided, inputs=inputs: divided(**inputs))
         if distributed.get_rank() == 0:
             torch.save(found, folder / f"{path.name}.pt")
     distributed.destroy_process_group()

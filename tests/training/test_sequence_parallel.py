@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from sequence_parallel_script import batch, results
+from capabilities import family_of
+from processes.steps import ALL_CASES, family_cases
+from sequence_parallel_script import batch, results, ulysses_attention
 from torchrun import run_together
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import model_heads
@@ -81,6 +84,18 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str, capability
 )
 def test_what_a_process_cannot_see_is_said(folder: Path, what: str, message: str) -> None:
     assert message in torch.load(folder / "per_head.pt")["said"][what]
+
+
+@pytest.mark.parametrize("name", family_cases())
+def test_families_are_refused(name: str, monkeypatch: pytest.MonkeyPatch, capability: Any) -> None:
+    """Whatever else they compute from their tokens, every process would compute from its part alone."""
+    case = ALL_CASES[name]
+    # what DeepSpeed leaves behind
+    for implementation in ("efficient", "sdpa"):
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, implementation, ulysses_attention)
+    with pytest.raises(hea.UnsupportedBackendError, match="Another library has replaced the attention") as refusal:
+        case.model()(**case.inputs())
+    capability(family_of(case.config()), "Ulysses", refusal=str(refusal.value))
 
 
 @pytest.mark.parametrize(("tensor_rank", "sequence_rank"), [(0, 0), (0, 1), (1, 0), (1, 1)])

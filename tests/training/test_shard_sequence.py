@@ -44,13 +44,27 @@ CASES: dict[str, Any] = {
     "gemma": lambda: transformers.Gemma3ForCausalLM(
         transformers.Gemma3TextConfig(**SIZES, **SLIDING, num_key_value_heads=2)
     ),
+    "modernbert": lambda: transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(
+            **SIZES, local_attention=6, global_attn_every_n_layers=2, pad_token_id=0, cls_token_id=1, sep_token_id=2
+        )
+    ),
+    # sinks, and layers that slide by turns
+    "gpt_oss": lambda: hea.sparsify(
+        transformers.GraniteSWAForCausalLM(
+            transformers.GraniteSWAConfig(**SIZES, **SLIDING, num_key_value_heads=2, pad_token_id=0)
+        ),
+        [None, Band(6, 0) | GlobalTokens([0])],
+    ),
     "bert": lambda: hea.sparsify(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), GLOBALS),
     "roberta": lambda: hea.sparsify(transformers.RobertaForTokenClassification(roberta()), BlockLocal(4)),
     "encoder": lambda: sparse(False, GLOBALS),
+    "encoder_heads": lambda: sparse(False, GLOBALS),
     "decoder_packed": lambda: sparse(True, bigbird(2, 1, causal=True)),
     "simplified": lambda: hea.SimplifiedTransformerForCausalLM(
         hea.SimplifiedTransformerConfig(**SIZES, block="pre_ln", attention_pattern=Band(4, 0))
     ),
+    "simplified_heads": lambda: CASES["simplified"](),
     "spans": lambda: hea.AdaptiveSpanForCausalLM(
         hea.AdaptiveSpanConfig(**SIZES, span="adaptive", span_limit=16, span_ramp=4, span_init=0.3)
     ),
@@ -93,7 +107,13 @@ def test_processes_compute_what_one_does(folder: Path, name: str, capability: An
         # norms and losses compute in single precision, whatever the weights have
         atol = 1e-6 * max(float(expected.abs().max()), 1e-2)
         assert float((found - expected).abs().max()) <= atol, quantity
-    capability(family_of(build(name).config), "halo")
+    capability(family_of(build(name).config), "Ulysses" if "heads" in name else "halo")
+
+
+def test_heads_of_learned_spans_are_not_exchanged(folder: Path, capability: Any) -> None:
+    said = torch.load(folder / "spans.pt")["said"]
+    assert said.startswith("ConfigurationError: mode='heads' cannot divide a layer with learned parts of scores")
+    capability("adaptive_span", "Ulysses", refusal=said.partition(": ")[2].replace(" 3 ", " 2 "))
 
 
 @pytest.mark.parametrize(
