@@ -54,10 +54,9 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_clm", do_train=True, do_eval=True, do_predict=True)
-    parser.set_defaults(num_train_epochs=0.3, per_device_train_batch_size=4, learning_rate=2e-3)
-    parser.set_defaults(weight_decay=0.1, warmup_steps=0.05, logging_steps=0.05)
-    parser.set_defaults(report_to="none", use_cpu=not torch.accelerator.is_available())
+    parser.set_defaults(output_dir="outputs/run_clm", do_train=True, do_eval=True, do_predict=True, report_to="none")
+    parser.set_defaults(num_train_epochs=0.3, per_device_train_batch_size=4, learning_rate=2e-3, weight_decay=0.1)
+    parser.set_defaults(warmup_steps=0.05, logging_steps=0.05, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
     lines = (args.train_file or "").endswith(".txt")
@@ -94,9 +93,11 @@ def main() -> None:
         metrics["bits_per_byte_of_xz"] = 8 * len(lzma.compress(whole, preset=9)) / len(whole)
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if training.do_predict and trainer.is_world_process_zero():
+    if training.do_predict:
         prompt = tokenizer(texts[0][: args.block_size // 4], return_tensors="pt").to(model.device)
-        print(tokenizer.decode(model.generate(**prompt, max_length=args.block_size, do_sample=True)[0]))
+        ids = model.generate(**prompt, max_length=args.block_size, do_sample=True, synced_gpus=training.world_size > 1)
+        if trainer.is_world_process_zero():
+            print(tokenizer.decode(ids[0]))
 
 
 def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:

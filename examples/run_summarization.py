@@ -85,8 +85,8 @@ def main() -> None:
         metrics |= {f"{name}_of_first_words": value for name, value in simple.items()}
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
+    samples = data["validation"].take(5).add_column("untrained", untrained).add_column("trained", write())
     if training.do_predict and trainer.is_world_process_zero():
-        samples = data["validation"].take(5).add_column("untrained", untrained).add_column("trained", write())
         samples.to_json(f"{training.output_dir}/samples.jsonl", force_ascii=False)
         print(*("\n".join(f"{name}: {text}" for name, text in row.items()) for row in samples), sep="\n\n")
 

@@ -82,10 +82,11 @@ def main() -> None:
         metrics |= {f"{name}_of_sources": value for name, value in simple.items()}
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if training.do_predict and trainer.is_world_process_zero():
+    if training.do_predict:
         inputs = tokenizer.pad({"input_ids": encoded["validation"].take(5)["input_ids"][:]}, return_tensors="pt")
         written = tokenizer.batch_decode(model.eval().generate(**inputs.to(training.device)), skip_special_tokens=True)
         samples = data["validation"].take(5).add_column("written", written)
+    if training.do_predict and trainer.is_world_process_zero():
         samples.to_json(f"{training.output_dir}/samples.jsonl", force_ascii=False)
         print(*("\n".join(f"{name}: {text}" for name, text in row.items()) for row in samples), sep="\n\n")
 

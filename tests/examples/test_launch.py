@@ -1,5 +1,6 @@
 """Every file in examples/launch is one that accelerate reads, and means what it says; on CPUs as far as these go."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,11 +14,17 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from forked import Forked
 from run_example import EXAMPLES, environment, finish_example, write_rows
+from safetensors.torch import load_file
 
 # processes by name of the file
 FILES = {"one_gpu": 1, "ddp": 2, "fsdp": 8, "fsdp_nodes": 16, "deepspeed": 2}
-TINY = ["--block_size", "32", "--max_train_samples", "16", "--max_steps", "2", "--logging_steps", "1", "--use_cpu"]
-TINY += ["--config_overrides", "hidden_size=24,num_hidden_layers=2", "--train_file", "train.jsonl"]
+TINY = ["--max_train_samples", "16", "--max_steps", "2", "--logging_steps", "1", "--use_cpu"]
+TINY += ["--train_file", "train.jsonl"]
+# the shortest texts and a small model, in each example's own words
+SMALL = {
+    "run_clm": ["--block_size", "32", "--config_overrides", "hidden_size=24,num_hidden_layers=2"],
+    "run_mlm": ["--max_seq_length", "32", "--model_type", "sparse_transformer"],
+}
 
 
 def launched(name: str, *words: str) -> Any:
@@ -65,10 +72,34 @@ def folder(tmp_path: Path) -> Path:
 
 def test_one_process_trains(folder: Path) -> None:
     args = launched("one_gpu")
-    args.training_script_args = ["--output_dir", "run", *TINY]
+    args.training_script_args = ["--output_dir", "run", *TINY, *SMALL["run_clm"]]
     command, variables = prepare_simple_launcher_cmd_env(args)
     process = Forked(command, folder / "printed.txt", folder, {**environment(folder), **variables})
     assert finish_example(process).count("'grad_norm'") == 2
+
+
+@pytest.mark.neighbours
+@pytest.mark.parametrize("example", SMALL)
+def test_two_processes_train_in_shards(example: str, folder: Path) -> None:
+    """As from a shell, with accelerate told that there were GPUs: weights and optimizer are in shards and all learn."""
+    script = [Path(__file__).parent / "fsdp_on_cpus.py", folder, f"{example}.py"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / "fsdp.yaml"]
+    command = [*launch, "--num_processes", "2", *script, "--output_dir", "run", *TINY, *SMALL[example]]
+    # the first step has no learning rate yet, and queries of simplified blocks begin with zeros
+    command += ["--max_steps", "3"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment(folder)}, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        report = json.loads((folder / f"shards_{rank}.json").read_text())
+        assert set(report["in_shards"]) == {"DTensor"}
+        assert all(report["is_held"])
+        assert min(report["moved"]) > 0
+        # as in `optimizer_groups`: not all weights decay
+        assert 0.0 in report["decays"]
+    saved = load_file(folder / "run" / "model.safetensors")
+    assert all(each.isfinite().all() for each in saved.values())
 
 
 @pytest.mark.neighbours
@@ -76,6 +107,7 @@ def test_two_processes_train(folder: Path) -> None:
     """As from a shell; with `--use_cpu` on CPUs, where accelerate makes DDP of FSDP."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / "fsdp.yaml"]
     command = [*launch, "--num_processes", "2", EXAMPLES / "run_clm.py", "--output_dir", "run", *TINY]
+    command += SMALL["run_clm"]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **environment(folder)}, capture_output=True, text=True, timeout=280
     )
