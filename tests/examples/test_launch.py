@@ -103,9 +103,10 @@ def test_two_processes_train_in_shards(example: str, folder: Path) -> None:
 
 
 @pytest.mark.neighbours
-def test_two_processes_train(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_two_processes_train(name: str, folder: Path) -> None:
     """As from a shell; with `--use_cpu` on CPUs, where accelerate makes DDP of FSDP."""
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / "fsdp.yaml"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / f"{name}.yaml"]
     command = [*launch, "--num_processes", "2", EXAMPLES / "run_clm.py", "--output_dir", "run", *TINY]
     command += SMALL["run_clm"]
     done = subprocess.run(
