@@ -186,6 +186,12 @@ def sequence_setting(found: dict[str, Any]) -> str:
     return f"{sequence_report.legend(found['settings'])} *{machine_line(found['machine'])}*"
 
 
+def kills(found: dict[str, Any]) -> str:
+    """Return how many kills came in time, and how many jobs lost something."""
+    early = sum(found["before_the_end"].values())
+    return f"Of {found['kills']:,} kills {early:,} came before the end, and {found['lost'] or 'nothing'} was lost."
+
+
 OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "machine": machine,
     "against dense": against_dense,
@@ -204,6 +210,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "llama, prefill": figures_of_training.llama_prefill,
     "summaries": figures_of_texts.summaries,
     "translations": figures_of_texts.translations,
+    "kills": kills,
     "neighbours": figures_of_neighbours.neighbours_table,
     "versions": figures_of_neighbours.versions_table,
 }
