@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.call import _calls, _laid_out
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
-from hf_efficient_attn.backends.blocked.kernels import FusedCPU
+from hf_efficient_attn.backends.kernels import FusedCPU
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.errors import EfficientAttentionError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs

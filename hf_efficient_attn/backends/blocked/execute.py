@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.kernels import FUSED_DTYPES, Explicit, FusedCPU, lse_of_weights, wide_dtype
+from hf_efficient_attn.backends.kernels import FUSED_DTYPES, Explicit, FusedCPU, lse_of_weights, wide_dtype
 from hf_efficient_attn.backends.blocked.regions import Region, regions
 from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (

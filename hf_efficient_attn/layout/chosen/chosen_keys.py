@@ -1,6 +1,6 @@
 """What all choices of keys have in common: tensors that travel in a call, their shapes, and which heads share them."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
@@ -75,6 +76,10 @@ class ChosenKeys:
 
     def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
         """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys]."""
+        raise NotImplementedError
+
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+        """Yield tiles that together hold every chosen pair, as often as it counts, for the masks to be laid over them."""
         raise NotImplementedError
 
     def check(self, states: States) -> None:

@@ -1,5 +1,6 @@
 """Keys that are read in groups: lists of queries and of the keys that each of them reads."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -17,6 +18,8 @@ from hf_efficient_attn.layout.chosen.chosen_keys import (
     States,
     in_range,
 )
+from hf_efficient_attn.layout.chosen.grouped_tiles import Chunks, chunk_tiles, group_tiles
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
@@ -105,6 +108,10 @@ class KeyGroups(GroupedKeys):
         batch_size = max(len(queries), len(keys))
         return Groups(queries.expand(batch_size, -1, -1, -1), keys.expand(batch_size, -1, -1, -1))
 
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+        """Yield the tiles of groups."""
+        return group_tiles(self.queries.long(), self.keys.long(), layout, sizes)
+
 
 @dataclass(frozen=True, eq=False)
 class ChunkedOrder(GroupedKeys):
@@ -174,19 +181,35 @@ class ChunkedOrder(GroupedKeys):
         buckets = self.chunks(self.buckets.long())
         return Groups(order, self.read_chunks(order), buckets, self.read_chunks(buckets))
 
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+        """Yield the tiles of chunks."""
+        order = self.chunks(self.order.long())
+        buckets = None if self.buckets is None else self.chunks(self.buckets.long())
+        reads, circle = self.reads, None
+        if reads is None:
+            circle = self.neighbours(order.shape[2])
+            numbers = torch.arange(order.shape[2], device=order.device)
+            steps = torch.arange(-circle[0], circle[1] + 1, device=order.device)
+            reads = ((numbers[:, None] + steps) % max(1, len(numbers)))[None, None]
+        chunks = Chunks(order, buckets, reads.long(), circle, self.order.shape[2], not self.counts_duplicates)
+        return chunk_tiles(chunks, layout, sizes)
+
     def chunks(self, places: Tensor) -> Tensor:
         """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""
         filled = pad(places, (0, -places.shape[3] % self.chunk_tokens), value=-1)
         num_chunks = filled.shape[2] * (filled.shape[3] // self.chunk_tokens)
         return filled.flatten(2).unflatten(2, (num_chunks, self.chunk_tokens))
 
+    def neighbours(self, num_chunks: int) -> tuple[int, int]:
+        """Return how many chunks before and after its own a query reads, none of them twice."""
+        before = min(self.chunks_before, max(0, num_chunks - 1))
+        return before, min(self.chunks_after, max(0, num_chunks - 1 - before))
+
     def read_chunks(self, chunks: Tensor) -> Tensor:
         """Return what the queries of each chunk read, [B, heads, chunks, places]."""
         if self.reads is not None:
             return read_listed(chunks, self.reads)
-        count = chunks.shape[2]
-        before = min(self.chunks_before, max(0, count - 1))
-        after = min(self.chunks_after, max(0, count - 1 - before))
+        before, after = self.neighbours(chunks.shape[2])
         return torch.cat([chunks.roll(step, 2) for step in range(before, -after - 1, -1)], 3)
 
 

@@ -1,5 +1,6 @@
 """Keys that are listed for each query: tokens, or blocks of tokens."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKeys, States, in_range
+from hf_efficient_attn.layout.chosen.listed_tiles import block_tiles, token_tiles
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -42,6 +45,10 @@ class ChosenTokens(ChosenKeys):
     def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
         """Return 1 for every pair that is chosen, 0 for others."""
         return named_once(self.tokens, layout.num_keys)
+
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+        """Yield tiles of one query of the heads that share its keys."""
+        return token_tiles(self.tokens, layout, sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +96,21 @@ class ChosenBlocks(ChosenKeys):
         batch_size = max(len(chosen), len(places))
         own = (places // self.block_tokens)[:, None, None].expand(batch_size, *chosen.shape[1:3], -1)
         return chosen.expand(batch_size, -1, -1, -1).gather(3, own)
+
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+        """Yield tiles of queries that read the same block."""
+        device = self.blocks.device
+        if self.counted_from == AXIS:
+            starts = torch.zeros(1, layout.num_queries, dtype=torch.long, device=device)
+        elif layout.is_cross:
+            # all keys are one document, which begins with the first that is not masked
+            positions = token_locations(tokens, layout.num_keys, device).positions
+            starts = (torch.arange(layout.num_keys, device=device) - positions).amax(1, keepdim=True)
+            starts = starts.expand(-1, layout.num_queries)
+        else:
+            positions = token_locations(tokens, layout.num_keys, device).positions
+            starts = (torch.arange(layout.num_keys, device=device) - positions)[:, layout.queries]
+        return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes)
 
     def key_places(self, layout: Layout, tokens: TokenMask) -> Tensor:
         """Return the number of each key from which blocks are counted, int [batch or 1, keys]."""

@@ -1,0 +1,217 @@
+"""The tiles of keys that are read in groups, and of chunks of an order."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.layout.chosen.chosen_keys import in_range
+from hf_efficient_attn.layout.chosen.tiles import Rounds, Sizes, Tiles, own_head, ranges, rows_of_call, single_tiles
+from hf_efficient_attn.layout.layout import Layout
+
+# a call with fewer queries than this share of the keys looks for the groups that hold one
+FEW_QUERIES = 0.25
+
+
+class Chunks(NamedTuple):
+    """Chunks of positions, [batch or 1, heads, chunks, places], and which of them the queries of each read.
+
+    Attributes:
+        buckets: of the same shape; only pairs of equal buckets are read. None: all pairs.
+        reads: the chunks that each chunk reads, [batch or 1, heads, chunks, n]; numbers out of range are none.
+        circle: (before, after) if these are the neighbours on a circle of all chunks, in their order; else None.
+        num_rounds: how many rounds the chunks are of; every one has as many.
+        counts_once: whether each pair counts once, however often it meets.
+    """
+
+    order: Tensor
+    buckets: Tensor | None
+    reads: Tensor
+    circle: tuple[int, int] | None
+    num_rounds: int
+    counts_once: bool
+
+
+def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield the tiles of groups: queries [batch or 1, heads, groups, wq] and keys [batch or 1, heads, groups, wk]."""
+    num_groups, num_places, width = *queries.shape[2:], keys.shape[3]
+    num_sets = sizes.batch_size * sizes.num_heads * num_groups
+    if num_sets * num_places * width == 0:
+        return
+    rows = rows_of_call(queries, layout.query_offset, layout.num_queries)
+    if layout.num_queries < FEW_QUERIES * layout.num_keys:
+        yield from _few_of_groups(rows, keys, sizes)
+        return
+    most_places = max(1, min(num_places, sizes.most_pairs // width))
+    per_tile = max(1, sizes.most_pairs // (most_places * width))
+    for first, stop in ranges(num_sets, per_tile):
+        number = torch.arange(first, stop, device=keys.device)
+        example, head, group = _parts(number, sizes.num_heads, num_groups)
+        own_keys = _of(keys, example, head, sizes)[torch.arange(len(number)), group]
+        own_rows = _of(rows, example, head, sizes)[torch.arange(len(number)), group]
+        bounds = (first // num_groups, (stop - 1) // num_groups + 1)
+        for start, end in ranges(num_places, most_places):
+            places = torch.arange(start, end, device=keys.device)
+            key_heads = own_head(head, sizes.num_heads, sizes.num_key_heads)
+            yield single_tiles(
+                example, head, key_heads, own_rows[:, start:end], own_keys, bounds, query_places=places
+            )
+
+
+def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield one tile for each place of a query of the call."""
+    rows, keys = (_of_all(each, sizes) for each in (rows, keys))
+    found = torch.nonzero(rows >= 0)
+    for first, stop in ranges(len(found), max(1, sizes.most_pairs // keys.shape[3])):
+        example, head, group, place = found[first:stop].unbind(1)
+        key_heads = own_head(head, sizes.num_heads, sizes.num_key_heads)
+        queries = rows[example, head, group, place][:, None]
+        bounds = (0, sizes.batch_size * sizes.num_heads)
+        places = place[:, None, None]
+        yield single_tiles(
+            example, head, key_heads, queries, keys[example, head, group], bounds, query_places=places
+        )
+
+
+def chunk_tiles(chunks: Chunks, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield the tiles of chunks: those of some heads, or some of one head."""
+    num_chunks, width = chunks.order.shape[2:]
+    num_heads = sizes.batch_size * sizes.num_heads
+    pairs = width * width * chunks.reads.shape[3]
+    if num_chunks * pairs == 0:
+        return
+    if layout.num_queries < FEW_QUERIES * layout.num_keys:
+        yield from _few_of_chunks(chunks, layout, sizes)
+        return
+    most_chunks = max(1, min(num_chunks, sizes.most_pairs // pairs))
+    most_heads = max(1, sizes.most_pairs // (most_chunks * pairs))
+    for first, stop in ranges(num_heads, most_heads):
+        number = torch.arange(first, stop, device=chunks.order.device)
+        for part in ranges(num_chunks, most_chunks):
+            yield _of_chunks(chunks, layout, sizes, number, part, (first, stop))
+
+
+def _of_chunks(
+    chunks: Chunks, layout: Layout, sizes: Sizes, number: Tensor, part: tuple[int, int], bounds: tuple[int, int]
+) -> Tiles:
+    """Return the tiles of a range of chunks of these heads."""
+    num_chunks, width = chunks.order.shape[2:]
+    example, head = number // sizes.num_heads, number % sizes.num_heads
+    order, own = _of(chunks.order, example, head, sizes), slice(*part)
+    of_heads = None if chunks.buckets is None else _of(chunks.buckets, example, head, sizes)
+    if chunks.circle is None:
+        # every chunk is a set of its own
+        example, head = (each.repeat_interleave(part[1] - part[0]) for each in (example, head))
+        listed = _of(chunks.reads, number // sizes.num_heads, number % sizes.num_heads, sizes)[:, own]
+        queries, keys = order[:, own].flatten(0, 1)[:, None], _listed(order, listed)
+        buckets = None if of_heads is None else (of_heads[:, own].flatten(0, 1)[:, None], _listed(of_heads, listed))
+        step, num_read = 0, listed.shape[2]
+    else:
+        before, after = chunks.circle
+        read = torch.arange(part[0] - before, part[1] + after, device=number.device) % num_chunks
+        queries, keys = order[:, own], order[:, read].flatten(1)
+        buckets = None if of_heads is None else (of_heads[:, own], of_heads[:, read].flatten(1))
+        step, num_read = width, before + 1 + after
+    return Tiles(
+        examples=example,
+        heads=head[:, None, None],
+        key_heads=own_head(head, sizes.num_heads, sizes.num_key_heads),
+        queries=rows_of_call(queries, layout.query_offset, layout.num_queries),
+        keys=keys,
+        tile_keys=width * num_read,
+        key_step=step,
+        first_head=bounds[0],
+        stop_head=bounds[1],
+        query_buckets=None if buckets is None else buckets[0],
+        key_buckets=None if buckets is None else buckets[1],
+        rounds=_rounds(chunks, layout, sizes, example, head, queries, keys) if chunks.counts_once else None,
+    )
+
+
+def _listed(chunks: Tensor, numbers: Tensor) -> Tensor:
+    """Return the places of the listed chunks, -1 for those of none, [sets, ...], of all heads' lists.
+
+    Shapes: chunks [heads, chunks, places] and numbers [heads, lists, n] → [heads · lists, n · places].
+    """
+    filled = pad(chunks, (0, 0, 0, 1), value=-1)
+    heads = torch.arange(len(chunks), device=chunks.device)[:, None, None]
+    return filled[heads, in_range(numbers, chunks.shape[1])].flatten(2).flatten(0, 1)
+
+
+def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield one tile for each place of a query of the call."""
+    order, reads = _of_all(chunks.order, sizes), _of_all(chunks.reads, sizes)
+    buckets = None if chunks.buckets is None else _of_all(chunks.buckets, sizes)
+    rows = rows_of_call(order, layout.query_offset, layout.num_queries)
+    found = torch.nonzero(rows >= 0)
+    for first, stop in ranges(len(found), max(1, sizes.most_pairs // (order.shape[3] * reads.shape[3]))):
+        at = example, head, chunk, _ = found[first:stop].unbind(1)
+        listed = reads[example, head, chunk][:, None]
+        keys, queries = _listed(order[example, head], listed), order[at][:, None, None]
+        of_keys = None if buckets is None else _listed(buckets[example, head], listed)
+        yield single_tiles(
+            example,
+            head,
+            own_head(head, sizes.num_heads, sizes.num_key_heads),
+            rows[at][:, None],
+            keys,
+            (0, sizes.batch_size * sizes.num_heads),
+            query_buckets=None if buckets is None else buckets[at][:, None, None],
+            key_buckets=of_keys,
+            rounds=_rounds(chunks, layout, sizes, example, head, queries, keys) if chunks.counts_once else None,
+        )
+
+
+def _rounds(
+    chunks: Chunks, layout: Layout, sizes: Sizes, example: Tensor, head: Tensor, queries: Tensor, keys: Tensor
+) -> Rounds:
+    """Return where the queries and keys of tiles lie in every round, in which a position may stand once.
+
+    Args:
+        queries, keys: positions, [sets, tiles, queries] and [sets, places].
+    """
+    num_chunks, width = chunks.order.shape[2:]
+    # [batch, heads, rounds, places of a round]
+    order = chunks.order.flatten(2).unflatten(2, (chunks.num_rounds, num_chunks // chunks.num_rounds * width))
+    inside = in_range(order, layout.num_keys)
+    chunk = torch.arange(num_chunks * width, device=order.device).view(order.shape[2:]) // width
+
+    def at(values: Tensor, positions: Tensor) -> Tensor:
+        """Return what lies at positions [sets, ...] in every round, [sets, ..., rounds]; -1: nothing."""
+        table = torch.full((*order.shape[:3], layout.num_keys + 1), -1, device=order.device)
+        table = _of(table.scatter(3, inside, values.expand_as(order)), example, head, sizes)
+        flat = in_range(positions, layout.num_keys).flatten(1)[:, None].expand(-1, chunks.num_rounds, -1)
+        found = table.gather(2, flat).masked_fill(flat == layout.num_keys, -1)
+        return found.transpose(1, 2).unflatten(1, positions.shape[1:]).contiguous()
+
+    own = at(chunk, queries)
+    listed = _of(chunks.reads, example, head, sizes)
+    # one more chunk, which reads none; -2 is the chunk of no key
+    listed = pad(listed, (0, 0, 0, 1), value=-2)
+    listed = torch.where((listed >= 0) & (listed < num_chunks), listed, -2)
+    index = in_range(own, num_chunks).flatten(1)[..., None].expand(-1, -1, listed.shape[2])
+    reads = listed.gather(1, index).unflatten(1, own.shape[1:])
+    if chunks.buckets is None:
+        return Rounds(reads, at(chunk, keys), None, None)
+    buckets = chunks.buckets.flatten(2).view(order.shape)
+    return Rounds(reads, at(chunk, keys), at(buckets, queries), at(buckets, keys))
+
+
+def _of(tensor: Tensor, example: Tensor, head: Tensor, sizes: Sizes) -> Tensor:
+    """Return the part of [batch or 1, heads, ...] of each of some heads of examples, a copy [sets, ...]."""
+    own = own_head(head, sizes.num_heads, tensor.shape[1])
+    return tensor[example if len(tensor) > 1 else torch.zeros_like(example), own]
+
+
+def _of_all(tensor: Tensor, sizes: Sizes) -> Tensor:
+    """Return [batch or 1, heads, ...] for every example and every query head."""
+    tensor = tensor.repeat_interleave(sizes.num_heads // tensor.shape[1], 1)
+    return tensor.expand(sizes.batch_size, -1, *[-1] * (tensor.ndim - 2))
+
+
+def _parts(number: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return example, head and group of each number that counts them in this order."""
+    row = number // num_groups
+    return row // num_heads, row % num_heads, number % num_groups

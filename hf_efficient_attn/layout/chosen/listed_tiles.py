@@ -1,0 +1,162 @@
+"""The tiles of keys that are listed for each query: single queries with their tokens, or many queries of one block."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, own_head, ranges, single_tiles
+from hf_efficient_attn.layout.layout import Layout
+
+# queries of a tile that reads one block: few where blocks are read by few
+MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
+
+
+def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield tiles of one query of the heads that share its keys; tokens: [batch or 1, heads, queries, k]."""
+    num_queries, num_chosen = tokens.shape[2:]
+    if num_queries * num_chosen * sizes.batch_size == 0:
+        return
+    # heads of tiles: those that choose apart, or read other keys
+    num_shares = max(tokens.shape[1], sizes.num_key_heads)
+    group = sizes.num_heads // num_shares
+    tokens = tokens.long()
+    places = torch.arange(group, device=tokens.device)
+    for first, stop in ranges(sizes.batch_size * num_queries, max(1, sizes.most_pairs // (num_chosen * sizes.num_heads))):
+        row = torch.arange(first, stop, device=tokens.device)
+        example, query = row // num_queries, row % num_queries
+        chosen = tokens[example if len(tokens) > 1 else torch.zeros_like(example), :, query]
+        chosen = once(chosen, layout.num_keys)
+        chosen = chosen.repeat_interleave(num_shares // chosen.shape[1], 1).flatten(0, 1)
+        share = torch.arange(num_shares, device=tokens.device).repeat(len(row))
+        example, query = (each.repeat_interleave(num_shares) for each in (example, query))
+        bounds = ((first // num_queries) * sizes.num_heads, ((stop - 1) // num_queries + 1) * sizes.num_heads)
+        heads = share[:, None] * group + places
+        key_heads = own_head(share, num_shares, sizes.num_key_heads)
+        yield single_tiles(example, heads, key_heads, query[:, None].expand(-1, group), chosen, bounds)
+
+
+def once(numbers: Tensor, count: int) -> Tensor:
+    """Return numbers [rows, heads, k] with -1 instead of those that are out of range, or named before in their row.
+
+    >>> once(torch.tensor([[[3, 1, 3, 9]]]), 4).tolist() in ([[[3, 1, -1, -1]]], [[[-1, 1, 3, -1]]])
+    True
+    """
+    inside = torch.where((numbers >= 0) & (numbers < count), numbers, count)
+    places = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
+    # what is read of it was written: one of the places that name a number
+    stamps = numbers.new_empty(*numbers.shape[:-1], count + 1)
+    stamps.scatter_(-1, inside, places)
+    return torch.where((stamps.gather(-1, inside) == places) & (inside < count), numbers, -1)
+
+
+def block_tiles(
+    blocks: Tensor, starts: Tensor, block_tokens: int, queries_per_choice: int, layout: Layout, sizes: Sizes
+) -> Iterator[Tiles]:
+    """Yield tiles of queries that read the same block.
+
+    Args:
+        blocks: [batch or 1, heads, choices, k].
+        starts: the key from which the blocks of each query are counted, [batch or 1, queries].
+    """
+    num_queries, num_chosen = layout.num_queries, blocks.shape[3]
+    if num_queries * num_chosen * sizes.batch_size == 0:
+        return
+    num_shares = max(blocks.shape[1], sizes.num_key_heads)
+    group = sizes.num_heads // num_shares
+    most_heads = max(1, MOST_LISTED // (num_queries * num_chosen))
+    for first, stop in ranges(sizes.batch_size * num_shares, most_heads):
+        head = torch.arange(first, stop, device=blocks.device)
+        entries = _sorted_entries(blocks, starts, block_tokens, queries_per_choice, layout, head, num_shares)
+        yield from _of_entries(*entries, block_tokens, layout, sizes, (first, stop), num_shares, group)
+
+
+# entries (query, block) that are sorted together
+MOST_LISTED = 1 << 22
+
+
+def _sorted_entries(
+    blocks: Tensor,
+    starts: Tensor,
+    block_tokens: int,
+    queries_per_choice: int,
+    layout: Layout,
+    head: Tensor,
+    num_shares: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (codes, queries, counts): of some heads the pairs of a query and a block, in the order of their blocks.
+
+    A code is the first key of a block, plus the number of the head times one more than all keys; the last code is of
+    no block. `counts` says how many there are of every code.
+    """
+    num_keys, num_queries = layout.num_keys, layout.num_queries
+    example, share = head // num_shares, head % num_shares
+    own = own_head(share, num_shares, blocks.shape[1])
+    chosen = blocks[example if len(blocks) > 1 else torch.zeros_like(example), own].long()
+    # a block that is named twice counts once
+    earlier = torch.ones(chosen.shape[2], chosen.shape[2], dtype=torch.bool, device=head.device).tril(-1)
+    is_again = ((chosen[..., :, None] == chosen[..., None, :]) & earlier).any(-1)
+    chosen = chosen.masked_fill(is_again, -1)
+    if queries_per_choice > 1:
+        chosen = chosen.repeat_interleave(queries_per_choice, 1)[:, :num_queries]
+    first = starts[example if len(starts) > 1 else torch.zeros_like(example)][..., None]
+    is_block = (chosen >= 0) & (chosen < num_keys)
+    keys = first + chosen.clamp(0, num_keys) * block_tokens
+    num_codes = len(head) * num_keys
+    numbers = torch.arange(len(head), device=head.device)[:, None, None] * num_keys
+    codes = torch.where(is_block & (keys < num_keys), numbers + keys, num_codes).flatten()
+    queries = torch.arange(num_queries, device=head.device)[:, None].expand_as(chosen).flatten()
+    codes, order = codes.sort(stable=True)
+    counts = torch.zeros(num_codes + 1, dtype=torch.long, device=head.device)
+    return codes, queries[order], counts.scatter_add_(0, codes, torch.ones_like(codes))
+
+
+def _of_entries(
+    codes: Tensor,
+    queries: Tensor,
+    counts: Tensor,
+    block_tokens: int,
+    layout: Layout,
+    sizes: Sizes,
+    bounds: tuple[int, int],
+    num_shares: int,
+    group: int,
+) -> Iterator[Tiles]:
+    """Yield the tiles of sorted pairs of a query and a block."""
+    num_heads, num_blocks = bounds[1] - bounds[0], -(-layout.num_keys // block_tokens)
+    mean = len(codes) * group // (num_heads * num_blocks)
+    per_tile = min(MOST_TILE_QUERIES, max(FEWEST_TILE_QUERIES, 1 << (mean // 2).bit_length()))
+    per_tile = max(1, min(per_tile // group, sizes.most_pairs // (block_tokens * group)))
+    num_tiles_of = -(-counts[:-1] // per_tile)
+    last = num_tiles_of.cumsum(0)
+    # the host waits for a device here
+    num_tiles = int(last[-1])
+    code_of_tile = torch.searchsorted(last, torch.arange(num_tiles, device=codes.device), right=True)
+    is_entry = codes < len(counts) - 1
+    codes = codes.clamp(max=len(counts) - 2)
+    rank = torch.arange(len(codes), device=codes.device) - (counts[:-1].cumsum(0) - counts[:-1])[codes]
+    tile = (last - num_tiles_of)[codes] + rank // per_tile
+    place = torch.where(is_entry, tile * per_tile + rank % per_tile, num_tiles * per_tile)
+    table = torch.full((num_tiles * per_tile + 1,), -1, device=codes.device).scatter_(0, place, queries)
+    table = table[:-1].view(num_tiles, per_tile)
+    head, first_key = bounds[0] + code_of_tile // layout.num_keys, code_of_tile % layout.num_keys
+    offsets = torch.arange(block_tokens, device=codes.device)
+    places = torch.arange(group, device=codes.device)
+    for start, stop in ranges(num_tiles, max(1, sizes.most_pairs // (per_tile * group * block_tokens))):
+        own, key = head[start:stop], first_key[start:stop, None] + offsets
+        share = own % num_shares
+        heads = (share[:, None, None] * group + places).expand(-1, per_tile, -1).flatten(1)
+        yield single_tiles(
+            own // num_shares,
+            heads,
+            own_head(share, num_shares, sizes.num_key_heads),
+            table[start:stop, :, None].expand(-1, -1, group).flatten(1),
+            torch.where(key < layout.num_keys, key, -1),
+            bounds_of(own, group, bounds),
+        )
+
+
+def bounds_of(head: Tensor, group: int, bounds: tuple[int, int]) -> tuple[int, int]:
+    """Return the range of the query heads of sorted shares, where the host need not wait for it; else a wider one."""
+    first, stop = (int(head[0]), int(head[-1]) + 1) if head.device.type == "cpu" else bounds
+    return first * group, stop * group
