@@ -1,12 +1,14 @@
 """The calls under the contract of a backend: patterns, masks and tensors. A pattern joins by a line in `PATTERNS`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from chosen_choices import CHOICES, Sizes
 from torch import Tensor
 
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -119,6 +121,7 @@ class Case:
         score_factor: multiplies q; from about 50 on, e to the power of a score is infinite.
         has_sinks: every head has a sink, which requires a gradient; the first head's has no weight, being -inf.
         softcap: bound of the scores.
+        choice: of keys, a name in `CHOICES`; "": there is none.
     """
 
     pattern: str = "band"
@@ -138,6 +141,7 @@ class Case:
     has_sinks: bool = False
     softcap: float | None = None
     cross_offset: int | None = None
+    choice: str = ""
 
     def __str__(self) -> str:
         parts = (self.pattern, self.num_keys, self.mask, str(self.dtype)[6:], f"{self.heads[0]} of {self.heads[1]}")
@@ -153,6 +157,7 @@ class Case:
             self.has_sinks and "sinks",
             self.cross_offset is not None and f"cross from {self.cross_offset}",
             self.softcap and f"capped at {self.softcap:g}",
+            self.choice,
         )
         return ", ".join(str(part) for part in parts + tuple(part for part in extra if part))
 
@@ -183,7 +188,18 @@ class Case:
             sinks=torch.zeros(self.heads[0], device=device) if sinks is None and self.has_sinks else sinks,
             softcap=self.softcap,
             scale=self.scale,
+            chosen=self.chosen(device),
         )
+
+    def chosen(self, device: str = "cpu") -> ChosenKeys | None:
+        """The chosen keys."""
+        if not self.choice:
+            return None
+        layout = self.layout
+        sizes = Sizes(BATCH_SIZE, *self.heads, layout.num_queries, layout.num_keys)
+        made = CHOICES[self.choice](sizes)
+        moved = {name: getattr(made, name) for name in made.tensor_names}
+        return replace(made, **{name: each if each is None else each.to(device) for name, each in moved.items()})
 
 
 @dataclass

@@ -8,11 +8,15 @@ from torch import Tensor
 
 from hf_efficient_attn.backends import reference
 from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.layout.chosen.dense_groups import in_groups
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term
 
+# choices whose rows have no one log-sum-exp
+WITHOUT_LSE = ("mean of groups",)
 # out, lse, and the gradients of the leaves
 Results = dict[str, Tensor]
 
@@ -28,7 +32,7 @@ def results(case: Case, backend: Backend, dtype: torch.dtype, device: str = "cpu
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert not lse.requires_grad
     assert lse.shape == out.shape[:3]
-    found = {"out": out, "lse": lse}
+    found = {"out": out} if case.choice in WITHOUT_LSE else {"out": out, "lse": lse}
     if case.needs_grad:
         found |= gradients_of(out, tensors, case)
     return {name: tensor.detach().cpu().double() for name, tensor in found.items()}
@@ -49,11 +53,21 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
     tokens, cpu = case.tokens, torch.device("cpu")
     keys, values = (each.repeat_interleave(case.heads[0] // case.heads[1], 1) for each in (tensors.k, tensors.v))
     scores = cap(tensors.q @ keys.transpose(-1, -2) * case.scale, case.softcap)
+    chosen = case.chosen()
+    if chosen is not None and chosen.needs_groups:
+        allowed = allowed_pairs(case.layout, tokens, BATCH_SIZE, cpu)
+        out, lse = in_groups(scores, values, allowed, case.call("cpu", tensors.values, tensors.sinks))
+        found = {"out": out} if case.choice in WITHOUT_LSE else {"out": out, "lse": lse}
+        found |= gradients_of(out, tensors, case) if case.needs_grad else {}
+        return {name: tensor.detach().double() for name, tensor in found.items()}
     bias = term_bias([Term(each, case.label) for each in tensors.values if case.label], case.layout, tokens, cpu)
     allowed = allowed_pairs(case.layout, tokens, BATCH_SIZE, cpu)
     if bias is not None:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias.to(dtype)
+    if chosen is not None:
+        allowed, counts = chosen_pairs(chosen, allowed, case.layout, tokens, case.heads[1])
+        scores = scores + counts.to(dtype).log()
     allowed = torch.ones((), dtype=torch.bool) if allowed is None else allowed
     lowest = torch.finfo(dtype).min
     sinks = torch.full((1,), -torch.inf, dtype=dtype) if tensors.sinks is None else tensors.sinks

@@ -9,6 +9,7 @@ from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache
@@ -16,7 +17,7 @@ from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.onnx import is_written
 
 AUTO = "auto"
-BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, reference, sdpa)}
+BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, gathered, reference, sdpa)}
 # of standard operators alone, which ONNX has
 WRITTEN = (sdpa.NAME, reference.NAME)
 # memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much

@@ -8,14 +8,15 @@ Backward passes get the output and the log-sum-exp of the whole row, not those o
 recompute are then those of the whole softmax, and the gradients of the runs add up.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, fused_attention_backward
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import cap
 
 # exp of it is not denormal, and far below the rounding of 1 in float64
@@ -45,7 +46,9 @@ class FusedCPU:
 
 def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return a bias as the mask of the fused operator, which reads any mask of float64 inputs as float64."""
-    return None if bias is None else bias[None].to(wide_dtype(dtype))
+    if bias is None:
+        return None
+    return (bias if bias.ndim == 4 else bias[None]).to(wide_dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -119,12 +122,58 @@ class Explicit:
         return dq, dk, dv, d_scores
 
 
+def is_fused(call: AttentionCall) -> bool:
+    """Return whether the fused operator can compute a call."""
+    inputs = call.inputs
+    is_plain = not call.terms and call.softcap is None and call.dropout == 0.0 and inputs.head_dim == inputs.value_dim
+    return is_plain and inputs.device == "cpu" and inputs.dtype in FUSED_DTYPES
+
+
+def dropper(dropout: float, seed: int, device: torch.device) -> Callable[[tuple[int, ...]], Tensor] | None:
+    """Return a function that draws which weights are dropped; the same seed gives the same draw. None: none are.
+
+    Each random number of 64 bits decides on four weights, so the probability is exact to 1 in 65,536.
+    """
+    if dropout == 0.0:
+        return None
+    limit = round(dropout * 2**16) - 2**15
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        generator = torch.Generator(device).manual_seed(seed)
+        size = math.prod(shape)
+        drawn = torch.empty(-(-size // 4), dtype=torch.int64, device=device)
+        drawn.random_(-(2**63), None, generator=generator)
+        return (drawn.view(torch.int16)[:size] < limit).view(shape)
+
+    return draw
+
+
+def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """Return the gradient of the sinks [H]; a sink takes weight from the keys and has no value."""
+    delta = (grad.to(lse.dtype) * out).sum(-1)
+    weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    return -(weights * delta).sum((0, 2)).to(sinks.dtype)
+
+
+def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors as the kernels read them: float16 on CPUs becomes float32, which takes a fifth of the time."""
+    is_slow = tensors[0].device.type == "cpu" and tensors[0].dtype == torch.float16
+    return tuple(tensor.float() for tensor in tensors) if is_slow else tensors
+
+
+def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised output, in the memory order of q where the widths agree."""
+    if q.shape[-1] == v.shape[-1]:
+        return torch.empty_like(q, dtype=dtype)
+    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
+
+
 def exp_(scores: Tensor) -> Tensor:
     """Replace scores by exp(scores), with 0 where a weight is too small to change a sum of about 1.
 
     On CPUs exp(-inf) takes five times as long as other values, and a result that is nearly 0 thirty times.
     """
-    return torch.threshold_(scores.clamp_(min=LOWEST_SCORE).exp_(), 2 * exp(LOWEST_SCORE), 0.0)
+    return torch.threshold_(scores.clamp_(min=LOWEST_SCORE).exp_(), 2 * math.exp(LOWEST_SCORE), 0.0)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from math import inf
 
 import torch
 
-from hf_efficient_attn.backends.blocked.execute import is_fused
+from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import SCORES_PER_RUN

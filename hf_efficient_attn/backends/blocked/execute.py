@@ -1,13 +1,22 @@
 """Forward and backward of a whole call: a kernel computes each run of each region, log-sum-exp joins the results."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.kernels import FUSED_DTYPES, Explicit, FusedCPU, lse_of_weights, wide_dtype
+from hf_efficient_attn.backends.kernels import (
+    Explicit,
+    FusedCPU,
+    dropper,
+    empty_output,
+    in_fast_dtype,
+    is_fused,
+    lse_of_weights,
+    sink_gradient,
+    wide_dtype,
+)
 from hf_efficient_attn.backends.blocked.regions import Region, regions
 from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (
@@ -36,13 +45,6 @@ MAX_BUFFER_OFF_CPU = 1 << 25
 MAX_GATHERED = 1 << 18
 
 
-def is_fused(call: AttentionCall) -> bool:
-    """Return whether the fused operator can compute a call."""
-    inputs = call.inputs
-    is_plain = not call.terms and call.softcap is None and call.dropout == 0.0 and inputs.head_dim == inputs.value_dim
-    return is_plain and inputs.device == "cpu" and inputs.dtype in FUSED_DTYPES
-
-
 def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
     """Return disjoint calls that together are this one; the first leaves out a term where it is known to be 0."""
     idle = call.terms[0].label.idle if len(call.terms) == 1 else None
@@ -69,12 +71,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
         total.masked_fill_(masked, 0.0)
         lse.masked_fill_(masked[..., 0], float("-inf"))
     return total.to(dtype), lse
-
-
-def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as the kernels read them: float16 on CPUs becomes float32, which takes a fifth of the time."""
-    is_slow = tensors[0].device.type == "cpu" and tensors[0].dtype == torch.float16
-    return tuple(tensor.float() for tensor in tensors) if is_slow else tensors
 
 
 def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
@@ -196,30 +192,8 @@ class Kernels:
         return Explicit(self.call.scale, terms, self.drop(), self.call.dropout, self.call.softcap)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
-        """Return a function that draws which weights are dropped; the same count gives the same draw.
-
-        Each random number of 64 bits decides on four weights, so the probability is exact to 1 in 65,536.
-        """
-        dropout, seed = self.call.dropout, self.seed + self.count
-        if dropout == 0.0:
-            return None
-        limit = round(dropout * 2**16) - 2**15
-
-        def draw(shape: tuple[int, ...]) -> Tensor:
-            generator = torch.Generator(self.device).manual_seed(seed)
-            size = math.prod(shape)
-            drawn = torch.empty(-(-size // 4), dtype=torch.int64, device=self.device)
-            drawn.random_(-(2**63), None, generator=generator)
-            return (drawn.view(torch.int16)[:size] < limit).view(shape)
-
-        return draw
-
-
-def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """Return the gradient of the sinks [H]; a sink takes weight from the keys and has no value."""
-    delta = (grad.to(lse.dtype) * out).sum(-1)
-    weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
-    return -(weights * delta).sum((0, 2)).to(sinks.dtype)
+        """Return a function that draws which weights are dropped; the same count gives the same draw."""
+        return dropper(self.call.dropout, self.seed + self.count, self.device)
 
 
 def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
@@ -270,10 +244,3 @@ def unfold_gradient(gradient: Tensor, batch_size: int, values: Tensor) -> Tensor
 def is_foldable(tensor: Tensor, num_heads: int) -> bool:
     """Return whether batch and heads of a tensor can become one dimension without a copy."""
     return tensor.shape[1] == num_heads and (num_heads == 1 or tensor.stride(0) == num_heads * tensor.stride(1))
-
-
-def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised output, in the memory order of q where the widths agree."""
-    if q.shape[-1] == v.shape[-1]:
-        return torch.empty_like(q, dtype=dtype)
-    return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)

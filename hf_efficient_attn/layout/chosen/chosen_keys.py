@@ -1,7 +1,7 @@
 """What all choices of keys have in common: tensors that travel in a call, their shapes, and which heads share them."""
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -42,28 +42,32 @@ class ChosenKeys:
     """
 
     kind: ClassVar[str] = ""
+    # the fields that are tensors, and all others, in the order of the class's arguments
+    tensor_names: ClassVar[tuple[str, ...]] = ()
+    number_names: ClassVar[tuple[str, ...]] = ()
     # how the rows of several groups become one: one softmax, or the mean of several
     join: str = SOFTMAX
     # what the labels of terms count: positions, or places within a group
     labels_count: str = POSITIONS
     reads_self_last: bool = False
+    # what places are counted from: documents, or the axis
+    counted_from: str = AXIS
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors, in the order of the fields."""
-        listed = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
-        return tuple(each for each in listed if isinstance(each, Tensor))
+    def tensors(self) -> list[Tensor | None]:
+        """The tensors."""
+        return [getattr(self, name) for name in self.tensor_names]
 
     @property
-    def numbers(self) -> tuple[tuple[str, Hashable], ...]:
-        """The name and value of every field that is no tensor."""
-        listed = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        return tuple((name, value) for name, value in listed if not isinstance(value, Tensor))
+    def numbers(self) -> list[Any]:
+        """The values of all other fields."""
+        return [getattr(self, name) for name in self.number_names]
 
     @property
     def traits(self) -> Hashable:
         """What the cost of the choice may depend on: everything but the contents of its tensors."""
-        return self.kind, tuple(each.shape for each in self.tensors), self.numbers
+        shapes = tuple(None if each is None else each.shape for each in self.tensors)
+        return self.kind, shapes, tuple(self.numbers)
 
     @property
     def needs_groups(self) -> bool:
@@ -78,8 +82,11 @@ class ChosenKeys:
         """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys]."""
         raise NotImplementedError
 
-    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
-        """Yield tiles that together hold every chosen pair, as often as it counts, for the masks to be laid over them."""
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
+        """Yield tiles that together hold every chosen pair as often as it counts; masks are laid over them.
+
+        only: of which queries, bool [batch, heads, queries]; None: of all. Asked where a query reads itself last.
+        """
         raise NotImplementedError
 
     def check(self, states: States) -> None:

@@ -18,7 +18,7 @@ from hf_efficient_attn.layout.chosen.chosen_keys import (
     States,
     in_range,
 )
-from hf_efficient_attn.layout.chosen.grouped_tiles import Chunks, chunk_tiles, group_tiles
+from hf_efficient_attn.layout.chosen.grouped_tiles import Chunks, chunk_tiles, group_tiles, place_counts
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -86,6 +86,8 @@ class KeyGroups(GroupedKeys):
     mean_epsilon: float = 0.0
     labels_count: str = POSITIONS
     kind: ClassVar[str] = "groups"
+    tensor_names: ClassVar[tuple[str, ...]] = ("queries", "keys")
+    number_names: ClassVar[tuple[str, ...]] = ("join", "mean_epsilon", "labels_count")
 
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""
@@ -108,9 +110,13 @@ class KeyGroups(GroupedKeys):
         batch_size = max(len(queries), len(keys))
         return Groups(queries.expand(batch_size, -1, -1, -1), keys.expand(batch_size, -1, -1, -1))
 
-    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield the tiles of groups."""
         return group_tiles(self.queries.long(), self.keys.long(), layout, sizes)
+
+    def place_counts(self, layout: Layout, sizes: Sizes) -> Tensor:
+        """Return how many places of groups hold each query, [heads of all examples, queries]."""
+        return place_counts(self.queries.long(), layout, sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +150,14 @@ class ChunkedOrder(GroupedKeys):
     counts_duplicates: bool = True
     reads: Tensor | None = None
     kind: ClassVar[str] = "order"
+    tensor_names: ClassVar[tuple[str, ...]] = ("order", "buckets", "reads")
+    number_names: ClassVar[tuple[str, ...]] = (
+        "chunk_tokens",
+        "chunks_before",
+        "chunks_after",
+        "reads_self_last",
+        "counts_duplicates",
+    )
 
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""
@@ -181,7 +195,7 @@ class ChunkedOrder(GroupedKeys):
         buckets = self.chunks(self.buckets.long())
         return Groups(order, self.read_chunks(order), buckets, self.read_chunks(buckets))
 
-    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield the tiles of chunks."""
         order = self.chunks(self.order.long())
         buckets = None if self.buckets is None else self.chunks(self.buckets.long())
@@ -192,7 +206,7 @@ class ChunkedOrder(GroupedKeys):
             steps = torch.arange(-circle[0], circle[1] + 1, device=order.device)
             reads = ((numbers[:, None] + steps) % max(1, len(numbers)))[None, None]
         chunks = Chunks(order, buckets, reads.long(), circle, self.order.shape[2], not self.counts_duplicates)
-        return chunk_tiles(chunks, layout, sizes)
+        return chunk_tiles(chunks, layout, sizes, only)
 
     def chunks(self, places: Tensor) -> Tensor:
         """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""

@@ -60,6 +60,13 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
             )
 
 
+def place_counts(queries: Tensor, layout: Layout, sizes: Sizes) -> Tensor:
+    """Return how many places of groups hold each query, [heads of all examples, queries], by their positions."""
+    rows = _of_all(in_range(queries - layout.query_offset, layout.num_queries), sizes).flatten(2).flatten(0, 1)
+    counts = torch.zeros(len(rows), layout.num_queries + 1, dtype=torch.long, device=rows.device)
+    return counts.scatter_add_(1, rows, torch.ones_like(rows))[:, :-1]
+
+
 def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
     """Yield one tile for each place of a query of the call."""
     rows, keys = (_of_all(each, sizes) for each in (rows, keys))
@@ -75,15 +82,15 @@ def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
         )
 
 
-def chunk_tiles(chunks: Chunks, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield the tiles of chunks: those of some heads, or some of one head."""
+def chunk_tiles(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | None) -> Iterator[Tiles]:
+    """Yield the tiles of chunks: those of some heads, or some of one head; `only`: of these queries."""
     num_chunks, width = chunks.order.shape[2:]
     num_heads = sizes.batch_size * sizes.num_heads
     pairs = width * width * chunks.reads.shape[3]
     if num_chunks * pairs == 0:
         return
-    if layout.num_queries < FEW_QUERIES * layout.num_keys:
-        yield from _few_of_chunks(chunks, layout, sizes)
+    if only is not None or layout.num_queries < FEW_QUERIES * layout.num_keys:
+        yield from _few_of_chunks(chunks, layout, sizes, only)
         return
     most_chunks = max(1, min(num_chunks, sizes.most_pairs // pairs))
     most_heads = max(1, sizes.most_pairs // (most_chunks * pairs))
@@ -140,12 +147,15 @@ def _listed(chunks: Tensor, numbers: Tensor) -> Tensor:
     return filled[heads, in_range(numbers, chunks.shape[1])].flatten(2).flatten(0, 1)
 
 
-def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield one tile for each place of a query of the call."""
+def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | None) -> Iterator[Tiles]:
+    """Yield one tile for each place of a query of the call, or of these."""
     order, reads = _of_all(chunks.order, sizes), _of_all(chunks.reads, sizes)
     buckets = None if chunks.buckets is None else _of_all(chunks.buckets, sizes)
     rows = rows_of_call(order, layout.query_offset, layout.num_queries)
-    found = torch.nonzero(rows >= 0)
+    is_own = rows >= 0
+    if only is not None:
+        is_own = is_own & only.gather(2, rows.clamp(min=0).flatten(2)).view(rows.shape)
+    found = torch.nonzero(is_own)
     for first, stop in ranges(len(found), max(1, sizes.most_pairs // (order.shape[3] * reads.shape[3]))):
         at = example, head, chunk, _ = found[first:stop].unbind(1)
         listed = reads[example, head, chunk][:, None]
@@ -181,10 +191,12 @@ def _rounds(
     def at(values: Tensor, positions: Tensor) -> Tensor:
         """Return what lies at positions [sets, ...] in every round, [sets, ..., rounds]; -1: nothing."""
         table = torch.full((*order.shape[:3], layout.num_keys + 1), -1, device=order.device)
-        table = _of(table.scatter(3, inside, values.expand_as(order)), example, head, sizes)
-        flat = in_range(positions, layout.num_keys).flatten(1)[:, None].expand(-1, chunks.num_rounds, -1)
-        found = table.gather(2, flat).masked_fill(flat == layout.num_keys, -1)
-        return found.transpose(1, 2).unflatten(1, positions.shape[1:]).contiguous()
+        table = table.scatter(3, inside, values.expand_as(order)).transpose(2, 3)
+        table[:, :, layout.num_keys] = -1
+        flat = in_range(positions, layout.num_keys).flatten(1)
+        first = example if len(table) > 1 else torch.zeros_like(example)
+        found = table[first[:, None], own_head(head, sizes.num_heads, table.shape[1])[:, None], flat]
+        return found.unflatten(1, positions.shape[1:])
 
     own = at(chunk, queries)
     listed = _of(chunks.reads, example, head, sizes)

@@ -33,6 +33,7 @@ class ChosenTokens(ChosenKeys):
 
     tokens: Tensor
     kind: ClassVar[str] = "tokens"
+    tensor_names: ClassVar[tuple[str, ...]] = ("tokens",)
 
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""
@@ -46,7 +47,7 @@ class ChosenTokens(ChosenKeys):
         """Return 1 for every pair that is chosen, 0 for others."""
         return named_once(self.tokens, layout.num_keys)
 
-    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles of one query of the heads that share its keys."""
         return token_tiles(self.tokens, layout, sizes)
 
@@ -72,6 +73,8 @@ class ChosenBlocks(ChosenKeys):
     queries_per_choice: int = 1
     counted_from: str = DOCUMENT
     kind: ClassVar[str] = "blocks"
+    tensor_names: ClassVar[tuple[str, ...]] = ("blocks",)
+    number_names: ClassVar[tuple[str, ...]] = ("block_tokens", "queries_per_choice", "counted_from")
 
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""
@@ -97,7 +100,7 @@ class ChosenBlocks(ChosenKeys):
         own = (places // self.block_tokens)[:, None, None].expand(batch_size, *chosen.shape[1:3], -1)
         return chosen.expand(batch_size, -1, -1, -1).gather(3, own)
 
-    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes) -> Iterator[Tiles]:
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles of queries that read the same block."""
         device = self.blocks.device
         if self.counted_from == AXIS:

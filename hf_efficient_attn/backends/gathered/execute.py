@@ -1,0 +1,206 @@
+"""Forward and backward of a call with chosen keys: tiles are gathered, a kernel computes them, log-sum-exp joins them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.gathered.joined_rows import JoinedRows, MeanRows
+from hf_efficient_attn.backends.gathered.rows import Rows, rows_of
+from hf_efficient_attn.backends.gathered.tile_masks import TileMasks
+from hf_efficient_attn.backends.gathered.tile_terms import TileTerm, gradient_rows, wide_rows
+from hf_efficient_attn.backends.kernels import (
+    Explicit,
+    FusedCPU,
+    dropper,
+    empty_output,
+    in_fast_dtype,
+    is_fused,
+    lse_of_weights,
+    sink_gradient,
+    wide_dtype,
+)
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
+from hf_efficient_attn.layout.sinks import join_sinks
+
+# pairs that are computed together: on CPUs so few that their buffers stay in a cache, elsewhere as many as are worth
+# a launch
+MOST_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 19, 1 << 24
+Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out [B, H, Nq, Dv] in q's dtype, lse [B, H, Nq], and which queries read themselves alone, of that shape.
+
+    lse is in float32 or float64; the last is empty unless queries read themselves last.
+    """
+    dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
+    work = Work(q, k, v, call, seed)
+    joined: JoinedRows | MeanRows
+    if call.chosen.join == MEAN:  # type: ignore[union-attr]
+        joined = MeanRows(work.divisors(), v.shape[3])
+    else:
+        joined = JoinedRows(q.shape[0] * q.shape[1], q.shape[2], v.shape[3], wide_dtype(q.dtype), q.device)
+    for part in work.parts():
+        _forward_tiles(work, part, joined)
+    alone = torch.zeros(0, dtype=torch.bool, device=q.device)
+    if call.chosen.reads_self_last and isinstance(joined, JoinedRows):  # type: ignore[union-attr]
+        alone = (joined.largest == -torch.inf).view(q.shape[:3])
+        for part in work.parts(alone):
+            _forward_tiles(work, part, joined)
+    rows, lse = (each.unflatten(0, q.shape[:2]) for each in joined.finish())
+    if call.sinks is not None:
+        rows, lse = join_sinks(rows, lse, call.sinks)
+    out = empty_output(q, v, dtype).copy_(rows)
+    masked = call.masked_queries
+    if masked is not None:
+        out.masked_fill_(masked, 0.0)
+        lse.masked_fill_(masked[..., 0], -torch.inf)
+    return out, lse, alone
+
+
+def _forward_tiles(work: "Work", part: Part, joined: JoinedRows | MeanRows) -> None:
+    """Compute tiles and join them to the rows so far."""
+    tiles, mask, kernel, _ = part
+    q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
+    out, lse = kernel.forward(q, k, v, mask)
+    lse = lse.masked_fill(tiles.queries < 0, -torch.inf)
+    joined.join(work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten(), (tiles.first_head, tiles.stop_head))
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    alone: Tensor,
+    call: AttentionCall,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return the gradients of q, k, v, and of the values of each term and the sinks."""
+    dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
+    work = Work(q, k, v, call, seed)
+    masked = call.masked_queries
+    grad = grad if masked is None else grad.masked_fill(masked, 0.0)
+    lse = lse_of_weights(lse).contiguous()
+    grads = [torch.zeros_like(each, dtype=wide_dtype(q.dtype)) for each in (q, k, v)]
+    if any(not _is_dense(each) for each in grads):
+        grads = [each.contiguous() for each in grads]
+    d_terms = [gradient_rows(term.values) for term in call.terms]
+    if call.chosen.join == MEAN:  # type: ignore[union-attr]
+        grad = grad / work.divisors().view(*q.shape[:3], 1).to(grad.dtype)
+        rows = [rows_of(grad)]
+    else:
+        rows = [rows_of(each) for each in (grad, out, lse)]
+    targets = [rows_of(each) for each in grads]
+    for part in work.parts():
+        _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
+    if alone.numel():
+        for part in work.parts(alone):
+            _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
+    dq, dk, dv = (total.to(dtype) for total in grads)
+    learned = [total.to(term.values.dtype) for (total, _), term in zip(d_terms, call.terms, strict=True)]
+    return dq, dk, dv, learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
+
+
+def _backward_tiles(
+    work: "Work", part: Part, rows: list[Rows], targets: list[Rows], d_terms: list[Rows]
+) -> None:
+    """Add the gradients of tiles to dq, dk and dv, the targets, and to those of the terms."""
+    tiles, mask, kernel, terms = part
+    q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
+    is_empty = tiles.queries < 0
+    if len(rows) == 1:
+        # every group has a softmax of its own
+        grad = work.of_queries(rows[0], tiles)
+        out, lse = kernel.forward(q, k, v, mask)
+        lse = lse.masked_fill(is_empty | (lse < -1e38), torch.inf)
+        out = out.to(q.dtype)
+    else:
+        grad, out, lse = (work.of_queries(each, tiles) for each in rows)
+        lse = lse.masked_fill(is_empty, torch.inf)
+    dq, dk, dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, mask)
+    targets[0].add(work.query_numbers(targets[0], tiles), dq)
+    for target, gradient in zip(targets[1:], (dk, dv), strict=True):
+        target.add(work.key_numbers(target, tiles), tiles.added_keys(gradient))
+    for term, gradient_of_term in zip(terms, d_terms, strict=True):
+        term.add_gradient(gradient_of_term, d_scores[0])
+
+
+class Work:
+    """A call with its tensors as rows, and the tiles in which it is computed, the same forward and backward."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int) -> None:
+        assert call.chosen is not None
+        self.call, self.chosen, self.seed = call, call.chosen, seed
+        self.device, self.is_fused = q.device, is_fused(call)
+        self.q, self.k, self.v = rows_of(q), rows_of(k), rows_of(v)
+        most = MOST_PAIRS if q.device.type == "cpu" else MOST_PAIRS_OFF_CPU
+        self.sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], most)
+        self.masks = TileMasks(call, q.device, q.dtype)
+        self.values = [wide_rows(term.values) for term in call.terms]
+
+    def parts(self, alone: Tensor | None = None) -> Iterator[Part]:
+        """Yield tiles with their mask, kernel and terms; `alone`: those of queries that read themselves alone."""
+        self_pairs = "only" if alone is not None else "never" if self.chosen.reads_self_last else "as all"
+        all_tiles = self.chosen.tiles(self.call.layout, self.call.tokens, self.sizes, alone)
+        for number, tiles in enumerate(all_tiles, 1 if alone is None else 1 << 32):
+            mask = self.masks.of(tiles, self_pairs)
+            if self.is_fused:
+                yield tiles, mask, FusedCPU(self.call.scale), []
+                continue
+            terms = self.terms(tiles)
+            drop = dropper(self.call.dropout, self.seed + number, self.device)
+            scores = [term.scores for term in terms]
+            yield tiles, mask, Explicit(self.call.scale, scores, drop, self.call.dropout, self.call.softcap), terms
+
+    def terms(self, tiles: Tiles) -> list[TileTerm]:
+        """Return the parts of the terms that tiles read."""
+        if not self.call.terms:
+            return []
+        if self.chosen.labels_count == PLACES and tiles.query_places is not None:
+            queries, keys = tiles.query_places, torch.arange(tiles.tile_keys, device=self.device)
+        else:
+            queries, keys = self.masks.queries(tiles).positions, self.masks.keys(tiles).positions
+        pairs = queries[..., None], keys[..., None, :]
+        return [
+            TileTerm(term, values, term.label.of(*pairs), tiles)
+            for term, values in zip(self.call.terms, self.values, strict=True)
+        ]
+
+    def divisors(self) -> Tensor:
+        """Return by what the sums of the outputs of groups are divided, [heads of all examples, queries]."""
+        counts = self.chosen.place_counts(self.call.layout, self.sizes)  # type: ignore[attr-defined]
+        return counts.clamp(min=1).to(wide_dtype(self.call.inputs.dtype)) + self.chosen.mean_epsilon  # type: ignore[attr-defined]
+
+    def row_numbers(self, tiles: Tiles) -> Tensor:
+        """Return the numbers of the queries among those of all heads of all examples."""
+        heads = tiles.examples[:, None, None] * self.sizes.num_heads + tiles.heads
+        return heads * self.call.layout.num_queries + tiles.queries.clamp(min=0)
+
+    def query_numbers(self, rows: Rows, tiles: Tiles) -> Tensor:
+        """Return the numbers of the rows of queries, [sets, tiles, queries]."""
+        return rows.numbers(tiles.examples[:, None, None], tiles.heads, tiles.queries)
+
+    def key_numbers(self, rows: Rows, tiles: Tiles) -> Tensor:
+        """Return the numbers of the rows of keys, [sets, places]."""
+        keys = torch.where(tiles.keys < self.call.layout.num_keys, tiles.keys, -1)
+        return rows.numbers(tiles.examples[:, None], tiles.key_heads[:, None], keys)
+
+    def of_queries(self, rows: Rows, tiles: Tiles) -> Tensor:
+        """Return the rows of queries, [sets, tiles, queries, ...]."""
+        return rows.take(self.query_numbers(rows, tiles))
+
+    def of_keys(self, rows: Rows, tiles: Tiles) -> Tensor:
+        """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
+        return tiles.of_keys(rows.take(self.key_numbers(rows, tiles)))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the rows of a tensor can be written to through their view."""
+    table = rows_of(tensor).table
+    return table.data_ptr() == tensor.data_ptr()

@@ -1,0 +1,167 @@
+"""What is added to the scores of tiles: a number that leaves no weight where a query may not read a key, otherwise 0.
+
+It is computed as a sum of distances by which a pair is forbidden, which takes a third of the time of comparisons.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.kernels import wide_dtype
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.tiles import Rounds, Tiles
+from hf_efficient_attn.layout.layout import HeadGroups
+from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations
+from hf_efficient_attn.patterns.algebra import allowed_by
+
+# finite, so that the kernels need not look for rows without keys, whose log-sum-exp is then below NO_KEYS
+FORBIDDEN, NO_KEYS = -3e38, -1e38
+# the document of an empty place among queries, which is that of no key
+NO_QUERY = -2
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the queries or keys of tiles are.
+
+    Attributes:
+        documents: NO_QUERY and NO_DOCUMENT for those that read nothing, and that nobody reads.
+        positions: in their documents.
+        slots: on their axis, where documents are one after another; -1: an empty place.
+        is_global: whether they are chosen global tokens; None: there are none.
+    """
+
+    documents: Tensor
+    positions: Tensor
+    slots: Tensor
+    is_global: Tensor | None
+
+
+class TileMasks:
+    """Makes the masks of the tiles of one call."""
+
+    def __init__(self, call: AttentionCall, device: torch.device, dtype: torch.dtype) -> None:
+        self.call = call
+        self.dtype = wide_dtype(dtype)
+        self.locations = axis_locations(call.layout, call.tokens, device)
+        convert = partial(torch.tensor, device=device)
+        groups = call.layout.head_groups()
+        self.groups: HeadGroups = tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in groups)
+        self.is_plain = call.tokens.global_mask is None and call.tokens.segment_ids is None and not call.layout.is_cross
+        self.limits = groups[0][2].band_limits if len(groups) == 1 and self.is_plain else None
+
+    def of(self, tiles: Tiles, self_pairs: str = "as all") -> Tensor | None:
+        """Return the mask of tiles, which broadcasts to [sets, tiles, queries, keys]; None: all pairs are read.
+
+        self_pairs: whether pairs of a token with itself are read "as all", "never", or "only" they.
+        """
+        without_self = self_pairs == "never"
+        queries, keys = self.queries(tiles), self.keys(tiles)
+        closed: Tensor | None = None
+        if self.limits is not None:
+            closed = self.beyond_limits(queries, keys, without_self, self.limits)
+        else:
+            is_open = self.allowed(tiles, queries, keys)
+            closed = is_open.to(self.dtype).sub_(1)
+        if self_pairs == "only":
+            closed = _sum(closed, _apart(queries.slots, keys.slots, self.dtype))
+        elif without_self and (self.limits is None or self.limits[1] != 0):
+            closed = _sum(closed, _apart(queries.slots, keys.slots, self.dtype).neg_().clamp_(max=1).sub_(1))
+        if tiles.query_buckets is not None and tiles.key_buckets is not None:
+            of_keys = tiles.of_keys(tiles.key_buckets.contiguous())
+            closed = _sum(closed, _apart(tiles.query_buckets, of_keys, self.dtype))
+        mask = None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN)
+        if tiles.rounds is not None:
+            weight = num_meetings(tiles, tiles.rounds).clamp_(min=1).to(self.dtype).log_().neg_()
+            mask = weight if mask is None else weight.add_(mask)
+        return mask
+
+    def queries(self, tiles: Tiles) -> Places:
+        """Return where the queries of tiles are, [sets, tiles, queries]."""
+        slots = torch.where(tiles.queries < 0, -1, tiles.queries + self.call.layout.query_offset)
+        return _at(self.locations[0], tiles.examples[:, None, None], slots, NO_QUERY)
+
+    def keys(self, tiles: Tiles) -> Places:
+        """Return where the keys of each tile are, [sets, tiles, keys]."""
+        slots = torch.where(tiles.keys < self.call.layout.num_keys, tiles.keys, -1)
+        found = _at(self.locations[1], tiles.examples[:, None], slots, NO_DOCUMENT)
+        seen = [None if each is None else tiles.of_keys(each.contiguous()) for each in vars(found).values()]
+        return Places(*seen)  # type: ignore[arg-type]
+
+    def beyond_limits(
+        self, queries: Places, keys: Places, without_self: bool, limits: tuple[int | None, int | None]
+    ) -> Tensor | None:
+        """Return how far pairs are beyond the limits of a band, as negative numbers; None: all are within."""
+        left, right = limits
+        if right == 0 and without_self:
+            right = -1
+        is_key = keys.documents != NO_DOCUMENT
+        total = None
+        # positions of single documents differ from slots by a number; what is no key is beyond all limits
+        if right is not None:
+            places = keys.slots.to(self.dtype).masked_fill_(~is_key, torch.inf)
+            total = ((queries.slots + right).to(self.dtype)[..., None] - places[:, :, None]).clamp_(max=0)
+        if left is not None:
+            places = keys.slots.to(self.dtype).masked_fill_(~is_key, -torch.inf)
+            beyond = (places[:, :, None] - (queries.slots - left).to(self.dtype)[..., None]).clamp_(max=0)
+            total = _sum(total, beyond)
+        if total is None and not (queries.slots.device.type == "cpu" and bool(is_key.all())):
+            total = is_key.to(self.dtype).sub_(1)[:, :, None]
+        return total
+
+    def allowed(self, tiles: Tiles, queries: Places, keys: Places) -> Tensor:
+        """Return which pairs the pattern and the documents allow, bool [sets, tiles, queries, keys]."""
+        of_queries, of_keys = queries.positions[..., None], keys.positions[:, :, None]
+        allowed: Tensor | None = None
+        for first, count, pattern in self.groups:
+            found = allowed_by(pattern, of_queries, of_keys)
+            if len(self.groups) > 1:
+                is_own = ((tiles.heads >= first) & (tiles.heads < first + count))[..., None]
+                found = found & is_own
+            allowed = found if allowed is None else allowed | found
+        assert allowed is not None
+        if queries.is_global is not None and keys.is_global is not None:
+            chosen = queries.is_global[..., None] | keys.is_global[:, :, None]
+            if self.call.layout.pattern.is_causal:
+                chosen = chosen & (of_keys <= of_queries)
+            allowed = allowed | chosen
+        return allowed & (queries.documents[..., None] == keys.documents[:, :, None])
+
+
+def num_meetings(tiles: Tiles, rounds: Rounds) -> Tensor:
+    """Return how often the pairs of tiles meet in all rounds, [sets, tiles, queries, keys]."""
+    key_chunks = tiles.of_keys(rounds.key_chunks)
+    key_buckets = None if rounds.key_buckets is None else tiles.of_keys(rounds.key_buckets)
+    total = None
+    for own in range(rounds.query_reads.shape[3]):
+        for other in range(key_chunks.shape[3]):
+            meets = torch.zeros((), dtype=torch.int16, device=key_chunks.device)
+            for chunk in rounds.query_reads[..., own, :].unbind(-1):
+                meets = meets + (chunk[..., None] == key_chunks[:, :, None, :, other])
+            if rounds.query_buckets is not None and key_buckets is not None:
+                meets = meets * (rounds.query_buckets[..., own, None] == key_buckets[:, :, None, :, other])
+            total = meets if total is None else total + meets
+    assert total is not None
+    return total
+
+
+def _at(locations: TokenLocations, examples: Tensor, slots: Tensor, none: int) -> Places:
+    """Return the places of slots of examples, of which -1 is none."""
+    rows = (examples if len(locations.documents) > 1 else torch.zeros_like(examples)).expand_as(slots)
+    inside = slots.clamp(min=0)
+    is_global = None if locations.is_global is None else locations.is_global[rows, inside]
+    documents = locations.documents[rows, inside].masked_fill(slots < 0, none)
+    return Places(documents, locations.positions[rows, inside], slots, is_global)
+
+
+def _apart(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return minus the distances of numbers [sets, tiles, queries] and [sets, tiles, keys] in every pair."""
+    return (queries.to(dtype)[..., None] - keys.to(dtype)[:, :, None]).abs_().neg_()
+
+
+def _sum(total: Tensor | None, added: Tensor) -> Tensor:
+    if total is None:
+        return added
+    return total.add_(added) if total.shape == added.shape else total + added
