@@ -17,8 +17,8 @@ from hf_efficient_attn.attention.call import _calls, _laid_out
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
-from hf_efficient_attn.backends.kernels import FusedCPU
 from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.kernels import FusedCPU
 from hf_efficient_attn.errors import EfficientAttentionError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
@@ -138,7 +138,7 @@ def test_queries_without_keys_are_named_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
-@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"reference"}))
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"reference", "gathered"}))
 def test_every_backend_by_name(backend: str) -> None:
     with torch.compiler.set_stance("force_eager"):
         found = attention(X, X, X, Band(3, 3), backend=backend)

@@ -37,7 +37,9 @@ def special_cases() -> Iterator[Case]:
         yield Case("causal", 70, mask, softcap=1.5, value_dim=24, choice=choice)
         if choice != "mean of groups":
             yield Case("causal", 70, mask, has_sinks=True, choice=choice, softcap=2.0 if number % 2 else None)
-        yield Case("causal", 50, mask, memory=tuple(memory[(number + 3 * i) % len(memory)] for i in range(4)), choice=choice)
+        yield Case(
+            "causal", 50, mask, memory=tuple(memory[(number + 3 * i) % len(memory)] for i in range(4)), choice=choice
+        )
         if not choice.startswith("order"):
             other = mask if mask in ("left", "right", "none") else "holes"
             yield Case("full", 40, other, num_queries=60, cross_offset=3, choice=choice)

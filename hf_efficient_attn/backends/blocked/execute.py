@@ -6,6 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.backends.blocked.regions import Region, regions
+from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
+from hf_efficient_attn.backends.blocked.views import (
+    add_key_blocks,
+    in_order,
+    key_blocks,
+    put_back,
+    query_blocks,
+)
+from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.backends.kernels import (
     Explicit,
     FusedCPU,
@@ -17,16 +27,6 @@ from hf_efficient_attn.backends.kernels import (
     sink_gradient,
     wide_dtype,
 )
-from hf_efficient_attn.backends.blocked.regions import Region, regions
-from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
-from hf_efficient_attn.backends.blocked.views import (
-    add_key_blocks,
-    in_order,
-    key_blocks,
-    put_back,
-    query_blocks,
-)
-from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import join_sinks

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked import execute
-
 from hf_efficient_attn.backends.kernels import empty_output, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off

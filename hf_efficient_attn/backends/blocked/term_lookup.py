@@ -7,9 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.kernels import wide
 from hf_efficient_attn.backends.blocked.regions import Region
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
+from hf_efficient_attn.backends.kernels import wide
 from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.terms import Label, Term, look_up
 

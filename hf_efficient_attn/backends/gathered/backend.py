@@ -3,15 +3,27 @@
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.backends.gathered.execute import MOST_PAIRS, MOST_PAIRS_OFF_CPU
 from hf_efficient_attn.backends.gathered.operator import gathered_attention
+from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.layout.chosen.chosen_keys import DOCUMENT
 from hf_efficient_attn.layout.chosen.chosen_text import write_chosen_text
+from hf_efficient_attn.layout.chosen.tiles import TileWork
 
 NAME = "gathered"
 # before sdpa, which takes memory for all pairs
 RANK = 5
+# times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
+# per row of queries that is gathered and joined, per row of keys and values, and per call
+SCORES_PER_SCORE, SCORES_PER_UNFUSED_SCORE = 2.0, 5.0
+SCORES_PER_QUERY_ROW, SCORES_PER_KEY_ROW = 60, 40
+SCORES_PER_CALL = 5e5
+# ... elsewhere; estimated, not measured
+SCORES_PER_SCORE_ELSEWHERE = 12.0
+# of a mask, and of scores and weights of the explicit kernel; of a query's log-sum-exp, and its largest and total
+BYTES_PER_PAIR, NUMBERS_PER_ROW = 20, 3
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -43,7 +55,18 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example, in scores of dense attention."""
-    return 0.0
+    work = _work(call)
+    if call.inputs.device != "cpu":
+        per_score = SCORES_PER_SCORE_ELSEWHERE
+    else:
+        per_score = SCORES_PER_SCORE if is_fused(call) else SCORES_PER_UNFUSED_SCORE
+    rows = SCORES_PER_QUERY_ROW * work.num_query_rows + SCORES_PER_KEY_ROW * work.num_key_rows
+    return per_score * work.num_pairs + rows + SCORES_PER_CALL
+
+
+def _work(call: AttentionCall) -> TileWork:
+    assert call.chosen is not None
+    return call.chosen.work(call.layout, call.inputs.num_key_heads)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -53,17 +76,20 @@ def rank_while_compiling(call: AttentionCall) -> int | None:
 
 def remark(call: AttentionCall) -> str:
     """Return what it computes."""
-    return "gathered computes tiles of the chosen pairs."
+    return f"gathered computes {computed_pairs(call):,} pairs in tiles of queries and keys that it gathers."
 
 
 def computed_pairs(call: AttentionCall) -> int:
     """Return how many scores its tiles hold, in all heads."""
-    return 0
+    return _work(call).num_pairs
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return the memory of the tiles that are computed together."""
-    return 0
+    """Return the memory of the tiles that are computed together, and of sums that are wider than the output."""
+    layout, inputs = call.layout, call.inputs
+    most = MOST_PAIRS if inputs.device == "cpu" else MOST_PAIRS_OFF_CPU
+    sums = 4 * layout.num_rows * (inputs.value_dim + NUMBERS_PER_ROW)
+    return sums + BYTES_PER_PAIR * min(most, computed_pairs(call))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:

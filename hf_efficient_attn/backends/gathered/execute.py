@@ -1,4 +1,4 @@
-"""Forward and backward of a call with chosen keys: tiles are gathered, a kernel computes them, log-sum-exp joins them."""
+"""Forward and backward of a call with chosen keys: tiles are gathered, a kernel computes them, and lse joins them."""
 
 from collections.abc import Iterator
 
@@ -67,7 +67,9 @@ def _forward_tiles(work: "Work", part: Part, joined: JoinedRows | MeanRows) -> N
     q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
     out, lse = kernel.forward(q, k, v, mask)
     lse = lse.masked_fill(tiles.queries < 0, -torch.inf)
-    joined.join(work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten(), (tiles.first_head, tiles.stop_head))
+    joined.join(
+        work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten(), (tiles.first_head, tiles.stop_head)
+    )
 
 
 def backward(
@@ -107,9 +109,7 @@ def backward(
     return dq, dk, dv, learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
 
 
-def _backward_tiles(
-    work: "Work", part: Part, rows: list[Rows], targets: list[Rows], d_terms: list[Rows]
-) -> None:
+def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Rows], d_terms: list[Rows]) -> None:
     """Add the gradients of tiles to dq, dk and dv, the targets, and to those of the terms."""
     tiles, mask, kernel, terms = part
     q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))

@@ -48,7 +48,9 @@ class TileMasks:
         self.locations = axis_locations(call.layout, call.tokens, device)
         convert = partial(torch.tensor, device=device)
         groups = call.layout.head_groups()
-        self.groups: HeadGroups = tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in groups)
+        self.groups: HeadGroups = tuple(
+            (first, count, pattern.with_tables(convert)) for first, count, pattern in groups
+        )
         self.is_plain = call.tokens.global_mask is None and call.tokens.segment_ids is None and not call.layout.is_cross
         self.limits = groups[0][2].band_limits if len(groups) == 1 and self.is_plain else None
 

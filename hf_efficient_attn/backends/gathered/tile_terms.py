@@ -27,10 +27,8 @@ class TileTerm:
     @cached_property
     def scores(self) -> Tensor:
         """What the term adds to the scores, [sets, tiles, queries, keys]."""
-        if self.num_values == 1:
-            values = self.values.take(self.numbers)
-        else:
-            values = self.values.table.flatten()[self.entries]
+        is_single = self.num_values == 1
+        values = self.values.take(self.numbers) if is_single else self.values.table.flatten()[self.entries]
         return self.term.label.score(values, self.labels)
 
     @cached_property

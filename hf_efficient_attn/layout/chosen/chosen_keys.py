@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
@@ -87,6 +87,10 @@ class ChosenKeys:
 
         only: of which queries, bool [batch, heads, queries]; None: of all. Asked where a query reads itself last.
         """
+        raise NotImplementedError
+
+    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+        """Return how much the tiles hold, without looking at what the tensors say."""
         raise NotImplementedError
 
     def check(self, states: States) -> None:

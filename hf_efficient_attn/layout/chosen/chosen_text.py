@@ -1,4 +1,4 @@
-"""What a choice of keys is besides its tensors, as one line of JSON: an operator takes only tensors, numbers and text."""
+"""What a choice of keys is besides its tensors, as JSON: an operator takes only tensors, numbers and text."""
 
 import json
 

@@ -18,8 +18,8 @@ from hf_efficient_attn.layout.chosen.chosen_keys import (
     States,
     in_range,
 )
-from hf_efficient_attn.layout.chosen.grouped_tiles import Chunks, chunk_tiles, group_tiles, place_counts
-from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
+from hf_efficient_attn.layout.chosen.grouped_tiles import FEW_QUERIES, Chunks, chunk_tiles, group_tiles, place_counts
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
@@ -114,6 +114,15 @@ class KeyGroups(GroupedKeys):
         """Yield the tiles of groups."""
         return group_tiles(self.queries.long(), self.keys.long(), layout, sizes)
 
+    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+        """Return how much the tiles hold; in decoding at most one group for each query."""
+        places, width = self.queries.shape[3], self.keys.shape[3]
+        num_groups = layout.num_heads * self.queries.shape[2]
+        if layout.num_queries < FEW_QUERIES * layout.num_keys:
+            rows = min(layout.num_rows, num_groups * places)
+            return TileWork(rows * width, rows, rows * width)
+        return TileWork(num_groups * places * width, num_groups * places, num_groups * width)
+
     def place_counts(self, layout: Layout, sizes: Sizes) -> Tensor:
         """Return how many places of groups hold each query, [heads of all examples, queries]."""
         return place_counts(self.queries.long(), layout, sizes)
@@ -207,6 +216,16 @@ class ChunkedOrder(GroupedKeys):
             reads = ((numbers[:, None] + steps) % max(1, len(numbers)))[None, None]
         chunks = Chunks(order, buckets, reads.long(), circle, self.order.shape[2], not self.counts_duplicates)
         return chunk_tiles(chunks, layout, sizes, only)
+
+    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+        """Return how much the tiles hold; in decoding the chunks that one query reads in each round."""
+        num_read = sum(self.neighbours(self.num_chunks)) + 1 if self.reads is None else self.reads.shape[3]
+        width = num_read * self.chunk_tokens
+        if layout.num_queries < FEW_QUERIES * layout.num_keys:
+            rows = layout.num_rows * self.order.shape[2]
+            return TileWork(rows * width, rows, rows * width)
+        rows = layout.num_heads * self.num_chunks * self.chunk_tokens
+        return TileWork(rows * width, rows, rows if self.reads is None else rows * num_read)
 
     def chunks(self, places: Tensor) -> Tensor:
         """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""

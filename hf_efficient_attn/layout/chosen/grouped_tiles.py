@@ -55,9 +55,7 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
         for start, end in ranges(num_places, most_places):
             places = torch.arange(start, end, device=keys.device)
             key_heads = own_head(head, sizes.num_heads, sizes.num_key_heads)
-            yield single_tiles(
-                example, head, key_heads, own_rows[:, start:end], own_keys, bounds, query_places=places
-            )
+            yield single_tiles(example, head, key_heads, own_rows[:, start:end], own_keys, bounds, query_places=places)
 
 
 def place_counts(queries: Tensor, layout: Layout, sizes: Sizes) -> Tensor:
@@ -77,9 +75,7 @@ def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
         queries = rows[example, head, group, place][:, None]
         bounds = (0, sizes.batch_size * sizes.num_heads)
         places = place[:, None, None]
-        yield single_tiles(
-            example, head, key_heads, queries, keys[example, head, group], bounds, query_places=places
-        )
+        yield single_tiles(example, head, key_heads, queries, keys[example, head, group], bounds, query_places=places)
 
 
 def chunk_tiles(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | None) -> Iterator[Tiles]:
@@ -214,7 +210,7 @@ def _rounds(
 def _of(tensor: Tensor, example: Tensor, head: Tensor, sizes: Sizes) -> Tensor:
     """Return the part of [batch or 1, heads, ...] of each of some heads of examples, a copy [sets, ...]."""
     own = own_head(head, sizes.num_heads, tensor.shape[1])
-    return tensor[example if len(tensor) > 1 else torch.zeros_like(example), own]
+    return tensor[example if tensor.shape[0] > 1 else torch.zeros_like(example), own]
 
 
 def _of_all(tensor: Tensor, sizes: Sizes) -> Tensor:

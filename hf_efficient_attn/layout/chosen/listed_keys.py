@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKeys, States, in_range
-from hf_efficient_attn.layout.chosen.listed_tiles import block_tiles, token_tiles
-from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
+from hf_efficient_attn.layout.chosen.listed_tiles import block_tiles, tile_queries, token_tiles
+from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -50,6 +50,12 @@ class ChosenTokens(ChosenKeys):
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles of one query of the heads that share its keys."""
         return token_tiles(self.tokens, layout, sizes)
+
+    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+        """Return how much the tiles hold: the keys of a query are gathered for every key head."""
+        rows, num_chosen = layout.num_queries, self.tokens.shape[3]
+        num_shares = max(self.tokens.shape[1], num_key_heads)
+        return TileWork(layout.num_rows * num_chosen, layout.num_rows, num_shares * rows * num_chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +120,15 @@ class ChosenBlocks(ChosenKeys):
             positions = token_locations(tokens, layout.num_keys, device).positions
             starts = (torch.arange(layout.num_keys, device=device) - positions)[:, layout.queries]
         return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes)
+
+    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+        """Return how much the tiles hold, if blocks are read by equally many queries."""
+        reads = layout.num_rows * self.blocks.shape[3]
+        group = layout.num_heads // max(self.blocks.shape[1], num_key_heads)
+        num_blocks = -(-layout.num_keys // self.block_tokens)
+        per_tile = tile_queries(reads // layout.num_heads * group // num_blocks)
+        num_tiles = reads // per_tile + layout.num_heads // group * num_blocks
+        return TileWork(reads * self.block_tokens, num_tiles * per_tile, num_tiles * self.block_tokens)
 
     def key_places(self, layout: Layout, tokens: TokenMask) -> Tensor:
         """Return the number of each key from which blocks are counted, int [batch or 1, keys]."""

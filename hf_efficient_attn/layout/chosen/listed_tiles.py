@@ -22,7 +22,9 @@ def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]
     group = sizes.num_heads // num_shares
     tokens = tokens.long()
     places = torch.arange(group, device=tokens.device)
-    for first, stop in ranges(sizes.batch_size * num_queries, max(1, sizes.most_pairs // (num_chosen * sizes.num_heads))):
+    for first, stop in ranges(
+        sizes.batch_size * num_queries, max(1, sizes.most_pairs // (num_chosen * sizes.num_heads))
+    ):
         row = torch.arange(first, stop, device=tokens.device)
         example, query = row // num_queries, row % num_queries
         chosen = tokens[example if len(tokens) > 1 else torch.zeros_like(example), :, query]
@@ -125,8 +127,7 @@ def _of_entries(
     """Yield the tiles of sorted pairs of a query and a block."""
     num_heads, num_blocks = bounds[1] - bounds[0], -(-layout.num_keys // block_tokens)
     mean = len(codes) * group // (num_heads * num_blocks)
-    per_tile = min(MOST_TILE_QUERIES, max(FEWEST_TILE_QUERIES, 1 << (mean // 2).bit_length()))
-    per_tile = max(1, min(per_tile // group, sizes.most_pairs // (block_tokens * group)))
+    per_tile = max(1, min(tile_queries(mean) // group, sizes.most_pairs // (block_tokens * group)))
     num_tiles_of = -(-counts[:-1] // per_tile)
     last = num_tiles_of.cumsum(0)
     # the host waits for a device here
@@ -154,6 +155,15 @@ def _of_entries(
             torch.where(key < layout.num_keys, key, -1),
             bounds_of(own, group, bounds),
         )
+
+
+def tile_queries(mean: int) -> int:
+    """Return how many queries the tiles of a block have that so many read in the mean.
+
+    >>> [tile_queries(mean) for mean in (3, 100, 10_000)]
+    [16, 64, 512]
+    """
+    return min(MOST_TILE_QUERIES, max(FEWEST_TILE_QUERIES, 1 << (mean // 2).bit_length()))
 
 
 def bounds_of(head: Tensor, group: int, bounds: tuple[int, int]) -> tuple[int, int]:

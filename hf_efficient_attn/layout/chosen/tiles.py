@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,14 @@ class Sizes(NamedTuple):
     num_heads: int
     num_key_heads: int
     most_pairs: int
+
+
+class TileWork(NamedTuple):
+    """How much the tiles of one example hold, in all heads: pairs, and rows of queries and keys that are gathered."""
+
+    num_pairs: int
+    num_query_rows: int
+    num_key_rows: int
 
 
 class Rounds(NamedTuple):
@@ -95,11 +103,11 @@ def ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
 
 def single_tiles(
     examples: Tensor, heads: Tensor, key_heads: Tensor, queries: Tensor, keys: Tensor, bounds: tuple[int, int],
-    **options: Tensor | None,
+    **options: Any,
 ) -> Tiles:  # fmt: skip
     """Return sets of one tile each: queries [sets, queries], keys [sets, keys], heads [sets] or [sets, queries]."""
     heads = heads[:, None, None] if heads.ndim == 1 else heads[:, None]
-    return Tiles(examples, heads, key_heads, queries[:, None], keys, keys.shape[1], 0, *bounds, **options)  # type: ignore[arg-type]
+    return Tiles(examples, heads, key_heads, queries[:, None], keys, keys.shape[1], 0, *bounds, **options)
 
 
 def rows_of_call(positions: Tensor, first: int, num_queries: int) -> Tensor:
