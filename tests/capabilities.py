@@ -32,6 +32,7 @@ COLUMNS = (
     "PEFT",
     "TRL",
     "sentence-transformers",
+    "serve",
     "lm-eval",
     "export",
     "ONNX",
