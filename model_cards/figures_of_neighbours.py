@@ -4,21 +4,21 @@ from typing import Any
 
 from hf_efficient_attn.bench.harness.report import markdown_table
 
-YES, REFUSED, UNTESTED = "✓", "–", ""
+YES, NO, UNTESTED = "✓", "no", ""
 SPARSIFIED = "models of Transformers, sparsified"
 
 
 def neighbours_table(found: dict[str, Any]) -> str:
-    """Return the table, with a number at each cell of which something is refused, and below it the refusals."""
+    """Return the table, with a number at each cell of which something is refused or cannot be, and below it what."""
     notes: list[str] = []
     lines = []
     for family, cells in found["cells"].items():
         shown = [_cell(cells.get(column), notes) for column in found["columns"]]
         lines.append([SPARSIFIED if family == "sparsified" else f"`{family}`", *shown])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    refusals = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
+    numbered = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
     table = markdown_table(["", *found["columns"]], lines)
-    return f"{table}\n\nRefused, as a user reads it:\n\n{refusals}\n\n*{versions}*"
+    return f"{table}\n\nWhat is refused, in the words that a user reads, or cannot be:\n\n{numbered}\n\n*{versions}*"
 
 
 def versions_table(found: list[dict[str, Any]]) -> str:
@@ -37,6 +37,7 @@ def _failed(row: dict[str, Any]) -> str:
 def _cell(cell: dict[str, Any] | None, notes: list[str]) -> str:
     if cell is None:
         return UNTESTED
-    notes.extend(note for note in cell["refused"] if note not in notes)
-    numbers = " ".join(str(notes.index(note) + 1) for note in cell["refused"])
-    return f"{YES if cell['works'] else REFUSED} {f'({numbers})' if numbers else ''}".strip()
+    found = [*cell["refused"], *cell.get("reasons", [])]
+    notes.extend(note for note in found if note not in notes)
+    numbers = " ".join(f"({notes.index(note) + 1})" for note in found)
+    return f"{YES if cell['works'] else NO} {numbers}".strip()

@@ -4,6 +4,7 @@ A test says at its end, in a line, what it has shown, by the fixture `capability
 
     capability("sparse_transformer", "PEFT")
     capability("sparse_transformer", "ONNX", refusal="A big_bird pattern is laid out anew for every length.")
+    capability("sparse_seq2seq", "TRL", reason="TRL trains decoders.")
 
 Where the variable CAPABILITIES names a file, this is written there, a line each; `python tests/capabilities.py FILE`
 puts the cells that were tested into model_cards/neighbours.json, and `python model_cards/figures.py` makes the table. A
@@ -50,17 +51,18 @@ LIBRARIES = (
 )
 
 
-def capability(family: str, column: str, refusal: str | None = None) -> None:
-    """Note that a family can do what a column says; or, with the sentence that says so, what of it is refused.
+def capability(family: str, column: str, refusal: str | None = None, reason: str | None = None) -> None:
+    """Note that a family can do what a column says; or what of it is refused, with the sentence that says so; or a
+    reason for which the neighbour cannot do it.
 
-    A refusal of something beside what a family can do is a note to its cell; alone, it is the cell.
+    A refusal or a reason beside what a family can do is a note to its cell; alone, it is the cell.
     """
     assert family in FAMILIES, family
     assert column in COLUMNS, column
     file = os.environ.get(VARIABLE)
     if file:
         with open(file, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps([family, column, refusal]) + "\n")
+            lines.write(json.dumps([family, column, refusal, reason]) + "\n")
 
 
 def family_of(config: Any) -> str:
@@ -73,11 +75,12 @@ def main(file: str) -> None:
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"cells": {}}
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for line in Path(file).read_text(encoding="utf-8").splitlines():
-        family, column, refusal = json.loads(line)
+        family, column, refusal, reason = json.loads(line)
         cell = cells.setdefault(family, {}).setdefault(column, {"works": False, "refused": []})
-        cell["works"] |= refusal is None
-        if refusal is not None and refusal not in cell["refused"]:
-            cell["refused"] = sorted([*cell["refused"], refusal])
+        cell["works"] |= refusal is None and reason is None
+        for kind, note in (("refused", refusal), ("reasons", reason)):
+            if note is not None:
+                cell[kind] = sorted({*cell.get(kind, []), note})
     known = {family: {**table["cells"].get(family, {}), **cells.get(family, {})} for family in FAMILIES}
     table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in FAMILIES}
     table["columns"], table["versions"] = list(COLUMNS), {name: importlib.metadata.version(name) for name in LIBRARIES}

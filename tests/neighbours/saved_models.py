@@ -22,7 +22,12 @@ ENCODERS = {
     "adaptive_span": "span-encoder",
     "sparsified": "bert",
 }
-ALL = {**CAUSAL, "sparse_seq2seq": "seq2seq-led"}
+SEQ2SEQ = {"sparse_seq2seq": "seq2seq-led"}
+ALL = {**CAUSAL, **SEQ2SEQ}
+
+
+# of every family, what reads a text at once; an encoder-decoder's decoder reads the text, too, moved by a token
+READERS = {**ENCODERS, **SEQ2SEQ}
 
 
 def build_model(name: str, auto_class: str | None = None, **fields: Any) -> Any:
@@ -40,5 +45,6 @@ def save_model(folder: Path, name: str, auto_class: str | None = None, **fields:
 
 def save_with_tokenizer(model: Any, folder: Path) -> Any:
     model.save_pretrained(folder)
-    word_tokenizer(TINY["vocab_size"]).save_pretrained(folder)
+    writes_end = model.config.is_encoder_decoder
+    word_tokenizer(TINY["vocab_size"], writes_end).save_pretrained(folder)
     return model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from neighbours.saved_models import CAUSAL, save_model
+from neighbours.saved_models import ALL, save_model
 
 pytest.importorskip("lm_eval")
 TEXTS = ["w1 w2 w3 w4 w5", "w9 w8 w7 w6 w5 w4 w3"]
@@ -49,13 +49,16 @@ metric_list: [{metric: exact_match}]
 }
 
 
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family", ALL)
 def test_likelihoods_choices_and_generation(family: str, tmp_path: Path, capability: Any) -> None:
-    model = save_model(tmp_path / "model", CAUSAL[family])
+    model = save_model(tmp_path / "model", ALL[family])
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     for name, task in TASKS.items():
         (tmp_path / f"{name}.yaml").write_text(task.replace("DATA", str(tmp_path / "texts.jsonl")))
-    words = ["--model", "hf", "--model_args", f"pretrained={tmp_path / 'model'},dtype=float32", "--device", "cpu"]
+    # it knows an encoder-decoder by a list of model types
+    backend = ",backend=seq2seq" if model.config.is_encoder_decoder else ""
+    model_args = f"pretrained={tmp_path / 'model'},dtype=float32{backend}"
+    words = ["--model", "hf", "--model_args", model_args, "--device", "cpu"]
     words += ["--tasks", ",".join(TASKS), "--include_path", str(tmp_path), "--batch_size", "2"]
     words += ["--output_path", str(tmp_path / "out")]
     done = subprocess.run(
@@ -71,13 +74,20 @@ def test_likelihoods_choices_and_generation(family: str, tmp_path: Path, capabil
 
 
 def perplexity(model: Any) -> float:
-    """Return the perplexity of a word, each a token, of which the first follows the token that begins texts."""
+    """Return the perplexity of a word, each a token, of which the first follows the token that begins texts.
+
+    An encoder reads nothing but that token, and the tokenizer of an encoder-decoder writes the end of a text, too.
+    """
     total, count = 0.0, 0
+    begin = torch.tensor([[model.config.bos_token_id]])
     for text in TEXTS:
         words = [int(word[1:]) + 5 for word in text.split()]
-        ids = torch.tensor([[model.config.bos_token_id, *words]])
-        with torch.no_grad():
-            scores = model(ids).logits.log_softmax(-1)[0, :-1]
-        total += scores.gather(1, ids[0, 1:, None]).sum().item()
         count += len(words)
+        with torch.no_grad():
+            if model.config.is_encoder_decoder:
+                words.append(model.config.eos_token_id)
+                logits = model(begin, labels=torch.tensor([words])).logits
+            else:
+                logits = model(torch.cat([begin, torch.tensor([words])], 1)).logits[:, :-1]
+        total += logits.log_softmax(-1)[0].gather(1, torch.tensor(words)[:, None]).sum().item()
     return math.exp(-total / count)

@@ -1,4 +1,4 @@
-"""sentence-transformers: bi-encoders and cross-encoders of every family, on texts longer than any BERT reads."""
+"""sentence-transformers: bi-encoders and cross-encoders of every family, on texts longer than BERT reads."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 import torch
 from attention_models import CONFIGS, PATTERN
 from datasets import Dataset
-from neighbours.saved_models import ENCODERS, save_model, save_with_tokenizer
+from models_cases import randomize
+from neighbours.saved_models import READERS, save_model, save_with_tokenizer
 from sentence_transformers import (
     CrossEncoder,
     SentenceTransformer,
@@ -18,57 +19,79 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncode
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from transformers import BertForSequenceClassification
+from transformers import BertForSequenceClassification, BertModel
 
 import hf_efficient_attn as hea
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-every_family = pytest.mark.parametrize("family", ENCODERS)
+every_family = pytest.mark.parametrize("family", READERS)
 QUIET = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
-STEP = {"max_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-2, **QUIET}
-SHORT, LONG = "w1 w2 w3", " ".join(f"w{number % 50}" for number in range(60))
+STEP = {"max_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-2, **QUIET}
+MOST_TOKENS = 1024
+POSITIONS = {"max_position_embeddings": MOST_TOKENS + 2}
+WORDS = [f"w{number % 50}" for number in range(MOST_TOKENS + 200)]
+SHORT, LONG = "w1 w2 w3", " ".join(WORDS)
+OTHER_END = " ".join([*WORDS[: MOST_TOKENS + 100], *["w3"] * 100])
+OTHER_MIDDLE = " ".join([*WORDS[:1000], "w3", *WORDS[1001:]])
+
+
+def save_reader(folder: Path, family: str, auto_class: str, **fields: Any) -> None:
+    """Write a model with positions for long texts, and its tokenizer."""
+    if family == "sparsified":
+        config = CONFIGS["bert"]()
+        for name, value in {**POSITIONS, **fields}.items():
+            setattr(config, name, value)
+        bert = BertModel if auto_class == "AutoModel" else BertForSequenceClassification
+        save_with_tokenizer(hea.sparsify(randomize(bert(config)).eval(), PATTERN), folder)
+        return
+    if family == "sparse_seq2seq":
+        fields["max_target_position_embeddings"] = POSITIONS["max_position_embeddings"]
+    save_model(folder, READERS[family], auto_class, **POSITIONS, **fields)
+
+
+def check_what_is_read(answers: torch.Tensor, alone: torch.Tensor) -> None:
+    """Check what a model says of SHORT, LONG, OTHER_END and OTHER_MIDDLE, beside each other and each alone."""
+    assert answers.isfinite().all()
+    torch.testing.assert_close(answers, alone, atol=1e-5, rtol=1e-5)
+    assert torch.equal(answers[2], answers[1])
+    assert not torch.allclose(answers[3], answers[1], atol=1e-6, rtol=1e-6)
 
 
 @every_family
 def test_bi_encoders(family: str, tmp_path: Path, capability: Any) -> None:
-    """A text has the same embedding alone and beside a longer one; a step of training moves it; the folder loads."""
-    save_model(tmp_path / "model", ENCODERS[family], "AutoModel")
-    transformer = Transformer(str(tmp_path / "model"), max_seq_length=64)
+    """Reads as many tokens as it is told, beside shorter texts, too; a step of training moves it; the folder loads."""
+    save_reader(tmp_path / "model", family, "AutoModel")
+    transformer = Transformer(str(tmp_path / "model"), max_seq_length=MOST_TOKENS)
     model = SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
-    together = model.encode([SHORT, LONG], convert_to_tensor=True)
-    alone = torch.stack([model.encode(text, convert_to_tensor=True) for text in (SHORT, LONG)])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-    rows = {"query": [f"w{row}" for row in range(4)], "document": [f"{LONG} w{row}" for row in range(4)]}
+    texts = [SHORT, LONG, OTHER_END, OTHER_MIDDLE]
+    before = model.encode(texts, convert_to_tensor=True)
+    check_what_is_read(before, torch.stack([model.encode(text, convert_to_tensor=True) for text in texts]))
+    rows = {"query": ["w1", "w2"], "document": [LONG, f"w2 {LONG}"]}
     SentenceTransformerTrainer(
         model,
         SentenceTransformerTrainingArguments(str(tmp_path / "run"), **STEP),
         train_dataset=Dataset.from_dict(rows),
         loss=MultipleNegativesRankingLoss(model),
     ).train()
-    trained = model.encode([SHORT, LONG], convert_to_tensor=True)
+    trained = model.encode(texts, convert_to_tensor=True)
     assert trained.isfinite().all()
-    assert not torch.allclose(trained, together)
+    assert not torch.allclose(trained, before)
     model.save(str(tmp_path / "trained"))
     loaded = SentenceTransformer(str(tmp_path / "trained"), device="cpu")
-    torch.testing.assert_close(loaded.encode([SHORT, LONG], convert_to_tensor=True), trained)
+    assert loaded.max_seq_length == MOST_TOKENS
+    torch.testing.assert_close(loaded.encode(texts, convert_to_tensor=True), trained)
     capability(family, "sentence-transformers")
 
 
 @every_family
 def test_cross_encoders(family: str, tmp_path: Path, capability: Any) -> None:
-    if family == "sparsified":
-        config = CONFIGS["bert"]()
-        config.num_labels = 1
-        torch.manual_seed(0)
-        save_with_tokenizer(hea.sparsify(BertForSequenceClassification(config), PATTERN), tmp_path / "model")
-    else:
-        save_model(tmp_path / "model", ENCODERS[family], "AutoModelForSequenceClassification", num_labels=1)
-    model = CrossEncoder(str(tmp_path / "model"), num_labels=1, max_length=64, device="cpu")
-    pairs = [(SHORT, LONG), (SHORT, SHORT)]
-    together = model.predict(pairs, convert_to_tensor=True)
-    alone = torch.stack([model.predict([pair], convert_to_tensor=True)[0] for pair in pairs])
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-    rows = {"query": ["w1", "w2"] * 2, "document": [SHORT, LONG] * 2, "label": [1.0, 0.0] * 2}
+    """As bi-encoders; of a pair, the end of the longer text is left out."""
+    save_reader(tmp_path / "model", family, "AutoModelForSequenceClassification", num_labels=1)
+    model = CrossEncoder(str(tmp_path / "model"), num_labels=1, max_length=MOST_TOKENS, device="cpu")
+    pairs = [(SHORT, text) for text in (SHORT, LONG, OTHER_END, OTHER_MIDDLE)]
+    before = model.predict(pairs, convert_to_tensor=True)
+    check_what_is_read(before, torch.stack([model.predict([pair], convert_to_tensor=True)[0] for pair in pairs]))
+    rows = {"query": ["w1", "w2"], "document": [SHORT, LONG], "label": [1.0, 0.0]}
     CrossEncoderTrainer(
         model,
         CrossEncoderTrainingArguments(str(tmp_path / "run"), **STEP),
@@ -77,5 +100,9 @@ def test_cross_encoders(family: str, tmp_path: Path, capability: Any) -> None:
     ).train()
     trained = model.predict(pairs, convert_to_tensor=True)
     assert trained.isfinite().all()
-    assert not torch.allclose(trained, together)
+    assert not torch.allclose(trained, before)
+    model.save(str(tmp_path / "trained"))
+    loaded = CrossEncoder(str(tmp_path / "trained"), device="cpu")
+    assert loaded.max_length == MOST_TOKENS
+    torch.testing.assert_close(loaded.predict(pairs, convert_to_tensor=True), trained)
     capability(family, "sentence-transformers")

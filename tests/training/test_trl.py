@@ -12,6 +12,7 @@ from capabilities import FAMILIES
 from datasets import Dataset
 from models_cases import CASES, TINY, switch_off_dropout
 from peft import LoraConfig
+from seq2seq_cases import CASES as SEQ2SEQ_CASES
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from word_tokenizer import word_tokenizer
 
@@ -118,3 +119,22 @@ def test_rewards_with_a_reference(folder: Path, tmp_path: Path, capability: Any)
     assert trainer.ref_model is not None
     assert math.isfinite(first_loss(trainer))
     capability(family(folder), "TRL")
+
+
+@pytest.mark.neighbours
+def test_encoders_are_shown_what_decoders_are_to_learn(tmp_path: Path, capability: Any) -> None:
+    """Why TRL does not train encoder-decoders, although it starts: their loss is that of copying."""
+    model, shown = next(case for case in SEQ2SEQ_CASES if case.name == "seq2seq-led").model(), {}
+    model.register_forward_pre_hook(lambda *call: shown.update(call[-1]), with_kwargs=True)
+    SFTTrainer(
+        model,
+        args=SFTConfig(**options(tmp_path, bf16=False)),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS, "completion": [" w1 w2"] * 4}),
+        processing_class=word_tokenizer(TINY["vocab_size"]),
+    ).train()
+    learned = shown["labels"] != -100
+    assert learned.any()
+    assert not learned.all()
+    assert torch.equal(shown["input_ids"][learned], shown["labels"][learned])
+    reason = "TRL trains decoders: it shows the encoder the answer, too. Use Seq2SeqTrainer, as in run_translation.py."
+    capability("sparse_seq2seq", "TRL", reason=reason)
