@@ -12,7 +12,7 @@ from attention_models import build as build_in_tree
 from capabilities import family_of
 from models.onnx_export import check_runs, encoder_inputs, export, first_output, run
 from models_cases import CASES
-from neighbours.saved_models import build_model
+from neighbours.saved_models import ALL, READERS, build_model
 from seq2seq_cases import CASES as SEQ2SEQ_CASES
 
 import hf_efficient_attn as hea
@@ -46,9 +46,14 @@ def test_bigbird_at_one_length(tmp_path: Path, capability: Any) -> None:
     torch.testing.assert_close(run(session, inputs), first_output(model, inputs), atol=1e-4, rtol=1e-4)
 
 
+def check_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Check that eight bits change an output by less than a tenth of its size."""
+    assert (actual - expected).square().mean() < 0.01 * expected.square().mean()
+
+
 @pytest.mark.parametrize("name", ["sparse-longformer", "bert", "llama"])
-def test_eight_bits(name: str, tmp_path: Path) -> None:
-    """onnxruntime's dynamic quantisation, and torch's, of maps alone: patterns and masks stay exact."""
+def test_eight_bits_of_onnxruntime(name: str, tmp_path: Path) -> None:
+    """Its dynamic quantisation is of maps alone: patterns and masks stay exact."""
     from onnxruntime.quantization import quantize_dynamic
 
     model: Any = build_model(name)
@@ -56,7 +61,15 @@ def test_eight_bits(name: str, tmp_path: Path) -> None:
     export(model, inputs(3, 12)).save(tmp_path / "model.onnx")
     quantize_dynamic(tmp_path / "model.onnx", tmp_path / "small.onnx")
     assert "MatMulInteger" in {node.op_type for node in onnx.load(tmp_path / "small.onnx").graph.node}
-    session, expected = onnxruntime.InferenceSession(tmp_path / "small.onnx"), first_output(model, inputs(2, 31))
-    assert (run(session, inputs(2, 31)) - expected).square().mean() < 0.01 * expected.square().mean()
-    eight = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
-    assert (first_output(eight, inputs(2, 31)) - expected).square().mean() < 0.01 * expected.square().mean()
+    session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
+    check_close(run(session, inputs(2, 31)), first_output(model, inputs(2, 31)))
+
+
+@pytest.mark.parametrize("name", dict.fromkeys([*ALL.values(), *READERS.values()]))
+def test_eight_bits_of_torch(name: str) -> None:
+    model: Any = build_model(name)
+    inputs = encoder_inputs(("input_ids", "attention_mask"))(2, 31)
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    expected = first_output(model, inputs)
+    check_close(first_output(torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}), inputs), expected)
