@@ -39,6 +39,16 @@ from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanForTokenClassification,
     AdaptiveSpanModel,
 )
+from hf_efficient_attn.models.efficient_reformer import (
+    EfficientReformerConfig,
+    EfficientReformerForCausalLM,
+    EfficientReformerForMaskedLM,
+    EfficientReformerForMultipleChoice,
+    EfficientReformerForQuestionAnswering,
+    EfficientReformerForSequenceClassification,
+    EfficientReformerForTokenClassification,
+    EfficientReformerModel,
+)
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerConfig,
@@ -103,6 +113,14 @@ __all__ = [
     "ConfigurationError",
     "Distance",
     "EfficientAttentionError",
+    "EfficientReformerConfig",
+    "EfficientReformerForCausalLM",
+    "EfficientReformerForMaskedLM",
+    "EfficientReformerForMultipleChoice",
+    "EfficientReformerForQuestionAnswering",
+    "EfficientReformerForSequenceClassification",
+    "EfficientReformerForTokenClassification",
+    "EfficientReformerModel",
     "InputError",
     "KeyGroups",
     "PatternCache",

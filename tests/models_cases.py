@@ -140,6 +140,13 @@ def span(name: str, preset: str = "enwik8_demo", shows_a_route: bool = False, **
     return Case(f"span-{name}", hea.AdaptiveSpanConfig, tuple(fields.items()), shows_a_route, preset)
 
 
+def reformer(name: str, **fields: Any) -> Case:
+    """Return a case of the Reformer, whose chunks are short enough to matter; its rotations never change."""
+    chunks = {"lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4, "num_buckets": 4}
+    fields = {"attn_layers": ["local", "lsh"], "hash_seed": 1, **chunks, **fields}
+    return Case(f"reformer-{name}", hea.EfficientReformerConfig, tuple(fields.items()), shows_a_route=True)
+
+
 CASES = [
     simplified("pre_ln", shows_a_route=True, block="pre_ln", num_key_value_heads=2, position_embedding_type="rope"),
     simplified("parallel", block="parallel", position_embedding_type="alibi"),
@@ -191,6 +198,8 @@ CASES = [
     simplified("sas-span", block="sas", position_embedding_type="rope", span="adaptive", span_limit=9, span_ramp=3),
     simplified("sas_p-span", block="sas_p", span="dynamic", span_limit=9, span_ramp=3),
     simplified("sas_p-masked-span", block="sas_p", is_causal=False, span="adaptive", span_limit=9, span_ramp=3),
+    reformer("causal", is_causal=True, chunk_by_bucket=True),
+    reformer("masked", num_hashes=2, local_wraps=True),
 ]
 
 

@@ -10,10 +10,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense.additive import additive_mask, term_bias
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
+from hf_efficient_attn.layout.dense.additive import additive, additive_mask, term_bias
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.dense.maskless import maskless
-from hf_efficient_attn.layout.dense.pairs import is_idle, num_mask_bytes
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle, num_mask_bytes
 from hf_efficient_attn.layout.dense.single_query import gathered, read_keys, row_of
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.patterns.bands import Causal, Full
@@ -50,8 +51,8 @@ MAX_COPIED = 1 << 17
 
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can, given the memory for all pairs."""
-    if call.chosen is not None:
-        return "sdpa computes no chosen keys yet."
+    if call.chosen is not None and call.chosen.needs_groups:
+        return "sdpa joins all pairs of a query in one softmax, not those of each group (join, labels_count)."
     if call.query_start is not None:
         return "sdpa cannot compile a query_offset that is a tensor: use blocked."
     if call.softcap is not None:
@@ -82,7 +83,7 @@ def is_single(call: AttentionCall) -> bool:
     """Return whether the keys of the only query are found, and all others left alone."""
     # elsewhere the host would have to wait for the masks
     is_here = call.inputs.device == "cpu" and not call.inputs.is_compiling
-    return is_here and call.layout.num_queries == 1 and len(call.terms) == 0
+    return is_here and call.layout.num_queries == 1 and len(call.terms) == 0 and call.chosen is None
 
 
 def cost(call: AttentionCall) -> float:
@@ -96,7 +97,7 @@ def cost(call: AttentionCall) -> float:
         start, stop, _ = plain
         return computed_pairs(call) + SCORES_PER_KEY * layout.num_heads * (stop - start)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
-    if maskless(layout) is not None and not is_unfused:
+    if maskless(layout) is not None and not is_unfused and call.chosen is None:
         per_key = float(layout.num_queries + SCORES_PER_KEY)
     else:
         # in cached decoding every step has a mask of its own
@@ -110,7 +111,8 @@ def cost(call: AttentionCall) -> float:
 def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
     """Return `maskless` of a call that a fused kernel computes without a mask; None for others."""
     is_unfused = call.inputs.device == "cpu" and has_no_kernel(call)
-    return None if call.terms or not call.tokens.is_empty or is_unfused else maskless(call.layout)
+    has_mask = call.terms or not call.tokens.is_empty or call.chosen is not None
+    return None if has_mask or is_unfused else maskless(call.layout)
 
 
 def dense_cost(call: AttentionCall, is_causal: bool) -> float:
@@ -160,8 +162,8 @@ def working_bytes(call: AttentionCall) -> int:
         # keys and values that are copied
         num_keys = inputs.batch_size * inputs.num_key_heads * size(row_of(layout).read)
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
-    has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None
-    num_examples = 1 if call.tokens.is_empty else inputs.batch_size
+    has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None or call.chosen is not None
+    num_examples = 1 if call.tokens.is_empty and call.chosen is None else inputs.batch_size
     num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
@@ -178,7 +180,7 @@ def has_no_kernel(call: AttentionCall) -> bool:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return output and lse; see `Backend`."""
-    intervals, mask, keyless, is_causal = _read(q, call)
+    intervals, mask, keyless, is_causal = _read(q, k, call)
     scaled, scale = q, call.scale
     if is_causal and scale <= 0.0:
         # kernels apply the causal mask (-inf) before they scale, and -inf times 0 or a negative number masks nothing
@@ -202,18 +204,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     return out, lse
 
 
-def _read(q: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Tensor | None, bool]:
+def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Tensor | None, bool]:
     """Return (intervals, mask, keyless, is_causal): the keys to be read, all if there are none, and their mask."""
     layout, tokens, terms = call.layout, call.tokens, call.terms
     if is_single(call):
         read = read_keys(layout, tokens, q.shape[0], q.dtype)
         return read.intervals, read.mask, read.keyless, False
-    plain = None if terms or not is_idle(tokens) else maskless(layout)
+    plain = None if terms or not is_idle(tokens) or call.chosen is not None else maskless(layout)
     if plain is not None:
         start, stop, is_causal = plain
         is_part = not torch.compiler.is_compiling() and stop - start < layout.num_keys
         return ((start, stop),) if is_part else (), None, None, is_causal
     mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
+    if call.chosen is not None:
+        allowed = allowed_pairs(layout, tokens, q.shape[0], q.device)
+        pairs, counts = chosen_pairs(call.chosen, allowed, layout, tokens, k.shape[1])
+        mask, keyless = additive(pairs, q.dtype)
+        mask = cast(Tensor, mask) + counts.to(q.dtype).log()
     bias = term_bias(terms, layout, tokens, q.device)
     if bias is not None:
         mask = (bias if mask is None else bias + mask).to(q.dtype)
@@ -279,5 +286,5 @@ def _fused(
 def is_bare(call: AttentionCall) -> bool:
     """Return whether torch's fused kernels compute a call without a mask, and so without memory beyond its tensors."""
     # `len`, since a compiler cannot evaluate a tuple of terms as a bool
-    is_plain = call.tokens.is_empty and len(call.terms) == 0 and call.dropout == 0.0
+    is_plain = call.tokens.is_empty and len(call.terms) == 0 and call.dropout == 0.0 and call.chosen is None
     return is_plain and call.inputs.head_dim == call.inputs.value_dim and maskless(call.layout) is not None

@@ -117,6 +117,10 @@ def _num_tokens(source: Source, request: ConversionRequest, configs: TranslatedC
         sizes.append(getattr(configs.source, TARGET, MOST_TOKENS))
     if source.counterpart is not None and source.counterpart.is_dense:
         sizes.append((request.attention_window or DEFAULT_WINDOW) // 2 + 1)
+    target = None if configs.theirs is None else COUNTERPARTS[configs.theirs.config.model_type]
+    for counterpart in (source.counterpart, target):
+        if counterpart is not None and counterpart.tokens_alike is not None:
+            sizes.append(counterpart.tokens_alike(configs.source))
     return int(min(sizes))
 
 

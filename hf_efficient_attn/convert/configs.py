@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from hf_efficient_attn.attention.layer_patterns import config_patterns, is_by_part
+from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns, is_by_part
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
 from hf_efficient_attn.convert.reading import one_line
@@ -84,13 +84,15 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
     with _translating(counterpart.family, counterpart.model_type):
         theirs = AutoConfig.for_model(counterpart.model_type, **{**fields, **counterpart.to_theirs(ours)})
     again = our_config(counterpart, theirs, head, parity=True)
-    lost = differences(with_fields(ours, position_offset=again.position_offset), again, head)
+    # families without tables of this kind have no such field
+    offset = getattr(again, "position_offset", None)
+    lost = differences(ours if offset is None else with_fields(ours, position_offset=offset), again, head)
     unsayable = [name for name in lost if name not in counterpart.deviations]
     if unsayable:
         listed = ", ".join(_said(ours, name) for name in unsayable)
         raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
     notes = {name: f"{_said(ours, name)} is not kept: {counterpart.deviations[name]}." for name in lost}
-    return TheirConfig(theirs, again.position_offset, notes)
+    return TheirConfig(theirs, offset or 0, notes)
 
 
 @contextmanager
@@ -186,7 +188,7 @@ def with_fields(config: Any, **fields: Any) -> Any:
 
 def _joined(config: Any, pattern: Any, is_dense: bool) -> Any:
     """Return the pattern with what stays of the config's own: a decoder's, and in dense models that of some layers."""
-    own = config.attention_pattern
+    own = getattr(config, FIELD, None)
     if own is None or isinstance(pattern, list | tuple) or is_by_part(pattern):
         return pattern
     if is_by_part(own):
@@ -199,8 +201,9 @@ def _joined(config: Any, pattern: Any, is_dense: bool) -> Any:
 def _meaning(config: Any) -> dict[str, Any]:
     """Return the fields, patterns in a form that says the same in one way."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NO_FUNCTION}
-    if config.attention_pattern is not None:
-        parts = (config_patterns(config.attention_pattern, config, part) for part in (ENCODER, DECODER))
+    pattern = getattr(config, FIELD, None)
+    if pattern is not None:
+        parts = (config_patterns(pattern, config, part) for part in (ENCODER, DECODER))
         fields["attention_pattern"] = tuple(parts)
     if "num_key_value_heads" in fields:
         # a model writes the number where None stood for it

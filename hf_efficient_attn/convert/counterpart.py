@@ -66,6 +66,7 @@ class Counterpart:
         deviations: our config fields in which they differ, and how.
         ignored_fields: their config fields that `to_ours` reads.
         two_labels: heads whose class gives its config two labels, however many it says.
+        tokens_alike: (our config) → of how many tokens both read the same; None: of any number.
         is_dense: attention to everything, which the conversion makes sparse and long.
     """
 
@@ -84,6 +85,7 @@ class Counterpart:
     deviations: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: tuple[str, ...] = ()
     two_labels: tuple[str, ...] = ()
+    tokens_alike: Callable[[Any], int] | None = None
     is_dense: bool = False
 
     def all_names(self, head: str) -> Names:

@@ -25,7 +25,7 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
         CheckpointError: weights without a place, or places without weights.
     """
     weights = lengthen(_our_weights(source), config)
-    if not config.global_projections:
+    if not getattr(config, "global_projections", False):
         dropped = [name for name in weights if GLOBAL_ATTENTION in name]
         weights = {name: tensor for name, tensor in weights.items() if name not in dropped}
         source.notes += [f"Left behind, as global_projections=False: {summarize(dropped)}."] if dropped else []

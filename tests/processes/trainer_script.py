@@ -25,6 +25,7 @@ FAMILIES = {
     "simplified_transformer": "simplified-sas",
     "sparse_transformer": "sparse-longformer-causal-global",
     "adaptive_span": "span-modern",
+    "efficient_reformer": "reformer-causal",
     "sparse_seq2seq": "seq2seq-led",
     "llama": None,
 }

@@ -31,6 +31,10 @@ def spans() -> Any:
     return hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig.modern(**SIZES, span_limit=8))
 
 
+def reformer() -> Any:
+    return hea.EfficientReformerForMaskedLM(hea.EfficientReformerConfig(**SIZES, lsh_attn_chunk_length=8))
+
+
 def llama() -> Any:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     return hea.sparsify(model, Band(left=4, right=0))
@@ -42,7 +46,7 @@ def bart() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    each.__name__: each for each in (simplified, sparse, seq2seq, spans, llama, bart)
+    each.__name__: each for each in (simplified, sparse, seq2seq, spans, reformer, llama, bart)
 }
 
 

@@ -55,9 +55,12 @@ class GroupedKeys(ChosenKeys):
         is_pair = (queries < num_queries) & (keys < num_keys)
         if found.query_buckets is not None and found.key_buckets is not None:
             is_pair = is_pair & (found.query_buckets[..., None] == found.key_buckets[..., None, :])
-        numbers = torch.where(is_pair, queries * num_keys + keys, num_queries * num_keys).flatten(2)
+        numbers = torch.where(is_pair, queries * num_keys + keys, num_queries * num_keys)
         counts = torch.zeros(*numbers.shape[:2], num_queries * num_keys + 1, dtype=torch.int32, device=numbers.device)
-        counts = counts.scatter_add(2, numbers, torch.ones_like(numbers, dtype=torch.int32))
+        # a compiler cannot join the axes of groups and places for every number of groups
+        examples, heads = (torch.arange(size, device=numbers.device) for size in numbers.shape[:2])
+        index = (examples.view(-1, 1, 1, 1, 1), heads.view(-1, 1, 1, 1), numbers)
+        counts = counts.index_put(index, torch.ones_like(numbers, dtype=torch.int32), accumulate=True)
         return counts[..., :-1].unflatten(2, (num_queries, num_keys))
 
 
@@ -231,7 +234,8 @@ class ChunkedOrder(GroupedKeys):
         """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""
         filled = pad(places, (0, -places.shape[3] % self.chunk_tokens), value=-1)
         num_chunks = filled.shape[2] * (filled.shape[3] // self.chunk_tokens)
-        return filled.flatten(2).unflatten(2, (num_chunks, self.chunk_tokens))
+        # a compiler cannot join the axes of rounds and places for every number of places
+        return torch.cat(filled.unbind(2), 2).unflatten(2, (num_chunks, self.chunk_tokens))
 
     def neighbours(self, num_chunks: int) -> tuple[int, int]:
         """Return how many chunks before and after its own a query reads, none of them twice."""
@@ -253,7 +257,9 @@ def read_listed(chunks: Tensor, reads: Tensor) -> Tensor:
     """
     # one more chunk, of empty places
     filled = pad(chunks, (0, 0, 0, 1), value=-1)
-    sizes = (max(len(chunks), len(reads)), max(chunks.shape[1], reads.shape[1]))
-    filled, reads = filled.expand(*sizes, -1, -1), in_range(reads, chunks.shape[2]).expand(*sizes, -1, -1)
-    index = reads.flatten(2)[..., None].expand(-1, -1, -1, chunks.shape[3])
-    return filled.gather(2, index).unflatten(2, reads.shape[2:]).flatten(3)
+    # a compiler would take a size that is compared for a constant
+    reads = in_range(reads, chunks.shape[2]) + torch.zeros_like(chunks[..., :1])
+    filled = filled.expand(reads.shape[0], reads.shape[1], -1, -1)
+    examples = torch.arange(reads.shape[0], device=reads.device)[:, None, None, None]
+    heads = torch.arange(reads.shape[1], device=reads.device)[:, None, None]
+    return filled[examples, heads, reads].flatten(3)

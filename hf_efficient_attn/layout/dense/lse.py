@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
 from hf_efficient_attn.layout.dense.additive import term_bias
 from hf_efficient_attn.layout.dense.pairs import uncached_pairs
 from hf_efficient_attn.layout.sinks import cap
@@ -23,14 +24,19 @@ def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     layout, tokens = call.layout, call.tokens
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
     chunks = []
-    for start in range(0, layout.num_queries, CHUNK_QUERIES):
-        count = min(CHUNK_QUERIES, layout.num_queries - start)
+    # which keys are chosen is found for all queries at once
+    most = CHUNK_QUERIES if call.chosen is None else layout.num_queries
+    for start in range(0, layout.num_queries, most):
+        count = min(most, layout.num_queries - start)
         part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
         scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
         bias = term_bias([_rows(term, start, count) for term in call.terms], part, tokens, q.device)
         if bias is not None:
             scores += bias
         allowed = uncached_pairs(part, tokens, q.shape[0], q.device)
+        if call.chosen is not None:
+            allowed, counts = chosen_pairs(call.chosen, allowed, part, tokens, call.inputs.num_key_heads)
+            scores = scores + counts.to(scores.dtype).log()
         chunks.append(torch.logsumexp(scores.masked_fill(~allowed, -torch.inf), -1))
     return torch.cat(chunks, -1)
 

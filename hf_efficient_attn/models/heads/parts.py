@@ -12,6 +12,11 @@ from transformers.activations import ACT2FN
 from hf_efficient_attn.models.parts.blocks import build_norm
 
 
+def output_width(config: Any) -> int:
+    """Return the width of the backbone's last hidden state: `hidden_size`, if the config says nothing else."""
+    return getattr(config, "output_width", config.hidden_size)
+
+
 class PredictionTransform(nn.Module):
     """A dense map, an activation and a norm, as in BERT before the vocabulary. [..., hidden_size] → the same.
 
@@ -33,7 +38,7 @@ class DenseActivation(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(output_width(config), config.hidden_size)
         self.act_fn = ACT2FN[config.classifier_activation]
         self.dropout = nn.Dropout(config.classifier_dropout)
 

@@ -24,9 +24,11 @@ from hf_efficient_attn.models.heads.parts import (
     PredictionTransform,
     ResidualMLP,
     exclude_question,
+    output_width,
     pool,
     real_tokens,
 )
+from hf_efficient_attn.models.heads.sliced_loss import sliced_loss
 from hf_efficient_attn.models.inputs.axes import check_axes
 
 
@@ -47,7 +49,21 @@ class LanguageModelHead(Head):
         has_transform = getattr(config, "lm_head_transform", False)
         self.transform = PredictionTransform(config) if has_transform else nn.Identity()
         has_bias = getattr(config, "lm_head_bias", False)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=has_bias)
+        self.lm_head = nn.Linear(output_width(config), config.vocab_size, bias=has_bias)
+
+    def logits_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the logits of hidden states, [..., output_width] → [..., vocab_size]."""
+        return self.lm_head(self.transform(hidden_states))
+
+    def slices(self, labels: torch.Tensor | None) -> int:
+        """Return how many tokens the loss takes at once, `chunk_size_lm_head` in training; 0: all."""
+        return 0 if labels is None or not self.training else getattr(self.config, "chunk_size_lm_head", 0)
+
+    def loss_in_slices(self, hidden_states: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return the loss without a tensor of all logits, see `sliced_loss`."""
+        options = {**kwargs, "vocab_size": self.config.vocab_size}
+        sizes = (self.slices(labels), self.config.is_causal, options.pop("num_items_in_batch", None))
+        return sliced_loss(self.logits_of, self.loss_function, hidden_states, labels, *sizes, **options)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -84,10 +100,14 @@ class CausalLMHead(LanguageModelHead):
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(self.transform(outputs.last_hidden_state[:, kept]))
+        is_sliced = self.slices(labels) > 0
+        logits = None if is_sliced else self.logits_of(outputs.last_hidden_state[:, kept])
         loss, counted = None, None
-        if labels is not None:
+        if is_sliced:
+            loss = self.loss_in_slices(outputs.last_hidden_state, labels, **kwargs)
+        elif labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        if labels is not None:
             shifted = kwargs.get("shift_labels")
             counted = labels[..., 1:] if shifted is None else shifted
         num_items = kwargs.get("num_items_in_batch")
@@ -100,7 +120,14 @@ class MaskedLMHead(LanguageModelHead, LabelHead):
     requires_causal, output_class = False, MaskedLMHeadOutput
 
     def compute_logits(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
-        return self.lm_head(self.transform(hidden))
+        return self.logits_of(hidden)
+
+    def score(self, inputs: dict[str, Any], labels: torch.Tensor | None, options: dict[str, Any]) -> Any:
+        """Return outputs, logits and loss, as every such head; the logits are None where the loss goes by slices."""
+        if labels is None or not self.slices(labels):
+            return super().score(inputs, labels, options)
+        outputs = self.model(**inputs, **options)
+        return outputs, None, self.loss_in_slices(outputs.last_hidden_state, labels, **options)
 
     def compute_loss(self, logits: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         return self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -120,7 +147,8 @@ class ClassificationHead(LabelHead):
         kind = getattr(config, "classifier_head", "linear")
         self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
         self.dense = DenseActivation(config) if self.pools and kind == "dense" else nn.Identity()
-        self.classifier = nn.Linear(config.hidden_size, self.num_outputs(config))
+        is_dense = self.pools and kind == "dense"
+        self.classifier = nn.Linear(config.hidden_size if is_dense else output_width(config), self.num_outputs(config))
 
     def num_outputs(self, config: Any) -> int:
         return config.num_labels
@@ -169,7 +197,7 @@ class QuestionAnsweringHead(Head):
         kind = getattr(config, "question_answering_head", "linear")
         self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
         self.residual_mlp = ResidualMLP(config) if kind == "residual_mlp" else nn.Identity()
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(output_width(config), 2)
 
     @can_return_tuple
     def forward(

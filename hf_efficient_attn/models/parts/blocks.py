@@ -25,14 +25,14 @@ class RMSNorm(nn.RMSNorm):
 NORMS: dict[str, type[nn.Module]] = {"rmsnorm": RMSNorm, "layernorm": nn.LayerNorm}
 
 
-def build_norm(config: Any, kind: str | None = None) -> nn.Module:
-    """Return a norm over `hidden_size`, of the config's `norm_type` or of another `kind`.
+def build_norm(config: Any, kind: str | None = None, width: int | None = None) -> nn.Module:
+    """Return a norm over `hidden_size` or another `width`, of the config's `norm_type` or of another `kind`.
 
     Reads from the config: `hidden_size`, `norm_eps`, and for `layernorm` also `norm_bias` (True if it has none).
     """
     kind = kind or config.norm_type
     bias = {} if kind == "rmsnorm" else {"bias": getattr(config, "norm_bias", True)}
-    return NORMS[kind](config.hidden_size, eps=config.norm_eps, **bias)
+    return NORMS[kind](config.hidden_size if width is None else width, eps=config.norm_eps, **bias)
 
 
 def finite(hidden_states: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.models.parts.axial_positions import AxialPositions
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
@@ -21,10 +22,10 @@ class Positions(nn.Module):
     """Tell a model where its tokens are, by adding to the embedding or by arguments for attention.
 
     Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
-    `relative`, which attention computes itself, `none`), `hidden_size`, `num_attention_heads`, `sinusoid_amplitude`;
-    for `rope` also `rope_parameters`; for `learned` also the field that `size_field` names, its number of rows; and, if
-    a config has them, `position_offset` (rows of the learned table before that of position 0), `sinusoid_layout` and
-    `rope_theta_per_layer`.
+    `relative`, which attention computes itself, `axial`, see `AxialPositions`, `none`), `hidden_size`,
+    `num_attention_heads`, `sinusoid_amplitude`; for `rope` also `rope_parameters`; for `learned` also the field that
+    `size_field` names, its number of rows; and, if a config has them, `position_offset` (rows of the learned table
+    before that of position 0), `sinusoid_layout` and `rope_theta_per_layer`.
     """
 
     def __init__(self, config: Any, size_field: str = "max_position_embeddings") -> None:
@@ -44,6 +45,8 @@ class Positions(nn.Module):
             self.table = SinusoidalPositions(config.hidden_size, config.hidden_size**-0.5, train_scale=True)
         elif self.kind == "learned":
             self.table = nn.Embedding(getattr(config, size_field) + self.offset, config.hidden_size)
+        elif self.kind == "axial":
+            self.table, self.size_field = AxialPositions(config), "axial_pos_shape"
 
     def forward(self, embedded: torch.Tensor, call: PreparedCall) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the embedding with positions added, and keyword arguments for every attention layer.
@@ -70,7 +73,7 @@ class Positions(nn.Module):
             position_ids = index.unsqueeze(0)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0).index_select(1, index)
-        if self.kind == "learned" and not torch.compiler.is_compiling():
+        if self.kind in ("learned", "axial") and not torch.compiler.is_compiling():
             self._check_table(position_ids, last)
         if self.rotary is not None:
             return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
@@ -85,6 +88,11 @@ class Positions(nn.Module):
         size = self.table.num_embeddings - self.offset
         if last is None or last >= size:
             last = int(on_host(position_ids).max())
+        if last >= size and self.kind == "axial":
+            raise InputError(
+                f"The sequence reaches position {last}, but {self.size_field}={list(self.table.shape)} has {size} "
+                f"positions. Truncate to {size} tokens, or build a model with longer axes."
+            )
         if last >= size:
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "

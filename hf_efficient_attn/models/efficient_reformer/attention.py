@@ -1,0 +1,224 @@
+"""The two kinds of attention of a Reformer: within hash buckets, and within chunks of neighbouring tokens."""
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_attention import attend_layer, readable_keys
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.parts.blocks import drop_rate
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.patterns.bands import Band, Full
+from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.pattern import Pattern
+
+from .chunks import LSHRule, chunk_order
+from .config_checks import LSH
+from .hashing import draw_rotations, hash_vectors
+
+# added to the mean square of a key before the root, as in the authors' code
+KEY_EPS = 1e-6
+
+
+class ReformerAttention(nn.Module):
+    """What both kinds have in common. [B, T, hidden_size] → the same, and the weights [B, H, T, K] or None."""
+
+    def __init__(self, config: Any, layer_idx: int, dropout: float) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
+        self.is_causal = config.is_causal
+        width = config.num_attention_heads * config.head_dim
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_output_bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def heads(self, projection: nn.Module, hidden_states: Tensor, rotation: Any = None) -> Tensor:
+        """Return the projected states of the heads, [B, H, T, D], rotated if positions are."""
+        states = projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return states if rotation is None else rotate(states, *rotation)
+
+    def options(self, token_mask: TokenMask, offset: QueryOffset, matrix: Tensor | None, kwargs: Any) -> dict[str, Any]:
+        """Return what both kinds tell the engine."""
+        return {
+            "tokens": token_mask,
+            "query_offset": offset,
+            "matrix": matrix,
+            "dropout": drop_rate(self.dropout),
+            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            "backend": backend_of(self.config),
+        }
+
+    def followed(self) -> LayerPattern:
+        """Return which pairs of positions the layer may read."""
+        pattern = self.pattern()
+        pattern = pattern.causal() if self.is_causal else pattern
+        return LayerPattern(pattern, self.layer_idx, is_own=False, is_causal=self.is_causal)
+
+    def pattern(self) -> Pattern:
+        """Return the relation of positions, without causality."""
+        raise NotImplementedError
+
+    def layer_request(self, num_keys: int, task: str | None, notes: tuple[str, ...] = ()) -> LayerRequest:
+        """Return what this layer asks the engine for at a length in tokens."""
+        heads = self.config.num_attention_heads
+        return LayerRequest(
+            self.followed(),
+            heads,
+            heads,
+            self.head_dim,
+            self.head_dim,
+            self.config,
+            is_causal=self.is_causal,
+            layer=self.layer_idx,
+            backend=backend_of(self.config),
+            notes=notes,
+        )
+
+
+class LocalAttention(ReformerAttention):
+    """Attention within chunks of neighbouring tokens, and to the chunks before and after."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx, config.attention_dropout)
+        width = config.num_attention_heads * config.head_dim
+        self.q_proj, self.k_proj = (nn.Linear(config.hidden_size, width, bias=config.attention_bias) for _ in range(2))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        token_mask: TokenMask = NO_MASK,
+        query_offset: QueryOffset = None,
+        position_embeddings: Any = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        query = self.heads(self.q_proj, hidden_states, position_embeddings)
+        key = self.heads(self.k_proj, hidden_states, position_embeddings)
+        value = self.heads(self.v_proj, hidden_states)
+        if past_key_values is not None:
+            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
+        options = self.options(token_mask, query_offset, attention_mask, kwargs)
+        out, weights = attend_layer(query, key, value, self.followed(), scale=self.head_dim**-0.5, **options)
+        return self.o_proj(out.flatten(2)), weights
+
+    def pattern(self) -> Pattern:
+        config = self.config
+        read: Pattern = Band(config.local_num_chunks_before, config.local_num_chunks_after)
+        if config.local_wraps and config.local_num_chunks_before:
+            read = read | (GlobalTokens([0], read_by_all=False) & GlobalTokens([-1], reads_all=False))
+        if config.local_wraps and config.local_num_chunks_after:
+            read = read | (GlobalTokens([-1], read_by_all=False) & GlobalTokens([0], reads_all=False))
+        return Blocks(read, config.local_attn_chunk_length)
+
+
+class LSHAttention(ReformerAttention):
+    """Attention within hash buckets, with one map for queries and keys: score = q·k/‖k‖, where k is another's query.
+
+    A token reads itself only if it may read nothing else. Gradients flow through scores and values, not through
+    hashing. A cache holds the queries, from which keys and buckets follow, and the values.
+    """
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        own = config.lsh_attention_dropout
+        super().__init__(config, layer_idx, config.attention_dropout if own is None else own)
+        self.qk_proj = nn.Linear(
+            config.hidden_size, config.num_attention_heads * config.head_dim, bias=config.attention_bias
+        )
+        self.factors = config.bucket_factors
+        # rotations that never change, by device
+        self.fixed: dict[torch.device, Tensor] = {}
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        token_mask: TokenMask = NO_MASK,
+        query_offset: QueryOffset = None,
+        position_embeddings: Any = None,
+        past_key_values: Cache | None = None,
+        hash_step: Tensor | None = None,
+        kept: dict[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
+
+        Args:
+            attention_mask, token_mask, query_offset: see `key_masks`.
+            hash_step: the number of the training step, for which rotations are drawn; None: they are fixed.
+            kept: the buckets of this call, once they are known; recomputed vectors are not equal to the bit.
+        """
+        query = read = self.heads(self.qk_proj, hidden_states, position_embeddings)
+        value = self.heads(self.v_proj, hidden_states)
+        if past_key_values is not None:
+            read, value = append_to_cache(past_key_values, query, value, self.layer_idx)
+        kept = {} if kept is None else kept
+        if "buckets" not in kept:
+            kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)
+        chosen = self.chosen(kept["buckets"], token_mask, attention_mask, query.shape[0])
+        options = self.options(token_mask, query_offset, attention_mask, kwargs)
+        out, weights = attend_layer(query, unit(read), value, self.followed(), scale=1.0, chosen=chosen, **options)
+        return self.o_proj(out.flatten(2)), weights
+
+    def rotations(self, hash_step: Tensor | None, device: torch.device) -> Tensor:
+        """Return the rotations of a call, [H, D, r, Σ factors / 2]."""
+        sizes = (self.config.num_attention_heads, self.head_dim, self.config.num_hashes, self.factors)
+        seed = self.config.hash_seed or 0
+        if hash_step is not None:
+            return draw_rotations(*sizes, seed, self.layer_idx, hash_step)
+        first = torch.zeros((), dtype=torch.long, device=device)
+        if torch.compiler.is_compiling():
+            return draw_rotations(*sizes, seed, self.layer_idx, first)
+        known = self.fixed.get(device)
+        if known is None or known.shape[2] != self.config.num_hashes:
+            self.fixed[device] = known = draw_rotations(*sizes, seed, self.layer_idx, first)
+        return known
+
+    def chosen(self, buckets: Tensor, token_mask: TokenMask, matrix: Tensor | None, batch_size: int) -> ChunkedOrder:
+        """Return the order in which this call's tokens read each other."""
+        config = self.config
+        rule = LSHRule(
+            prod(self.factors),
+            config.lsh_attn_chunk_length,
+            config.lsh_num_chunks_before,
+            config.lsh_num_chunks_after,
+            config.attend_across_buckets,
+            config.count_duplicates,
+            config.chunk_by_bucket,
+        )
+        real = token_mask.key_mask if matrix is None else readable_keys(matrix, batch_size)
+        return chunk_order(buckets, rule, real, token_mask.segment_ids)
+
+    def pattern(self) -> Pattern:
+        return Full()
+
+    def layer_request(self, num_keys: int, task: str | None, notes: tuple[str, ...] = ()) -> LayerRequest:
+        """Return what this layer asks the engine for at a length in tokens."""
+        config = self.config
+        chunks = 1 + config.lsh_num_chunks_before + config.lsh_num_chunks_after
+        count = min(num_keys, config.num_hashes * config.lsh_attn_chunk_length * chunks)
+        note = f"Of these pairs, hashing chooses at most {count} for each token, which depend on the text."
+        return super().layer_request(num_keys, task, (*notes, note))
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Return vectors of length 1 in their dtype, computed in float32 at least; vectors near 0 stay shorter."""
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    mean_square = wide.square().mean(-1, keepdim=True) + KEY_EPS
+    return (wide * (mean_square * vectors.shape[-1]).rsqrt()).to(vectors.dtype)
+
+
+def build_attention(config: Any, layer_idx: int) -> ReformerAttention:
+    """Return the attention of a layer, of the kind that the config says."""
+    kind = config.layer_kinds[layer_idx]
+    return LSHAttention(config, layer_idx) if kind == LSH else LocalAttention(config, layer_idx)

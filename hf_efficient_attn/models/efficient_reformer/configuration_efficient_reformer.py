@@ -1,0 +1,208 @@
+"""Configuration of the Reformer."""
+
+from collections.abc import Sequence
+from math import prod
+
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields
+from hf_efficient_attn.models.config.library import LibraryConfig
+
+from . import presets
+from .config_checks import check_attention, check_positions, check_streams
+
+CHOICES = {
+    "position_embedding_type": ("axial", "learned", "rope", "none"),
+    "stream_join": ("concat", "mean"),
+    "classifier_pooling": (None, "first", "last", "mean"),
+    "classifier_head": ("linear", "dense"),
+}
+
+
+@strict_config
+class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreTrainedConfig):
+    r"""Describe a Reformer: each token reads those whose vectors fall into the same hash bucket, or its neighbours.
+
+    The presets `enwik8`, `imagenet64` and `copy_task` are the authors' networks; every field can be changed on top.
+
+    Args:
+        attn_layers: "lsh" or "local" for each layer, or a part that is repeated.
+        head_dim: width of a head; None: hidden_size / num_attention_heads.
+        lsh_attn_chunk_length, local_attn_chunk_length: c, tokens of a chunk.
+        lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: which chunks the
+            tokens of a chunk read besides their own.
+        local_wraps: the first chunk of a bidirectional text also reads the last, and the last the first, as far as its
+            neighbours before and after are read; transformers' Reformer does.
+        num_hashes: r, rounds of hashing. A trained model may be evaluated with more.
+        num_buckets: b, an even number, or even factors of it, which need fewer rotations; None: about
+            2 · max_position_embeddings / c, so that half a chunk falls into a bucket of the longest text.
+        hash_seed: the rotations are a pure function of it, of the layer, and of the number of training steps so far.
+            With a number, all calls have the same; None: evaluation has those of seed 0, and training new ones at
+            every call. The random state of torch is neither read nor changed.
+        attend_across_buckets: tokens of different buckets that lie in the same or neighbouring chunks read each other
+            (the authors' code); False: they do not (their paper, equation 4).
+        count_duplicates: a key that shares a chunk with the query in several rounds counts several times (the authors'
+            code); False: once (their paper, equation 16).
+        chunk_by_bucket: cut chunks within each bucket instead of across the sorted sequence. Then what a causal token
+            reads depends on the past alone, and cached generation equals the full forward. False is the authors'.
+        is_causal: each token reads the past and itself, or both sides.
+        stream_join: "concat", the two streams side by side, twice hidden_size (the authors), or "mean".
+        position_embedding_type: "axial", "learned", "rope" or "none".
+        axial_pos_shape: n₁, n₂, …: position p is (p div n₂, p mod n₂); texts have at most n₁·n₂ tokens. None: two near
+            √max_position_embeddings.
+        axial_pos_embds_dim: how hidden_size is divided between the axes; None: evenly.
+        axial_norm_std: standard deviation of axial positions at the start.
+        chunk_size_feed_forward, chunk_size_lm_head: tokens that go through the MLP, or from the last hidden state to
+            the loss, at once; 0: all. With the second, training makes no tensor of all logits, and returns none.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of queries, keys and values; of the
+            output of attention; of the MLP; of the vocabulary.
+        gated_mlp: act(x·W_gate) * (x·W_up).
+        attention_dropout, lsh_attention_dropout: of attention weights; the second in LSH layers, None: the first.
+        classifier_head, classifier_activation: "linear", or "dense", a map and an activation before.
+        classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
+            otherwise "mean".
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Kitaev et al., "Reformer: The Efficient Transformer" (arXiv:2001.04451).
+
+    >>> config = EfficientReformerConfig(num_hidden_layers=4, max_position_embeddings=16_384)
+    >>> config.layer_kinds, config.bucket_factors, config.axial_shape
+    (('local', 'lsh', 'local', 'lsh'), (16, 32), (128, 128))
+    """
+
+    model_type = "efficient_reformer"
+    papers = ("2001.04451",)
+    # scores of a head in a layer, for n tokens
+    attention_cost = (
+        "n · num_hashes · lsh_attn_chunk_length · (1 + lsh_num_chunks_before + lsh_num_chunks_after) of an LSH layer, "
+        "n · local_attn_chunk_length · (1 + local_num_chunks_before + local_num_chunks_after) of a local one"
+    )
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 320
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    head_dim: int | None = None
+    is_causal: bool = False
+
+    attn_layers: list[str] | tuple[str, ...] = ("local", "lsh")
+    lsh_attn_chunk_length: int = 64
+    lsh_num_chunks_before: int = 1
+    lsh_num_chunks_after: int = 0
+    local_attn_chunk_length: int = 64
+    local_num_chunks_before: int = 1
+    local_num_chunks_after: int = 0
+    local_wraps: bool = False
+    num_hashes: int = 1
+    num_buckets: int | list[int] | tuple[int, ...] | None = None
+    hash_seed: int | None = None
+    attend_across_buckets: bool = True
+    count_duplicates: bool = True
+    chunk_by_bucket: bool = False
+    lsh_attention_dropout: float | int | None = None
+
+    stream_join: str = "concat"
+    chunk_size_lm_head: int = 0
+    hidden_act: str = "relu"
+    mlp_bias: bool = True
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    norm_type: str = "layernorm"
+    norm_eps: float | int = 1e-12
+    norm_bias: bool = True
+
+    position_embedding_type: str = "axial"
+    max_position_embeddings: int = 4096
+    axial_pos_shape: list[int] | tuple[int, ...] | None = None
+    axial_pos_embds_dim: list[int] | tuple[int, ...] | None = None
+    axial_norm_std: float | int = 1.0
+    rope_parameters: RopeParameters | dict | None = None
+    initializer_range: float | int = 0.02
+
+    lm_head_bias: bool = True
+    classifier_pooling: str | None = None
+    classifier_head: str = "linear"
+    classifier_activation: str = "tanh"
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = 2
+    sep_token_id: int | None = None
+
+    enwik8 = classmethod(presets.enwik8)
+    imagenet64 = classmethod(presets.imagenet64)
+    copy_task = classmethod(presets.copy_task)
+
+    @property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """The kind of every layer."""
+        part = tuple(self.attn_layers)
+        return part * (self.num_hidden_layers // len(part))
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key heads: as many as query heads."""
+        return self.num_attention_heads
+
+    @property
+    def output_width(self) -> int:
+        """Width of the last hidden state."""
+        return 2 * self.hidden_size if self.stream_join == "concat" else self.hidden_size
+
+    @property
+    def bucket_factors(self) -> tuple[int, ...]:
+        """The factors of the number of buckets.
+
+        By default this is the largest power of two up to 2 · max_position_embeddings / c, in two factors if it is
+        large, as in the authors' code and in transformers; but it never depends on the text.
+        """
+        given = self.num_buckets
+        if given is not None:
+            return tuple(given) if isinstance(given, Sequence) else (given,)
+        chunks = max(1, self.max_position_embeddings // self.lsh_attn_chunk_length)
+        power = (2 * chunks).bit_length() - 1
+        if 2**power > 2 * max(int(chunks**0.5), self.lsh_attn_chunk_length):
+            return (2 ** (power // 2), 2 ** (power - power // 2))
+        return (2**power,)
+
+    @property
+    def axial_shape(self) -> tuple[int, ...]:
+        """The numbers of positions of the axes."""
+        if self.axial_pos_shape is not None:
+            return tuple(self.axial_pos_shape)
+        first = 2 ** ((self.max_position_embeddings.bit_length() - 1) // 2)
+        return (first, -(-self.max_position_embeddings // first))
+
+    @property
+    def axial_widths(self) -> tuple[int, ...]:
+        """The widths of the axes, which add up to hidden_size."""
+        if self.axial_pos_embds_dim is not None:
+            return tuple(self.axial_pos_embds_dim)
+        axes = len(self.axial_shape)
+        width = self.hidden_size // axes
+        return (*[width] * (axes - 1), self.hidden_size - width * (axes - 1))
+
+    @property
+    def num_axial_positions(self) -> int:
+        """The number of positions that the axes have together."""
+        return prod(self.axial_shape)
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; write `head_dim` if it is None."""
+        check_fields(self, CHOICES)
+        check_attention(self)
+        check_positions(self)
+        check_streams(self)
+
+
+__all__ = ["EfficientReformerConfig"]

@@ -1,0 +1,73 @@
+"""Locality-sensitive hashing: random rotations that are a pure function of numbers, and the buckets of vectors.
+
+Source: Kitaev et al. (arXiv:2001.04451), section 2; Andoni et al. (arXiv:1509.02897).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.autocast import autocast_off
+
+MASK = 0xFFFFFFFF
+# odd numbers below 2³¹, so that products with 32-bit numbers fit into 63 bits on every device
+FIRST, SECOND, STEP = 0x21F0AAAD, 0x735A2D97, 0x1E3779B1
+
+
+def mixed(numbers: Tensor) -> Tensor:
+    """Return 32-bit numbers, as int64, whose bits depend on all bits of the given ones; equal on every device."""
+    numbers = numbers & MASK
+    numbers = ((numbers ^ (numbers >> 16)) * FIRST) & MASK
+    numbers = ((numbers ^ (numbers >> 15)) * SECOND) & MASK
+    return numbers ^ (numbers >> 15)
+
+
+def normals(shape: tuple[int, ...], seed: int, layer: int, step: Tensor) -> Tensor:
+    """Return numbers from N(0, 1) as a pure function of the arguments, float32, on the device of `step`.
+
+    They do not depend on the random state of torch, and do not change it. A compiler can trace this, unlike generators.
+    """
+    key = mixed(mixed(step + seed * STEP) + layer * STEP + 1)
+    count = math.prod(shape)
+    places = 2 * torch.arange(count, device=step.device)
+    first, second = (mixed(mixed(places + part) + key) >> 8 for part in (0, 1))
+    # Box and Muller; 24 bits are what float32 can hold
+    radius = (-2.0 * ((first + 1).float() * 2.0**-24).log()).sqrt()
+    return (radius * (second.float() * (2.0**-24 * 2.0 * math.pi)).cos()).view(shape)
+
+
+def draw_rotations(
+    num_heads: int, head_dim: int, num_hashes: int, factors: tuple[int, ...], seed: int, layer: int, step: Tensor
+) -> Tensor:
+    """Return the rotations of a layer, [H, D, r, Σ factors / 2], for an integer tensor `step`."""
+    return normals((num_heads, head_dim, num_hashes, sum(factors) // 2), seed, layer, step)
+
+
+@torch.no_grad()
+def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -> Tensor:
+    """Return the bucket of every vector in every round, int32 [B, H, r, N]; it is computed in float32 at least.
+
+    A bucket is argmax([xR, −xR]); of several factors, the first counts ones, the second multiples of the first, ….
+
+    Shapes: vectors [B, H, N, D], rotations [H, D, r, Σ factors / 2].
+
+    >>> vectors = torch.tensor([[[[1.0, 0.0], [-2.0, 0.1]]]])
+    >>> hash_vectors(vectors, torch.eye(2).view(1, 2, 1, 2), (4,)).tolist()
+    [[[[0, 2]]]]
+    """
+    dtype = torch.promote_types(vectors.dtype, torch.float32)
+    rounds = []
+    with autocast_off(vectors.device.type):
+        vectors, rotations = vectors.detach().to(dtype), rotations.to(dtype)
+        # one by one: the rotated vectors are larger than the vectors
+        for number in range(rotations.shape[2]):
+            rotated = vectors @ rotations[:, :, number]
+            bucket, first, product = None, 0, 1
+            for factor in factors:
+                part = rotated[..., first : first + factor // 2]
+                found = torch.cat((part, -part), -1).argmax(-1).int() * product
+                bucket = found if bucket is None else bucket + found
+                first, product = first + factor // 2, product * factor
+            rounds.append(bucket)
+    return torch.stack(rounds, 2)  # type: ignore[arg-type]

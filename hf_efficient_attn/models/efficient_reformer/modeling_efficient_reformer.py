@@ -1,0 +1,241 @@
+"""Reformer: attention within hash buckets, reversible layers, MLP and loss in slices, axial positions.
+
+Queries and keys are one map of the states, and a token reads the tokens whose queries point in a similar direction:
+random rotations assign each to a bucket, tokens are sorted by bucket, the order is cut into chunks of c tokens, and a
+chunk reads itself and the one before. Several rounds with other rotations make misses rare. Layers of this kind stand
+among layers that read chunks of neighbouring tokens.
+
+Sources: Kitaev et al. (arXiv:2001.04451) and, where it is silent or its code disagrees, the code (google/trax): tokens
+of different buckets read each other across a chunk, and keys met in several rounds count several times. Fields of the
+config choose what the paper says. We differ in these points:
+
+- Every document is hashed, sorted and cut as if it were alone: padding, packing and other rows change nothing.
+- Rotations are drawn for each training call from a seed of their own, and are fixed in evaluation.
+- The number of buckets never depends on the text.
+- With `chunk_by_bucket` chunks begin anew with every bucket, so that what a causal token reads depends on the past
+  alone. Without it, causality holds for values but not for the choice: later tokens move the borders of chunks.
+
+Decoding with a cache: new tokens are hashed by the same rotations, and read what they would read if the text ended with
+the last of them; tokens in the cache keep the states that they got when they were new. With `chunk_by_bucket`, with
+local layers, and as long as a text fits into one chunk, this equals the full forward pass.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.task_heads import (
+    CausalLMHead,
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.sparse.inputs import check_inputs
+
+from .attention import ReformerAttention, build_attention
+from .config_checks import LSH
+from .configuration_efficient_reformer import EfficientReformerConfig
+from .reversible import ReversibleStack, stretches_of
+
+
+class ReformerLayer(GradientCheckpointingLayer):
+    """Two steps of the two streams: y₁ = x₁ + Attention(N(x₂)), y₂ = x₂ + MLP(N(y₁)). [B, T, hidden_size] each."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = build_attention(config, layer_idx)
+        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
+        self.mlp = MLP(config, config.gated_mlp)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.stretch_tokens = config.chunk_size_feed_forward
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """False: the layer keeps nothing that checkpointing could save, so switching it on changes nothing."""
+        return False
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        del value
+
+    def forward(
+        self, first: Tensor, second: Tensor, stack: ReversibleStack | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        kept: dict[str, Tensor] = {}
+
+        def attend(states: Tensor) -> Tensor:
+            normed = self.attention_norm(narrowed(states, self.attention_norm))
+            return self.dropout(self.self_attn(normed, kept=kept, **kwargs)[0])
+
+        if stack is None:
+            first = first + attend(second)
+            # one graph for all lengths: a compiler decides by itself what it computes at once
+            size = 0 if torch.compiler.is_compiling() else self.stretch_tokens
+            parts = [self.transform(first[:, tokens]) for tokens in stretches_of(first.shape[1], size)]
+            return first, second + (parts[0] if len(parts) == 1 else torch.cat(parts, 1))
+        first = first + stack.run(attend, second)
+        return first, second + stack.run(self.transform, first, self.stretch_tokens)
+
+    def transform(self, states: Tensor) -> Tensor:
+        """Return what the MLP adds."""
+        return self.dropout(self.mlp(self.mlp_norm(narrowed(states, self.mlp_norm))))
+
+
+class HashSteps(nn.Module):
+    """Counts the training calls, by which rotations differ; it is saved with the weights, so that training resumes."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def initialize(self) -> None:
+        """Start to count from 0."""
+        init.zeros_(self.calls)
+
+    def forward(self) -> Tensor:
+        """Return the number of this call, from 1 on."""
+        self.calls.add_(1)
+        return self.calls.clone()
+
+
+class EfficientReformerPreTrainedModel(EfficientPreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = EfficientReformerConfig
+    config: EfficientReformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "efficient-reformer", "hf_efficient_attn"]
+    _no_split_modules = ["ReformerLayer"]
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(ReformerLayer, index=1),
+        "attentions": OutputRecorder(ReformerAttention, index=1),
+    }
+    _keys_to_ignore_on_load_missing = [r"hash_steps\.calls"]
+
+
+class EfficientReformerModel(EfficientReformerPreTrainedModel):
+    """The backbone: embedding, layers, final norm. Shapes: input_ids [B, T] → [B, T, output_width].
+
+    Memory for training does not grow with the number of layers, which are computed once more in the backward pass:
+    gradient checkpointing is accepted and changes nothing. Compiled training saves activations as any other model.
+    In training no cache is made.
+    """
+
+    def __init__(self, config: EfficientReformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.positions = Positions(config)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.hash_steps = HashSteps() if LSH in config.layer_kinds else None
+        self.layers = nn.ModuleList(ReformerLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = build_norm(config, width=config.output_width)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BackboneOutput:
+        """Return the last hidden state and, with `use_cache` in a causal model, the cache.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
+                cached yet), a packed document begins; documents do not read each other.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        compare_processes(self)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        use_cache = use_cache and not (self.training and torch.is_grad_enabled())
+        call = prepare_call(
+            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
+        )
+        embedded, where = self.positions(call.embedded, call)
+        embedded = self.embedding_dropout(embedded)
+        is_drawn = self.hash_steps is not None and self.training and self.config.hash_seed is None
+        where["hash_step"] = self.hash_steps() if is_drawn else None
+        kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
+        is_reversed = torch.is_grad_enabled() and call.cache is None and not torch.compiler.is_compiling()
+        stack = ReversibleStack(is_random=self.training) if is_reversed else None
+        # narrower streams would be computed again too inexactly
+        first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))
+        for layer in self.layers:
+            first, second = layer(first, second, stack=stack, **kwargs)
+        if stack is not None:
+            stack.close(first, second)
+        joined = torch.cat((first, second), -1) if self.config.stream_join == "concat" else (first + second) / 2
+        return BackboneOutput(self.dropout(self.norm(narrowed(joined, self.norm))), call.cache)
+
+
+def narrowed(states: Tensor, norm: Any) -> Tensor:
+    """Return the states in the dtype of a norm's weight."""
+    return finite(states.to(norm.weight.dtype))
+
+
+class EfficientReformerForCausalLM(TableGeneration, CausalLMHead, EfficientReformerPreTrainedModel, GenerationMixin):
+    backbone_class = EfficientReformerModel
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # transformers says no to every class whose name holds "reformer"
+        return True
+
+
+class EfficientReformerForMaskedLM(MaskedLMHead, EfficientReformerPreTrainedModel):
+    backbone_class = EfficientReformerModel
+
+
+class EfficientReformerForSequenceClassification(SequenceClassificationHead, EfficientReformerPreTrainedModel):
+    backbone_class = EfficientReformerModel
+
+
+class EfficientReformerForTokenClassification(TokenClassificationHead, EfficientReformerPreTrainedModel):
+    backbone_class = EfficientReformerModel
+
+
+class EfficientReformerForQuestionAnswering(QuestionAnsweringHead, EfficientReformerPreTrainedModel):
+    backbone_class = EfficientReformerModel
+
+
+class EfficientReformerForMultipleChoice(MultipleChoiceHead, EfficientReformerPreTrainedModel):
+    backbone_class = EfficientReformerModel
+
+
+__all__ = [
+    "EfficientReformerForCausalLM",
+    "EfficientReformerForMaskedLM",
+    "EfficientReformerForMultipleChoice",
+    "EfficientReformerForQuestionAnswering",
+    "EfficientReformerForSequenceClassification",
+    "EfficientReformerForTokenClassification",
+    "EfficientReformerModel",
+    "EfficientReformerPreTrainedModel",
+]

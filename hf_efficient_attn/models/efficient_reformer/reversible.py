@@ -1,0 +1,194 @@
+"""Reversible layers: what they save for the backward pass is computed again, from the last layer to the first.
+
+Each layer has two steps, which add a function of one stream to the other: y₁ = x₁ + Attention(x₂), y₂ = x₂ + MLP(y₁).
+From its outputs its inputs follow: x₂ = y₂ − MLP(y₁), x₁ = y₁ − Attention(x₂). So a stack of layers keeps its two last
+streams, and of every layer the buckets of its hashing and the random state of its dropout.
+
+Autograd sees ordinary operations, whose saved tensors are only promised. When the backward pass asks for the first of
+a step, the step is computed again from the streams behind it. As with checkpointing, gradients reach parameters the
+usual way, once, whoever asks for them: `backward`, `torch.autograd.grad`, the hooks of DDP and FSDP.
+
+Source: Gomez et al. (arXiv:1707.04585); Kitaev et al. (arXiv:2001.04451), section 3.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from hf_efficient_attn.errors import EfficientAttentionError
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Promise:
+    """A tensor that the backward pass needs: of which stretch it is, and its value as soon as this is known."""
+
+    def __init__(self, stretch: "Stretch") -> None:
+        self.stretch = stretch
+        self.value: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Surroundings:
+    """The random state and autocast of a computation, in which it can be repeated."""
+
+    device: torch.device
+    autocast: dict[str, tuple[bool, torch.dtype]]
+    random_states: tuple[Tensor, Tensor | None] | None
+
+    @classmethod
+    def of(cls, states: Tensor, is_random: bool) -> "Surroundings":
+        """Return those of this moment; is_random: whether something may be drawn."""
+        kinds = {"cpu", states.device.type} - {"meta"}
+        autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
+        random_states = None
+        if is_random:
+            device = states.device
+            own = None if device.type in ("cpu", "meta") else torch.get_device_module(device).get_rng_state(device)
+            random_states = (torch.get_rng_state(), own)
+        return cls(states.device, autocast, random_states)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Restore them, and afterwards those of now."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for kind, (enabled, dtype) in self.autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            if self.random_states is not None:
+                on_cpu, own = self.random_states
+                devices = [] if own is None else [self.device]
+                kind = "cuda" if own is None else self.device.type
+                stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+                torch.set_rng_state(on_cpu)
+                if own is not None:
+                    torch.get_device_module(self.device).set_rng_state(own, self.device)
+            yield
+
+
+@dataclass(eq=False)
+class Stretch:
+    """Tokens of a step that are computed at once.
+
+    Attributes:
+        tokens: which.
+        promises: the tensors that autograd has asked to save, in this order, as far as it still wants them.
+        result: what the step adds to these tokens, as soon as it is computed again.
+    """
+
+    step: "Step"
+    tokens: slice
+    surroundings: Surroundings
+    needs_grad: bool
+    promises: list[weakref.ref[Promise]] = field(default_factory=list)
+    result: Tensor | None = None
+
+    def promise(self, saved: Tensor) -> Promise:
+        """Take a tensor from autograd, and forget its contents."""
+        del saved
+        promise = Promise(self)
+        self.promises.append(weakref.ref(promise))
+        return promise
+
+    def compute_again(self, states: Tensor) -> None:
+        """Keep the promises, from the stream that this step read."""
+        found: list[Tensor] = []
+        read = states[:, self.tokens].detach().requires_grad_(self.needs_grad)
+        with self.surroundings.again(), saved_tensors_hooks(lambda saved: found.append(saved.detach()), _refuse):
+            result = self.step.function(read)
+        if len(found) != len(self.promises):
+            raise EfficientAttentionError(
+                f"A reversible layer saved {len(self.promises)} tensors for the backward pass, and {len(found)} when "
+                "it was computed again. It must do the same both times: hooks or settings that change in between, such "
+                "as the attention implementation, are not possible."
+            )
+        for reference, value in zip(self.promises, found, strict=True):
+            promise = reference()
+            if promise is not None:
+                promise.value = value
+        self.result = result.detach()
+
+
+@dataclass(eq=False)
+class Step:
+    """Half a layer: a function of one stream that is added to the other."""
+
+    number: int
+    function: Function
+    stretches: list[Stretch] = field(default_factory=list)
+
+
+class ReversibleStack:
+    """The steps of a forward pass, which the backward pass undoes.
+
+    Steps with even numbers read the second stream and add to the first, the others the other way round.
+
+    is_random: whether the steps draw numbers, as dropout does.
+    """
+
+    def __init__(self, is_random: bool) -> None:
+        self.is_random = is_random
+        self.steps: list[Step] = []
+        self.streams: list[Tensor] = []
+
+    def run(self, function: Function, states: Tensor, stretch_tokens: int = 0) -> Tensor:
+        """Return function(states), [B, T, hidden_size], the next step.
+
+        stretch_tokens: how many tokens are computed at once, if the function computes each from itself; 0: all.
+        """
+        step = Step(len(self.steps), function)
+        self.steps.append(step)
+        results = []
+        for tokens in stretches_of(states.shape[1], stretch_tokens):
+            stretch = Stretch(step, tokens, Surroundings.of(states, self.is_random), states.requires_grad)
+            step.stretches.append(stretch)
+            with saved_tensors_hooks(stretch.promise, self._kept):
+                results.append(function(states[:, tokens]))
+        return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def close(self, first: Tensor, second: Tensor) -> None:
+        """Keep the two streams behind the last step."""
+        self.streams = [first.detach(), second.detach()]
+
+    def _kept(self, promise: Promise) -> Tensor:
+        """Return a promised tensor; it computes again as many steps as necessary, the last first."""
+        if promise.value is None:
+            step = promise.stretch.step
+            while self.steps[-1] is not step:
+                self._undo(self.steps.pop())
+            promise.stretch.compute_again(self.streams[1 - step.number % 2])
+        if promise.value is None:
+            raise EfficientAttentionError("A reversible layer has lost a tensor that the backward pass needs.")
+        return promise.value
+
+    def _undo(self, step: Step) -> None:
+        """Compute the stream in front of a step."""
+        written = step.number % 2
+        for stretch in step.stretches:
+            if stretch.result is None:
+                stretch.compute_again(self.streams[1 - written])
+        added = torch.cat([stretch.result for stretch in step.stretches], 1)  # type: ignore[misc]
+        self.streams[written] = self.streams[written] - added
+        for stretch in step.stretches:
+            stretch.result = None
+
+
+def stretches_of(tokens: Any, stretch_tokens: int) -> list[slice]:
+    """Return the slices of so many tokens each; 0: one of all.
+
+    >>> stretches_of(5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    if not stretch_tokens or stretch_tokens >= tokens:
+        return [slice(0, None)]
+    return [slice(start, min(start + stretch_tokens, tokens)) for start in range(0, tokens, stretch_tokens)]
+
+
+def _refuse(_: Any) -> Tensor:
+    raise EfficientAttentionError("What is computed again has no backward pass of its own.")

@@ -1,0 +1,78 @@
+"""Rotations are normal numbers that only their arguments decide; buckets are those of the definition, and balanced."""
+
+import torch
+import transformers
+from models_cases import CASES
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.efficient_reformer.hashing import draw_rotations, hash_vectors, normals
+
+STEP = torch.tensor(0)
+
+
+def test_rotations_are_normal_and_independent() -> None:
+    drawn = normals((200, 500), 3, 1, STEP).double()
+    assert abs(drawn.mean()) < 0.01
+    assert abs(drawn.std() - 1) < 0.01
+    assert abs((drawn**4).mean() - 3) < 0.1
+    for seed, layer, step in ((3, 2, 0), (4, 1, 0), (3, 1, 1)):
+        other = normals((200, 500), seed, layer, torch.tensor(step)).double()
+        assert abs((drawn * other).mean()) < 0.01
+    assert abs((drawn[:, 1:] * drawn[:, :-1]).mean()) < 0.01
+
+
+def test_rotations_neither_read_nor_change_the_random_state_of_torch() -> None:
+    torch.manual_seed(0)
+    before, first = torch.get_rng_state(), normals((8,), 0, 0, STEP)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert torch.equal(normals((8,), 0, 0, STEP), first)
+
+
+def test_buckets_are_those_of_the_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2, 3, 50, 8, generator=generator)
+    rotations = draw_rotations(3, 8, 2, (4, 6), 0, 0, STEP)
+    rotated = torch.einsum("bhnd,hdrc->bhrnc", vectors, rotations)
+    ones, sixths = (torch.cat((part, -part), -1).argmax(-1) for part in rotated.split([2, 3], -1))
+    assert torch.equal(hash_vectors(vectors, rotations, (4, 6)).long(), ones + 4 * sixths)
+
+
+def test_buckets_are_balanced() -> None:
+    vectors = torch.randn(1, 1, 40_000, 64, generator=torch.Generator().manual_seed(0))
+    counts = hash_vectors(vectors, draw_rotations(1, 64, 1, (16,), 0, 0, STEP), (16,)).flatten().bincount(minlength=16)
+    # the rotations are not orthogonal, which is a fixed part of the deviation
+    assert float((counts / 2_500 - 1).abs().max()) < 0.5
+    near = vectors + 0.05 * torch.randn(vectors.shape, generator=torch.Generator().manual_seed(1))
+    pairs = [hash_vectors(each, draw_rotations(1, 64, 1, (16,), 0, 0, STEP), (16,)) for each in (vectors, near)]
+    assert (pairs[0] == pairs[1]).float().mean() > 0.9
+
+
+def test_training_draws_new_rotations_and_resumes_where_it_stopped(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    case = next(case for case in CASES if case.name == "reformer-masked")
+    model = case.model(hash_seed=None).train()
+    inputs = case.inputs()
+    first = model(**inputs).loss
+    model.save_pretrained(tmp_path)
+    second = model(**inputs).loss
+    assert not torch.equal(first, second)
+    resumed = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).train()
+    assert torch.equal(resumed(**inputs).loss, second)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**inputs).loss, model(**inputs).loss)
+
+
+def test_more_rounds_in_evaluation() -> None:
+    case = next(case for case in CASES if case.name == "reformer-masked")
+    model, inputs = case.model().eval(), case.inputs()
+    with torch.no_grad():
+        first = model(**inputs).logits
+        model.config.num_hashes = 7
+        assert not torch.equal(model(**inputs).logits, first)
+
+
+def test_bucket_factors_of_long_texts() -> None:
+    build = hea.EfficientReformerConfig
+    assert build(max_position_embeddings=4096).bucket_factors == (128,)
+    assert build(max_position_embeddings=65_536).bucket_factors == (32, 64)
+    assert build(num_buckets=[64, 128]).bucket_factors == (64, 128)

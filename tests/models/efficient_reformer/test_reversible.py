@@ -1,0 +1,111 @@
+"""Reversible layers against plain autograd: gradients, memory, random states, precision, and whoever asks for them."""
+
+from typing import Any
+
+import pytest
+import torch
+from models_cases import CASES
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer as modeling
+from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, stretches_of
+
+CASE = next(case for case in CASES if case.name == "reformer-masked")
+DROPOUT = {f"{name}_dropout": 0.2 for name in ("hidden", "attention", "activation", "embedding")}
+
+
+class PlainStack(ReversibleStack):
+    """Computes the same, and leaves everything to autograd."""
+
+    def run(self, function: Any, states: Tensor, stretch_tokens: int = 0) -> Tensor:
+        return torch.cat([function(states[:, tokens]) for tokens in stretches_of(states.shape[1], stretch_tokens)], 1)
+
+
+def gradients(model: Any, inputs: Any, plain: bool, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    monkeypatch.setattr(modeling, "ReversibleStack", PlainStack if plain else ReversibleStack)
+    torch.manual_seed(5)
+    return list(torch.autograd.grad(model(**inputs).loss, [each for each in model.parameters() if each.requires_grad]))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, DROPOUT, {"chunk_size_feed_forward": 5, **DROPOUT}], ids=["", "drop", "stretches"]
+)
+def test_gradients_are_those_of_plain_autograd(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = CASE.model(num_hidden_layers=6, **fields).double().train(), CASE.inputs()
+    found, expected = (gradients(model, inputs, plain, monkeypatch) for plain in (False, True))
+    assert max(float(each.abs().max()) for each in expected) > 1e-2
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-9)
+
+
+def test_gradients_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass runs outside of autocast, and computes layers again inside."""
+    model, inputs = CASE.model(num_hidden_layers=4).train(), CASE.inputs()
+    results = []
+    for plain in (False, True):
+        monkeypatch.setattr(modeling, "ReversibleStack", PlainStack if plain else ReversibleStack)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(**inputs).loss
+        results.append(torch.autograd.grad(loss, list(model.parameters())))
+    for actual, wanted in zip(*results, strict=True):
+        # streams are computed again in float32, to 1e-7, which rounds a few numbers of bfloat16 otherwise
+        assert float((actual - wanted).norm()) <= 1e-2 * float(wanted.norm()) + 1e-6
+
+
+def test_some_parameters_are_frozen_and_the_graph_is_used_twice() -> None:
+    model, inputs = CASE.model(num_hidden_layers=4).double().train(), CASE.inputs()
+    model.requires_grad_(False)
+    weights = [model.model.layers[index].mlp.up_proj.weight.requires_grad_(True) for index in (1, 3)]
+    loss = model(**inputs).loss
+    last = torch.autograd.grad(loss, weights[1], retain_graph=True)[0]
+    first, again = torch.autograd.grad(loss, weights)
+    torch.testing.assert_close(again, last)
+    assert first.any()
+
+
+def saved_bytes(num_layers: int) -> int:
+    """Return the bytes that autograd keeps for a backward pass, without those of parameters."""
+    model, inputs = CASE.model(num_hidden_layers=num_layers).train(), CASE.inputs()
+    known = {each.data_ptr() for each in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(saved: Tensor) -> Tensor:
+        if saved.data_ptr() not in known:
+            kept[saved.data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        loss = model(**inputs).loss
+    total = sum(kept.values())
+    loss.backward()
+    return total
+
+
+def test_memory_does_not_grow_with_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert saved_bytes(2) == saved_bytes(8)
+    monkeypatch.setattr(modeling, "ReversibleStack", PlainStack)
+    assert saved_bytes(8) > 3 * saved_bytes(2)
+
+
+def test_a_layer_that_computes_something_else_the_second_time_is_refused() -> None:
+    model, inputs = CASE.model().train(), CASE.inputs()
+    loss = model(**inputs).loss
+    model.model.layers[1].mlp.act_fn = torch.nn.Identity()
+    with pytest.raises(hea.EfficientAttentionError, match="It must do the same both times"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["reformer-masked", "reformer-causal"])
+def test_loss_in_slices_is_the_loss(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    results = []
+    for size in (0, 5):
+        model = case.model(chunk_size_lm_head=size).double().train()
+        output = model(**case.inputs(), num_items_in_batch=17)
+        mean = model(**case.inputs()).loss
+        assert (output.logits is None) is (size > 0)
+        assert model.eval()(**case.inputs()).logits is not None
+        results.append((output.loss, mean, *torch.autograd.grad(output.loss + mean, list(model.parameters()))))
+    for actual, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-5)
