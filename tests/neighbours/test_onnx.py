@@ -19,6 +19,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.errors import UnsupportedBackendError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 ENCODERS = {case.name: case.model for case in CASES if not case.is_causal and case.name != "sparse-bigbird"}
 ENCODERS |= {case.name: lambda case=case: case.model("AutoModel").encoder for case in SEQ2SEQ_CASES[:1]}
 ENCODERS |= {name: lambda name=name: hea.sparsify(build_in_tree(name), PATTERN) for name in ("bert", "modernbert")}
@@ -31,6 +32,15 @@ def test_every_encoder_at_any_batch_and_length(name: str, is_masked: bool, tmp_p
     inputs = encoder_inputs(("input_ids", "attention_mask") if is_masked else ("input_ids",))
     check_runs(export(model, inputs(3, 12)), model, inputs, tmp_path / "model.onnx")
     capability(family_of(model.config), "ONNX")
+
+
+@pytest.mark.parametrize("head", ["AutoModel", *(f"AutoModelFor{head}" for head in HEADS)])
+def test_every_head(head: str, tmp_path: Path) -> None:
+    """Those of a family beside its main one, which is exported above; all families share their code."""
+    case = next(case for case in CASES if case.name == "sparse-block_local")
+    model = case.model(head, **case.fewest_layers)
+    inputs = encoder_inputs(("input_ids", "attention_mask"))
+    check_runs(export(model, inputs(3, 12)), model, inputs, tmp_path / "model.onnx")
 
 
 def test_bigbird_at_one_length(tmp_path: Path, capability: Any) -> None:
