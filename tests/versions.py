@@ -21,8 +21,9 @@ LIBRARIES = ("torch", "transformers")
 def main(folder: Path) -> None:
     """Put what the reports say into the table."""
     reports = sorted(folder.glob("*.xml"))
-    # by their names, since parts may overlap
-    tested = {name_of(test): test for report in reports for test in ElementTree.parse(report).iter("testcase")}
+    entries = [test for report in reports for test in ElementTree.parse(report).iter("testcase")]
+    # by their names, since parts may overlap; an entry without a name is a test that was interrupted
+    tested = {name_of(test): test for test in entries if test.get("name")}
     if not tested:
         raise SystemExit(f"{folder} has no report of a test.")
     failed = [name for name, test in tested.items() if {"failure", "error"} & {child.tag for child in test}]
