@@ -50,6 +50,16 @@ from hf_efficient_attn.models.efficient_reformer import (
     EfficientReformerModel,
 )
 from hf_efficient_attn.models.register import register_families
+from hf_efficient_attn.models.routing_transformer import (
+    RoutingTransformerConfig,
+    RoutingTransformerForCausalLM,
+    RoutingTransformerForMaskedLM,
+    RoutingTransformerForMultipleChoice,
+    RoutingTransformerForQuestionAnswering,
+    RoutingTransformerForSequenceClassification,
+    RoutingTransformerForTokenClassification,
+    RoutingTransformerModel,
+)
 from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerConfig,
     SimplifiedTransformerForCausalLM,
@@ -124,6 +134,14 @@ __all__ = [
     "InputError",
     "KeyGroups",
     "PatternCache",
+    "RoutingTransformerConfig",
+    "RoutingTransformerForCausalLM",
+    "RoutingTransformerForMaskedLM",
+    "RoutingTransformerForMultipleChoice",
+    "RoutingTransformerForQuestionAnswering",
+    "RoutingTransformerForSequenceClassification",
+    "RoutingTransformerForTokenClassification",
+    "RoutingTransformerModel",
     "SegmentCollator",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",

@@ -10,6 +10,7 @@ import transformers
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.register import HEADS
 from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.patterns import Band
 
 TINY = {
     "vocab_size": 61,
@@ -147,6 +148,12 @@ def reformer(name: str, **fields: Any) -> Case:
     return Case(f"reformer-{name}", hea.EfficientReformerConfig, tuple(fields.items()), shows_a_route=True)
 
 
+def routing(name: str, shows_a_route: bool = False, **fields: Any) -> Case:
+    """Return a case of routing heads whose clusters are short enough to matter."""
+    fields = {"num_routing_heads": 2, "num_clusters": 3, "cluster_tokens": 4, **fields}
+    return Case(f"routing-{name}", hea.RoutingTransformerConfig, tuple(fields.items()), shows_a_route)
+
+
 CASES = [
     simplified("pre_ln", shows_a_route=True, block="pre_ln", num_key_value_heads=2, position_embedding_type="rope"),
     simplified("parallel", block="parallel", position_embedding_type="alibi"),
@@ -195,6 +202,18 @@ CASES = [
     span("modern-dynamic", "modern", span="dynamic"),
     span("modern-frozen", "modern", span_penalty=0.0, frozen_spans=[[0.0, 2.5, 9.0, 4.0], [1.0, 1.0, 7.2, 0.0]]),
     span("encoder", "modern", is_causal=False),
+    routing("causal", shows_a_route=True, attention_pattern=Band(3, 0), max_relative_distance=5),
+    routing(
+        "rope",
+        position_embedding_type="rope",
+        norm_position="pre",
+        include_self=False,
+        layers_with_routing=[1],
+        num_routing_heads=4,
+        head_map=True,
+        gated_mlp=True,
+    ),
+    routing("masked", is_causal=False, max_relative_distance=3),
     simplified("sas-span", block="sas", position_embedding_type="rope", span="adaptive", span_limit=9, span_ramp=3),
     simplified("sas_p-span", block="sas_p", span="dynamic", span_limit=9, span_ramp=3),
     simplified("sas_p-masked-span", block="sas_p", is_causal=False, span="adaptive", span_limit=9, span_ramp=3),

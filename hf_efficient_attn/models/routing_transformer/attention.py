@@ -1,0 +1,259 @@
+"""Multi-head attention of the Routing Transformer: routing heads first, then local heads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_attention import attend_layer, readable_keys
+from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.model_parts import part_of
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.layout.terms import Distance
+from hf_efficient_attn.layout.token_locations import token_locations
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.parts.blocks import drop_rate
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.models.prologue import PreparedCall
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.pattern import Pattern
+
+from .centroids import Centroids, Seen, joined, on_sphere, seen, similarities
+from .group_attention import DistanceVectors, attend_groups, key_groups, reach_term
+from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups
+
+# the numbers of clusters lie in the cache in two digits, which every dtype holds exactly
+DIGIT = 256
+
+
+class RoutingAttention(nn.Module):
+    """Heads that read tokens of their clusters, and heads that follow a pattern. [B, T, hidden_size] → the same."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
+        self.num_heads, self.num_routing = config.num_attention_heads, config.routing_heads(layer_idx)
+        self.num_local, self.is_causal = self.num_heads - self.num_routing, config.is_causal
+        self.scaling = self.head_dim**-0.5
+        self.num_key_heads = self.num_local if config.shares_qk else self.num_heads
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, width, bias=bias)
+        self.k_proj = nn.Linear(width, self.num_key_heads * self.head_dim, bias=bias) if self.num_key_heads else None
+        self.v_proj = nn.Linear(width, width, bias=bias)
+        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.head_map = nn.Linear(self.head_dim, self.head_dim, bias=False) if config.head_map else nn.Identity()
+        self.centroids = Centroids(config, self.num_routing) if self.num_routing else None
+        is_relative = config.position_embedding_type == "relative_keys"
+        self.local_distances = DistanceVectors(config) if is_relative and self.num_local else None
+        self.member_distances = DistanceVectors(config) if is_relative and self.num_routing else None
+        self.dropout = nn.Dropout(config.attention_dropout)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        token_mask: TokenMask = NO_MASK,
+        query_offset: QueryOffset = None,
+        documents: Tensor | None = None,
+        query_positions: Tensor | None = None,
+        means: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Seen | tuple[()]]:
+        """Return the output, the weights [B, H, T, K] with `output_attentions`, and in training what centroids see.
+
+        Args:
+            attention_mask, token_mask, query_offset: see `key_masks`.
+            documents, query_positions: see `token_places`.
+            means: the centroids, [routing heads, clusters, D]; None: those of the module.
+        """
+        query, value = (self._heads(each, hidden_states) for each in (self.q_proj, self.v_proj))
+        key = query[:, :0] if self.k_proj is None else self._heads(self.k_proj, hidden_states)
+        likeness, shown = None, ()
+        if self.centroids is not None:
+            means = self.centroids.means if means is None else means
+            query, key = self._normed(query, key)
+            likeness = self._likeness(query, key, means)
+            if self.training:
+                is_real = documents.index_select(1, query_positions) != EMPTY
+                shown = self._seen(query, key, likeness, is_real, means)
+            if not self.config.has_balanced_clusters:
+                likeness = (digits(likeness[1].argmax(-1)),) * 2
+        if position_embeddings is not None:
+            query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+        if past_key_values is not None:
+            key, value, likeness = self._append(past_key_values, key, value, likeness)
+        options: dict[str, Any] = {
+            "tokens": token_mask,
+            "query_offset": query_offset,
+            "matrix": attention_mask,
+            "dropout": drop_rate(self.dropout),
+            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            "backend": backend_of(self.config),
+        }
+        parts = []
+        if likeness is not None:
+            groups = self._groups(likeness, documents, query_positions, token_mask.segment_ids is not None)
+            parts.append(self._route(query, key, value, groups, options))
+        if self.num_local:
+            parts.append(self._read_locally(query, key, value, options))
+        outs, weights = zip(*parts, strict=True)
+        out = self.o_proj(self.head_map(torch.cat(outs, 2)).flatten(2))
+        return out, None if weights[0] is None else torch.cat(weights, 1), shown
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        """Return what the local heads of this layer ask the engine for, in a sentence what its routing heads do.
+
+        In a layer without local heads, it is what routing heads may read at most.
+        """
+        followed, notes, labels = self._followed_by_routing(), (), ()
+        if self.num_routing:
+            kind = "balanced clusters" if self.config.has_balanced_clusters else "members of its cluster"
+            notes = (
+                f"{self.num_routing} of {self.num_heads} heads route: a query reads {self.config.cluster_tokens} "
+                f"tokens at most of each of {self.config.num_clusters} {kind}, which is not counted."
+                if self.config.has_balanced_clusters
+                else f"{self.num_routing} of {self.num_heads} heads route: a query reads the last "
+                f"{self.config.cluster_tokens} {kind} at most, which is not counted.",
+            )
+        if self.num_local:
+            followed = self._followed_locally()
+        if self.local_distances is not None:
+            labels = (Distance(self.local_distances.first, self.local_distances.last),)
+        return LayerRequest(
+            followed,
+            self.num_local or self.num_routing,
+            self.num_local or self.num_routing,
+            self.head_dim,
+            self.head_dim,
+            self.config,
+            part=part_of(self),
+            is_causal=self.is_causal,
+            layer=self.layer_idx,
+            labels=labels,
+            backend=backend_of(self.config),
+            notes=notes,
+        )
+
+    def _heads(self, projection: nn.Linear, hidden_states: Tensor) -> Tensor:
+        return projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of all heads, [B, H, T, D], those of routing heads on the sphere."""
+        queries, keys = query.split((self.num_routing, self.num_local), 1), key[:, -self.num_local :]
+        routed = on_sphere(queries[0])
+        if self.config.shares_qk:
+            routed_keys, keys = routed, key
+        else:
+            routed_keys, keys = on_sphere(key[:, : self.num_routing]), key[:, self.num_routing :]
+        return torch.cat((routed, queries[1]), 1), torch.cat((routed_keys, keys), 1)
+
+    def _likeness(self, query: Tensor, key: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the similarities of queries and keys with the centroids, one tensor if they are the same."""
+        of_queries = similarities(query[:, : self.num_routing], means)
+        if self.config.shares_qk:
+            return of_queries, of_queries
+        return of_queries, similarities(key[:, : self.num_routing], means)
+
+    def _seen(
+        self, query: Tensor, key: Tensor, likeness: tuple[Tensor, Tensor], is_real: Tensor, means: Tensor
+    ) -> Seen:
+        """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice."""
+        shown = seen(query[:, : self.num_routing], likeness[0].argmax(-1), is_real, means)
+        if self.config.shares_qk:
+            return shown._replace(distance=2 * shown.distance)
+        return joined(shown, seen(key[:, : self.num_routing], likeness[1].argmax(-1), is_real, means))
+
+    def _append(
+        self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Return keys and values of all tokens, and what decides on their clusters, which is cached behind the keys."""
+        if likeness is None:
+            return *append_to_cache(cache, key, value, self.layer_idx), None
+        told = pad(likeness[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
+        keys, value = append_to_cache(cache, torch.cat((key, told), -1), value, self.layer_idx)
+        key, told = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]
+        return key, value, (told, told)
+
+    def _groups(
+        self, likeness: tuple[Tensor, Tensor], documents: Tensor, positions: Tensor, is_packed: bool
+    ) -> ClusterGroups:
+        """Return the groups of all tokens, by the similarities or, in causal membership, the digits of clusters."""
+        num_tokens, num_clusters = self.config.cluster_tokens, self.config.num_clusters
+        if self.config.has_balanced_clusters:
+            return balanced_groups(*likeness, documents, positions.shape[0], num_tokens, is_packed)
+        return causal_groups(number_of(likeness[1]), documents, positions, num_clusters, num_tokens)
+
+    def _route(
+        self, query: Tensor, key: Tensor, value: Tensor, groups: ClusterGroups, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
+        scale = float(self.config.routing_scale)
+        terms = [reach_term(groups, query)]
+        if self.member_distances is not None:
+            terms.append(self.member_distances(query, scale, groups.shift))
+        chosen = key_groups(groups, self.config.has_balanced_clusters)
+        terms_left = tuple(term for term in terms if term is not None)
+        followed = self._followed_by_routing()
+        return attend_groups(query, key, value, followed, scale=scale, terms=terms_left, chosen=chosen, **options)
+
+    def _read_locally(
+        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = (each[:, self.num_routing :] for each in (query, key, value))
+        terms = () if self.local_distances is None else (self.local_distances(query, self.scaling),)
+        return attend_layer(query, key, value, self._followed_locally(), scale=self.scaling, terms=terms, **options)
+
+    def _followed_by_routing(self) -> LayerPattern:
+        """Return what routing heads may read at most."""
+        pattern: Pattern = Full()
+        if self.is_causal:
+            pattern = Causal() if self.config.include_self else Band(None, -1)
+        return LayerPattern(pattern, self.layer_idx, is_own=False, shards=shards_of(self))
+
+    def _followed_locally(self) -> LayerPattern:
+        followed = layer_pattern(self, {"is_causal": self.is_causal})
+        heads = {"first_head": self.num_routing, "num_model_heads": self.num_heads}
+        return replace(followed, shards=shards_of(self), **heads)
+
+
+def token_places(call: PreparedCall, masks: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the document of each key and the positions of the queries, as keyword arguments of attention layers.
+
+    They are `documents`, int [B or 1, K], -1 for padding, and `query_positions`, int [T].
+    """
+    tokens, matrix, device = masks["token_mask"], masks["attention_mask"], call.embedded.device
+    num_keys = call.num_keys
+    if matrix is not None:
+        tokens, num_keys = TokenMask(readable_keys(matrix, call.batch_size)), matrix.shape[3]
+    first = masks["query_offset"]
+    first = num_keys - call.tokens if first is None else first
+    documents = token_locations(tokens, num_keys, device).documents
+    return {"documents": documents, "query_positions": first + torch.arange(call.tokens, device=device)}
+
+
+def digits(numbers: Tensor) -> Tensor:
+    """Return integers in two digits, [..., 2], which every floating-point dtype holds exactly.
+
+    >>> digits(torch.tensor(515)).tolist()
+    [2, 3]
+    """
+    return torch.stack((numbers // DIGIT, numbers % DIGIT), -1)
+
+
+def number_of(two: Tensor) -> Tensor:
+    """Return the integers that `digits` wrote.
+
+    >>> int(number_of(digits(torch.tensor(515)).bfloat16()))
+    515
+    """
+    return two[..., 0].long() * DIGIT + two[..., 1].long()

@@ -1,0 +1,140 @@
+"""The centroids of routing heads: spherical k-means whose means are moving averages over training.
+
+A centroid is the mean of the queries and keys that it was nearest to, weighted by λ^age: the moving average of their
+sum divided by that of their number. Both start at 0, so that the mean of few steps is a mean of what they saw (Adam's
+correction of the start, which cancels here). In the authors' code the sum starts as the centroid and the number at 0,
+without a correction, so that centroids begin hundreds of times too long. A centroid that nothing has been near keeps
+its start value, and one to which nothing comes any more stays where it is.
+
+The state belongs to the model: it is saved with it, stays in float32 and is the same in all processes, which add up
+what their batches have seen. It changes in training alone, after the last layer of a forward pass whose projections
+are being trained (with an adapter they are not): what the layers read, and read again under gradient checkpointing, are
+the centroids of before.
+
+Source: Roy et al. (arXiv:2003.05997), section 4, and the authors' code.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.functional import layer_norm
+from transformers import initialization as init
+
+from hf_efficient_attn.layout.autocast import autocast_off
+
+NORM_EPS = 1e-6
+
+
+class Seen(NamedTuple):
+    """What the centroids of a layer have seen in a batch.
+
+    Attributes:
+        sums, counts: of the vectors nearest to each centroid, [heads, clusters, head_dim] and [heads, clusters].
+        distance: the mean squared distance of a number to that of its centroid, 0-dim, differentiable.
+    """
+
+    sums: Tensor
+    counts: Tensor
+    distance: Tensor
+
+
+class Centroids(nn.Module):
+    """The centroids of a layer's routing heads, and the moving averages that they are made of.
+
+    Reads from the config: `num_clusters`, `head_dim`, `centroid_decay`.
+    """
+
+    def __init__(self, config: Any, num_heads: int) -> None:
+        super().__init__()
+        self.config = config
+        shape = (num_heads, config.num_clusters, config.head_dim)
+        self.register_buffer("means", torch.zeros(shape, dtype=torch.float32))
+        self.register_buffer("sums", torch.zeros(shape, dtype=torch.float32))
+        self.register_buffer("counts", torch.zeros(shape[:2], dtype=torch.float32))
+
+    def initialize(self) -> None:
+        """Set the start values: normal vectors on the sphere."""
+        start = torch.randn(self.means.shape, device=self.means.device)
+        init.copy_(self.means, on_sphere(start))
+        init.zeros_(self.sums)
+        init.zeros_(self.counts)
+
+    @torch.no_grad()
+    def update(self, sums: Tensor, counts: Tensor) -> None:
+        """Move the centroids towards what a batch has shown; see `Seen`."""
+        decay = self.config.centroid_decay
+        self.sums.mul_(decay).add_(sums.to(self.sums), alpha=1 - decay)
+        self.counts.mul_(decay).add_(counts.to(self.counts), alpha=1 - decay)
+        is_known = (self.counts > 0)[..., None]
+        self.means.copy_(torch.where(is_known, self.sums / self.counts.clamp(min=1e-30)[..., None], self.means))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Centroids":
+        """Move the module as told, but never to a dtype narrower than float32."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
+            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
+
+        return super()._apply(move, recurse)  # type: ignore[no-any-return]
+
+
+def on_sphere(states: Tensor) -> Tensor:
+    """Return vectors with mean 0 and norm √D, in their dtype: a norm without scale and bias. [..., D] → the same."""
+    with autocast_off(states.device.type):
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        return layer_norm(wide, states.shape[-1:], eps=NORM_EPS).to(states.dtype)
+
+
+@torch.no_grad()
+def similarities(states: Tensor, means: Tensor) -> Tensor:
+    """Return the products of vectors [B, heads, T, D] with the centroids [heads, clusters, D]: [B, heads, T, clusters].
+
+    At least in float32, whatever the dtype of the model: which centroid is nearest must not depend on autocast.
+    """
+    with autocast_off(states.device.type):
+        dtype = torch.promote_types(states.dtype, means.dtype)
+        return states.to(dtype) @ means.to(dtype).transpose(1, 2)
+
+
+def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor) -> Seen:
+    """Return what a batch shows the centroids.
+
+    Args:
+        states: on the sphere, [B, heads, T, D].
+        nearest: the centroid of each, int [B, heads, T].
+        is_real: which tokens are not padding, bool [B or 1, T].
+        means: [heads, clusters, D].
+    """
+    num_heads, num_clusters, width = means.shape
+    with autocast_off(states.device.type):
+        wide = states.to(torch.promote_types(states.dtype, means.dtype))
+        clusters = torch.arange(num_clusters, device=states.device)
+        is_near = (nearest[..., None] == clusters) & is_real[:, None, :, None]
+        members = is_near.transpose(0, 1).flatten(1, 2).to(wide.dtype)
+        sums = members.transpose(1, 2) @ wide.detach().transpose(0, 1).flatten(1, 2)
+        index = nearest.transpose(0, 1).flatten(1)[..., None].expand(-1, -1, width)
+        own = means.to(wide.dtype).gather(1, index).unflatten(1, (len(states), -1)).transpose(0, 1)
+        squares = (wide - own).square().mean(-1)
+        real = is_real[:, None].expand(squares.shape)
+        distance = torch.where(real, squares, 0.0).sum() / real.sum().clamp(min=1)
+        return Seen(sums, members.sum(1), distance)
+
+
+def joined(of_queries: Seen, of_keys: Seen) -> Seen:
+    """Return what queries and keys of a layer show together."""
+    return Seen(*(one + other for one, other in zip(of_queries, of_keys, strict=True)))
+
+
+def update_all(modules: Sequence[Centroids], shown: Sequence[Seen]) -> None:
+    """Update the centroids of several layers by what the batches of all processes have shown."""
+    flat = torch.cat([each.detach().flatten() for layer in shown for each in (layer.sums, layer.counts)])
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        distributed.all_reduce(flat)
+    sizes = [each.numel() for layer in shown for each in (layer.sums, layer.counts)]
+    parts = flat.split(sizes)
+    for index, module in enumerate(modules):
+        sums, counts = parts[2 * index : 2 * index + 2]
+        module.update(sums.view(module.sums.shape), counts.view(module.counts.shape))

@@ -1,0 +1,178 @@
+"""Configuration of the Routing Transformer."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
+
+from hf_efficient_attn.attention.layer_patterns import config_patterns
+from hf_efficient_attn.attention.model_parts import DECODER
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, NormFields
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.config.patterns import write_pattern
+from hf_efficient_attn.patterns.pattern import Pattern
+
+from . import presets
+from .checks import CHOICES, check_routing
+
+
+@strict_config
+class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+    r"""Describe a Transformer some of whose heads read the tokens of their own cluster, found by k-means.
+
+    The presets `wikitext103`, `wikitext103_short`, `enwik8`, `enwik8_long`, `pg19`, `imagenet64` and `cifar10` are the
+    authors' networks; every field can be changed on top.
+
+    Args:
+        num_attention_heads: all heads of a layer.
+        num_routing_heads: how many of them, the first ones, route; the others are local: they follow
+            `attention_pattern`. In layers that do not route, all do.
+        layers_with_routing: the indices of the layers that route; None: all.
+        num_clusters: k, the clusters of a routing head.
+        cluster_tokens: w. With `membership="balanced"` a cluster has this many tokens of a text; with "causal" a
+            token reads the last w tokens of its cluster, itself among them.
+        membership: "balanced", the authors': a cluster has the w tokens of the text that are most similar to its
+            centroid, so that a token is in none, one or several. "causal": a token is in the one cluster whose
+            centroid is most similar to it. None: "causal" if `is_causal`, otherwise "balanced".
+
+            In a causal model "balanced" lets the future leak: which keys a token reads depends on what stands after it,
+            and generation, which does not know that, computes something else than training did; see the module's
+            docstring. With "causal" it depends on the past alone.
+        share_qk: the keys of routing heads are their queries; None: as `is_causal`. Causal models need it.
+        include_self: whether a token of a routing head reads itself. With `share_qk` its own score is the highest that
+            is possible; the authors' code keeps it.
+        routing_scale: the factor of the scores of routing heads, whose queries and keys have the norm √head_dim. The
+            authors' 1.0 gives scores of ±head_dim.
+        centroid_decay: λ of the moving averages that the centroids are; 1.0 keeps them where they are.
+        commitment_weight: β; training adds β · the mean squared distance of queries and keys to their centroids,
+            summed over layers, to the loss.
+        attention_pattern: what local heads read, in any form that `sparsify` takes. Causal models use its causal form.
+            None: full (or causal) attention.
+        is_causal: each token sees the past and itself, or both sides.
+        position_embedding_type: "relative_keys", a trained vector per distance added to the keys of a layer's local
+            heads, and another for its routing heads, in which distances count members of the cluster; "rope", of local
+            heads, and of routing heads after the clusters have been chosen; "learned", "sinusoidal", "none".
+        max_relative_distance: the distance from which on all share a vector of "relative_keys", in tokens.
+        head_map: a map of `head_dim`, shared by all heads, of what each of them has read, as in the authors' code.
+        norm_position, norm_type, norm_eps, norm_bias: "post", or "pre" with another norm after the last block;
+            "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
+            output; MLP; vocabulary.
+        gated_mlp: act(x·W_gate) * (x·W_up).
+        embedding_init_std: standard deviation of embeddings at the start; None: initializer_range.
+        classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
+            otherwise "mean".
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Roy, Saffar, Vaswani, Grangier, "Efficient Content-Based Sparse Attention with Routing Transformers"
+    (arXiv:2003.05997).
+
+    >>> config = RoutingTransformerConfig.pg19()
+    >>> config.layers_with_routing, config.routing_heads(20), config.routing_heads(21)
+    ([21], 0, 2)
+    """
+
+    model_type = "routing_transformer"
+    papers = ("2003.05997",)
+    # scores of a head in a layer, for n tokens
+    attention_cost = "num_clusters · cluster_tokens² of a routing head; the pairs of attention_pattern of a local one"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 256
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 8
+    num_routing_heads: int = 4
+    layers_with_routing: list[int] | None = None
+    is_causal: bool = True
+
+    num_clusters: int = 16
+    cluster_tokens: int = 512
+    membership: str | None = None
+    share_qk: bool | None = None
+    include_self: bool = True
+    routing_scale: float | int = 1.0
+    centroid_decay: float | int = 0.999
+    commitment_weight: float | int = 1e-4
+    attention_pattern: Any = None
+
+    hidden_act: str = "gelu"
+    mlp_bias: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    head_map: bool = False
+
+    position_embedding_type: str = "relative_keys"
+    max_relative_distance: int = 512
+    rope_parameters: RopeParameters | dict | None = None
+    max_position_embeddings: int = 8192
+    position_offset: int = 0
+    embedding_init_std: float | int | None = None
+    initializer_range: float | int = 0.02
+
+    lm_head_bias: bool = False
+    classifier_pooling: str | None = None
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    wikitext103 = classmethod(presets.wikitext103)
+    wikitext103_short = classmethod(presets.wikitext103_short)
+    enwik8 = classmethod(presets.enwik8)
+    enwik8_long = classmethod(presets.enwik8_long)
+    pg19 = classmethod(presets.pg19)
+    imagenet64 = classmethod(presets.imagenet64)
+    cifar10 = classmethod(presets.cifar10)
+
+    @property
+    def has_balanced_clusters(self) -> bool:
+        """Whether clusters choose their tokens, and not tokens their cluster."""
+        return not self.is_causal if self.membership is None else self.membership == "balanced"
+
+    @property
+    def shares_qk(self) -> bool:
+        """Whether the keys of routing heads are their queries."""
+        return self.is_causal if self.share_qk is None else self.share_qk
+
+    @property
+    def sinusoid_amplitude(self) -> float | int:
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        return self.initializer_range if self.embedding_init_std is None else self.embedding_init_std
+
+    def routing_heads(self, layer: int) -> int:
+        """Return how many heads of a layer route."""
+        routes = self.layers_with_routing is None or layer in self.layers_with_routing
+        return self.num_routing_heads if routes else 0
+
+    def readable_patterns(self) -> tuple[Pattern | None, ...]:
+        """Return what each layer can read, for `PatternCache`.
+
+        Raises:
+            ConfigurationError: a layer routes, and can read any token of the past.
+        """
+        if any(self.routing_heads(layer) for layer in range(self.num_hidden_layers)):
+            raise ConfigurationError(
+                f"PatternCache holds a band and first tokens, but layers of this {type(self).__name__} have "
+                f"{self.num_routing_heads} routing heads, which may read any token of the past. Generate with the "
+                "default cache, which holds all."
+            )
+        return config_patterns(self.attention_pattern, self, DECODER) or ()
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
+        check_fields(self, CHOICES)
+        self.check_head_sizes()
+        check_routing(self)
+        write_pattern(self)
+
+
+__all__ = ["RoutingTransformerConfig"]

@@ -1,0 +1,113 @@
+"""The attention of routing heads in the groups of their clusters, and the terms that count places of these groups."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_efficient_attn.attention.call import build_call
+from hf_efficient_attn.attention.dense_matrix import check_matrix
+from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_attention import (
+    NEVER_READ,
+    added_scores,
+    attend_layer,
+    pairs_of,
+    readable_keys,
+    tokens_of_layer,
+)
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.weight_rows import rows_or_all
+from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.chosen.dense_groups import in_groups
+from hf_efficient_attn.layout.chosen.grouped_keys import KeyGroups
+from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+from .membership import ClusterGroups
+
+# of the authors' code: what is added to the number of clusters that hold a token, before their sum is divided by it
+MEAN_EPSILON = 1e-2
+
+
+class DistanceVectors(nn.Module):
+    """A trained vector per distance, added to the keys of all heads; those beyond the last share the last one.
+
+    Distances are query - key, from 0 on in causal heads. Source: Shaw et al. (arXiv:1803.02155); the authors of the
+    Routing Transformer also add vectors to the values, which we leave out.
+
+    Reads from the config: `max_relative_distance`, `is_causal`, `head_dim`, `initializer_range`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.last, self.std = config.max_relative_distance, config.initializer_range
+        self.first = 0 if config.is_causal else -self.last
+        self.weight = nn.Parameter(torch.zeros(self.last - self.first + 1, config.head_dim))
+
+    def initialize(self) -> None:
+        init.normal_(self.weight, std=self.std)
+
+    def forward(self, query: Tensor, scale: float, shift: int = 0) -> Term:
+        """Return the term of queries [B, H, T, D]; `shift`: by how much labels count a distance too low."""
+        values = (query * scale) @ self.weight.to(query.dtype).T
+        return Term(values, Distance(self.first - shift, self.last - shift))
+
+
+def reach_term(groups: ClusterGroups, like: Tensor) -> Term | None:
+    """Return the term that closes what lies too many places before a query; None: nothing does."""
+    if groups.reach is None:
+        return None
+    values = torch.zeros(groups.reach + 2, dtype=like.dtype, device=like.device)
+    values = torch.where(torch.arange(groups.reach + 2, device=like.device) <= groups.reach, values, -torch.inf)
+    return Term(values[None, None, None], Distance(-groups.shift, groups.reach + 1 - groups.shift))
+
+
+def key_groups(groups: ClusterGroups, takes_mean: bool) -> KeyGroups:
+    """Return the groups for the engine; `takes_mean`: a token may be in several clusters."""
+    join = {"join": "mean", "mean_epsilon": MEAN_EPSILON} if takes_mean else {}
+    return KeyGroups(groups.queries, groups.keys, labels_count="places", **join)  # type: ignore[arg-type]
+
+
+@rows_or_all
+def attend_groups(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    followed: LayerPattern,
+    tokens: TokenMask,
+    scale: float,
+    dropout: float = 0.0,
+    query_offset: QueryOffset = None,
+    matrix: Tensor | None = None,
+    bias: Tensor | None = None,
+    need_weights: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return `attend_layer` of chosen groups, which has neither weights nor mask matrices for them.
+
+    These take memory for all pairs, as everywhere.
+    """
+    if matrix is None and bias is None and not need_weights:
+        return attend_layer(query, key, value, followed, tokens, scale, dropout, query_offset, **options)
+    options.pop("backend")
+    if matrix is not None:
+        check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
+        tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
+    tokens = tokens_of_layer(tokens, followed, key)
+    call = build_call(query, key, value, followed, query_offset, tokens, scale=scale, dropout=dropout, **options)
+    pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
+    added = added_scores(matrix, bias, query, key)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    with autocast_off(query.device.type):
+        scores = query.to(dtype) @ key.to(dtype).transpose(2, 3) * scale
+        if added is not None:
+            pairs = added > NEVER_READ if pairs is None else pairs & (added > NEVER_READ)
+            scores = scores + added
+        every_key = torch.eye(key.shape[2], dtype=dtype, device=key.device)
+        # the weights are what groups return of values that name the keys
+        weights, _ = in_groups(scores, every_key.expand(*key.shape[:2], -1, -1), pairs, call)
+    weights = weights.to(value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), weights if need_weights else None

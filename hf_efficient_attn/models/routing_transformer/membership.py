@@ -1,0 +1,163 @@
+"""Which tokens are in which cluster, as the groups in which routing heads read them.
+
+Balanced clusters choose their tokens, as the authors' do: each has the w tokens of a document that are most similar to
+its centroid. In causal membership a token chooses its cluster, the one of the most similar centroid, and reads the last
+w tokens of that cluster, itself among them; this depends on nothing after it. Padding is in no cluster, and clusters do
+not cross documents. Ties go to the token, or the cluster, with the lower index.
+
+A list of members is in the order of the text, with empty places (-1). The distance of two members counts places of the
+list; that is what relative positions of routing heads look up (the authors' code).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+EMPTY = -1
+# from how many keys a query on, queries are listed one by one: cheaper than all members of their clusters
+FEW_QUERIES = 16
+
+
+class ClusterGroups(NamedTuple):
+    """Groups of queries and keys, and how their places count.
+
+    Attributes:
+        queries, keys: positions, int [B, heads, groups, places].
+        shift: the place of a query in the list of its keys is its own place plus this.
+        reach: a query reads the members at most so many places before itself; None: all of them.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    shift: int
+    reach: int | None = None
+
+
+def places_of(cluster_tokens: int, num_keys: int) -> int:
+    """Return how many places a cluster needs; a compiler, to which lengths are symbols, gets all that there may be."""
+    return cluster_tokens if torch.compiler.is_compiling() else min(cluster_tokens, num_keys)
+
+
+def balanced_groups(
+    of_queries: Tensor, of_keys: Tensor, documents: Tensor, num_queries: int, cluster_tokens: int, is_packed: bool
+) -> ClusterGroups:
+    """Return a group for each cluster: the tokens most similar to its centroid.
+
+    Args:
+        of_queries, of_keys: similarities of all tokens, [B, heads, K, clusters]; one tensor if they are the same.
+        documents: the document of each token, int [B or 1, K]; -1: padding.
+        num_queries: how many tokens are computed, the last ones if no key is behind them.
+        is_packed: whether rows hold several documents.
+    """
+    members = packed_members if is_packed else row_members
+    places = places_of(cluster_tokens, documents.shape[1])
+    keys = members(of_keys.transpose(2, 3), documents, places)
+    queries = keys if of_queries is of_keys else members(of_queries.transpose(2, 3), documents, places)
+    if is_packed:
+        # the members of a document lie in one block of places or in two neighbouring ones
+        blocks = windows(pad(keys, (places, places), value=EMPTY), 3 * places, places)
+        return ClusterGroups(windows(queries, places, places).flatten(2, 3), blocks.flatten(2, 3), places)
+    # in cached decoding, few members are new; they are the last ones
+    last = places if torch.compiler.is_compiling() else min(places, num_queries)
+    is_whole = num_queries == documents.shape[1]
+    return ClusterGroups(queries if is_whole else queries[..., -last:], keys, 0 if is_whole else places - last)
+
+
+def row_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
+    """Return the members of each cluster where a row is one document: int [B, heads, clusters, places], empty first.
+
+    similarity: [B, heads, clusters, K].
+    """
+    is_real = (documents != EMPTY)[:, None, None].expand(similarity.shape)
+    ranked = similarity.masked_fill(~is_real, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    found = torch.where(is_real.gather(3, ranked), ranked, EMPTY)
+    if torch.compiler.is_compiling():
+        found = pad(found, (0, places), value=EMPTY)
+    return found[..., :places].sort(-1).values
+
+
+def packed_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
+    """Return the members of each cluster in every document of a row: int [B, heads, clusters, whole blocks of places].
+
+    A document has at most `places` members of a cluster; those of one follow those of the one before.
+    """
+    num_keys = documents.shape[1]
+    of_tokens = documents[:, None, None].expand(similarity.shape)
+    ranked = similarity.sort(dim=-1, descending=True, stable=True).indices
+    sorted_documents, by_document = of_tokens.gather(3, ranked).sort(dim=-1, stable=True)
+    ranked = ranked.gather(3, by_document)
+    index = torch.arange(num_keys, device=documents.device)
+    is_start = pad(sorted_documents[..., 1:] != sorted_documents[..., :-1], (1, 0), value=True)
+    rank = index - torch.where(is_start, index, 0).cummax(-1).values
+    found = torch.where((sorted_documents != EMPTY) & (rank < places), ranked, EMPTY)
+    return pad(found.sort(-1).values, (-num_keys % places, 0), value=EMPTY)
+
+
+def causal_groups(
+    clusters: Tensor, documents: Tensor, positions: Tensor, num_clusters: int, cluster_tokens: int
+) -> ClusterGroups:
+    """Return groups in which each query reads the last members of its own cluster.
+
+    Args:
+        clusters: that of every key, int [B, heads, K].
+        documents: the document of each key, int [B or 1, K]; -1: padding.
+        positions: of the queries, int [T].
+    """
+    num_queries, num_keys = positions.shape[0], documents.shape[1]
+    clusters = torch.where((documents != EMPTY)[:, None], clusters, num_clusters)
+    places = places_of(cluster_tokens, num_keys)
+    if num_queries == 1 or num_queries * FEW_QUERIES <= num_keys:
+        return query_groups(clusters, documents, positions, places)
+    return block_groups(clusters, num_clusters, places)
+
+
+def query_groups(clusters: Tensor, documents: Tensor, positions: Tensor, places: int) -> ClusterGroups:
+    """Return a group for each query: the keys that it reads."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    shape = (clusters.shape[0], clusters.shape[1], -1)
+    own_cluster = clusters.index_select(2, positions)
+    own_document = documents.index_select(1, positions)
+    is_member = (clusters[:, :, None] == own_cluster[..., None]) & (index <= positions[:, None])
+    is_member = (
+        is_member & ((documents[:, None] == own_document[..., None]) & (own_document[..., None] != EMPTY))[:, None]
+    )
+    found = torch.where(is_member, index, EMPTY)
+    if torch.compiler.is_compiling():
+        found = pad(found, (places, 0), value=EMPTY)
+    keys = found.topk(places, -1).values.flip(-1)
+    return ClusterGroups(positions.expand(shape)[..., None], keys, places - 1)
+
+
+def block_groups(clusters: Tensor, num_clusters: int, places: int) -> ClusterGroups:
+    """Return blocks of half as many places as a query reads: a block's queries read it and the two before it.
+
+    clusters: int [B, heads, K]; padding is in the cluster `num_clusters`.
+    """
+    batch_size, num_heads, num_keys = clusters.shape
+    block = (places + 1) // 2
+    before = -(-(places - 1) // block)
+    in_order, order = clusters.sort(dim=-1, stable=True)
+    sizes = torch.zeros(batch_size, num_heads, num_clusters + 1, dtype=torch.long, device=clusters.device)
+    sizes = sizes.scatter_add(2, clusters, torch.ones_like(clusters))
+    # each cluster fills whole blocks
+    room = (sizes + block - 1) // block * block
+    rank = torch.arange(num_keys, device=clusters.device) - (sizes.cumsum(2) - sizes).gather(2, in_order)
+    num_blocks = num_keys // block + num_clusters
+    place = ((room.cumsum(2) - room).gather(2, in_order) + rank).clamp(max=num_blocks * block)
+    place = torch.where(in_order == num_clusters, num_blocks * block, place)
+    empty = torch.full((batch_size, num_heads, num_blocks * block + 1), EMPTY, device=clusters.device)
+    members, cluster_of = (empty.scatter(2, place, each)[..., :-1] for each in (order, in_order))
+    keys, their_cluster = (
+        windows(pad(each, (before * block, 0), value=EMPTY), (before + 1) * block, block)
+        for each in (members, cluster_of)
+    )
+    own = windows(cluster_of, block, block)[..., :1]
+    keys = torch.where(their_cluster == own, keys, EMPTY)
+    return ClusterGroups(windows(members, block, block), keys, before * block, places - 1)
+
+
+def windows(places: Tensor, size: int, step: int) -> Tensor:
+    """Return overlapping pieces of lists [..., n]: [..., pieces, size]."""
+    return places.unfold(-1, size, step)

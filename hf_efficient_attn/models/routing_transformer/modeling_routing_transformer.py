@@ -1,0 +1,191 @@
+"""Transformer some of whose heads read the tokens of their cluster: k-means of queries and keys, beside local heads.
+
+Queries and keys of a routing head are normed to one sphere (mean 0, norm √D, without scale and bias), so that the
+nearest centroid is that of the largest product, and tokens near the same centroid have large products with each other.
+A token reads the tokens of its clusters; heads that do not route follow the config's `attention_pattern`.
+
+What the authors' choice of tokens leaks (`membership="balanced"` in causal models): a cluster has the w tokens of the
+whole text that are most similar to its centroid, so that a token's cluster mates, and whether it is in a cluster at
+all, depend on tokens after it. Values of later tokens are never read, but training sees a choice that generation
+cannot make: there, clusters choose among the tokens so far, and what earlier tokens have read stays as it was. Outputs
+with a cache therefore differ from those of the whole text. `membership="causal"`, the default of causal models, has no
+such leak: a token's cluster depends on itself alone, it reads the last w members, and cached generation equals the
+whole text.
+
+Source: Roy, Saffar, Vaswani, Grangier (arXiv:2003.05997), sections 3 and 4, and the authors' code, where the paper is
+silent: scores of normed vectors are not scaled, a token in several clusters gets the sum of their outputs divided by
+their number plus 0.01, and layers are post-norm. We differ in these points: padding competes for no place in a cluster,
+and packed documents have members of their own; start and moving averages of the centroids (`centroids.py`); queries and
+keys update them together, in one step; relative positions have vectors for keys alone; and the keys' projection of
+routing heads that share queries and keys, unused in their code, does not exist.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.task_heads import (
+    CausalLMHead,
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
+from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.sparse.inputs import check_inputs
+
+from .attention import RoutingAttention, token_places
+from .centroids import Seen, update_all
+from .configuration_routing_transformer import RoutingTransformerConfig
+
+
+class RoutingLayer(GradientCheckpointingLayer):
+    """One block, post-norm (the authors') or pre-norm. [B, T, hidden_size] → the same, and the fields of `Seen`."""
+
+    def __init__(self, config: RoutingTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = RoutingAttention(config, layer_idx)
+        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
+        self.mlp = MLP(config, config.gated_mlp)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor | None, ...]:
+        if self.is_pre_norm:
+            attended, _, shown = self.self_attn(self.attention_norm(hidden_states), **kwargs)
+            hidden_states = hidden_states + self.dropout(attended)
+            return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))), *shown
+        attended, _, shown = self.self_attn(hidden_states, **kwargs)
+        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
+        return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))), *shown
+
+
+class RoutingTransformerPreTrainedModel(EfficientPreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = RoutingTransformerConfig
+    config: RoutingTransformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "routing-transformer", "hf_efficient_attn"]
+    # its layers call the engine directly, not through the attention interface of transformers
+    follows_patterns = True
+    _no_split_modules = ["RoutingLayer"]
+    _can_record_outputs = {"hidden_states": RoutingLayer, "attentions": RoutingAttention}
+    _keep_in_fp32_modules_strict = ["centroids"]
+
+
+class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
+    """The backbone: embedding, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+
+    def __init__(self, config: RoutingTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = TokenEmbedding(config)
+        self.positions = Positions(config)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(RoutingLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BackboneOutput:
+        """Return the last hidden state, the cache with `use_cache`, and in training the centroids' `auxiliary_loss`.
+
+        In training this moves the centroids, see `centroids.py`.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
+                cached yet), a packed document begins; documents do not read each other.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        compare_processes(self)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        hidden_states, where = self.positions(call.embedded, call)
+        hidden_states, masks = self.dropout(hidden_states), call.masks(self.config)
+        kwargs = {**kwargs, **where, **masks, **token_places(call, masks), "past_key_values": call.cache}
+        shown = {}
+        for layer in self.layers:
+            centroids = layer.self_attn.centroids
+            # they move below, and must not before gradient checkpointing has computed the layer again
+            means = centroids.means.clone() if self.training and centroids is not None else None
+            # not nested: checkpointing that is reentrant differentiates no tensors of nested tuples
+            hidden_states, *seen = layer(hidden_states, means=means, **kwargs)
+            if seen:
+                shown[layer.self_attn] = Seen(*seen)
+        return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=self._learn(shown))
+
+    def _learn(self, shown: dict[RoutingAttention, Seen]) -> Tensor | None:
+        """Move the centroids towards what their layers have shown, and return the commitment loss; None: no layer has.
+
+        Centroids stay where they are if the projections of their queries do.
+        """
+        if not shown:
+            return None
+        if torch.is_grad_enabled():
+            trained = {layer: seen for layer, seen in shown.items() if layer.q_proj.weight.requires_grad}
+            update_all([layer.centroids for layer in trained], list(trained.values()))
+        distances = [seen.distance for seen in shown.values()]
+        total: Tensor = torch.stack([distance.to(distances[0].device) for distance in distances]).sum()
+        return self.config.commitment_weight * total
+
+
+class RoutingTransformerForCausalLM(TableGeneration, CausalLMHead, RoutingTransformerPreTrainedModel, GenerationMixin):
+    backbone_class = RoutingTransformerModel
+
+
+class RoutingTransformerForMaskedLM(MaskedLMHead, RoutingTransformerPreTrainedModel):
+    backbone_class = RoutingTransformerModel
+
+
+class RoutingTransformerForSequenceClassification(SequenceClassificationHead, RoutingTransformerPreTrainedModel):
+    backbone_class = RoutingTransformerModel
+
+
+class RoutingTransformerForTokenClassification(TokenClassificationHead, RoutingTransformerPreTrainedModel):
+    backbone_class = RoutingTransformerModel
+
+
+class RoutingTransformerForQuestionAnswering(QuestionAnsweringHead, RoutingTransformerPreTrainedModel):
+    backbone_class = RoutingTransformerModel
+
+
+class RoutingTransformerForMultipleChoice(MultipleChoiceHead, RoutingTransformerPreTrainedModel):
+    backbone_class = RoutingTransformerModel
+
+
+__all__ = [
+    "RoutingTransformerForCausalLM",
+    "RoutingTransformerForMaskedLM",
+    "RoutingTransformerForMultipleChoice",
+    "RoutingTransformerForQuestionAnswering",
+    "RoutingTransformerForSequenceClassification",
+    "RoutingTransformerForTokenClassification",
+    "RoutingTransformerModel",
+    "RoutingTransformerPreTrainedModel",
+]
