@@ -20,7 +20,14 @@ from typing import Any
 
 VARIABLE = "CAPABILITIES"
 TABLE = Path(__file__).parents[1] / "model_cards" / "neighbours.json"
-FAMILIES = ("simplified_transformer", "sparse_transformer", "sparse_seq2seq", "adaptive_span", "sparsified")
+FAMILIES = (
+    "simplified_transformer",
+    "sparse_transformer",
+    "sparse_seq2seq",
+    "adaptive_span",
+    "routing_transformer",
+    "sparsified",
+)
 COLUMNS = (
     "Hub with",
     "Hub without",

@@ -30,6 +30,12 @@ FIELDS = (
     "span_ramp",
     "include_self",
     "frozen_spans",
+    "num_routing_heads",
+    "layers_with_routing",
+    "num_clusters",
+    "cluster_tokens",
+    "membership",
+    "share_qk",
     "block",
 )
 # the fields that distinguish models that processes may train side by side

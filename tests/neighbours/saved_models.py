@@ -14,12 +14,14 @@ CAUSAL = {
     "simplified_transformer": "simplified-pre_ln",
     "sparse_transformer": "sparse-longformer-causal",
     "adaptive_span": "span-modern",
+    "routing_transformer": "routing-rope",
     "sparsified": "llama",
 }
 ENCODERS = {
     "simplified_transformer": "simplified-sas_p-masked",
     "sparse_transformer": "sparse-longformer",
     "adaptive_span": "span-encoder",
+    "routing_transformer": "routing-masked",
     "sparsified": "bert",
 }
 SEQ2SEQ = {"sparse_seq2seq": "seq2seq-led"}

@@ -36,7 +36,14 @@ from transformers.distributed import DistributedConfig
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 # of every family the case with most kinds of parameters, and sparsified models
-FAMILIES = ("simplified-sas", "sparse-longformer", "span-modern", "reformer-causal", "seq2seq-led")
+FAMILIES = (
+    "simplified-sas",
+    "sparse-longformer",
+    "span-modern",
+    "reformer-causal",
+    "routing-causal",
+    "seq2seq-led",
+)
 # accelerate 1.15 cannot cut any BERT into shards: its embeddings and its last bias have two owners each
 NOT_BY_ACCELERATE = ("bert",)
 CASES = {**{name: ALL_CASES[name] for name in FAMILIES}, **{case.name: case for case in SPARSIFIED}}

@@ -26,6 +26,7 @@ FAMILIES = {
     "sparse_transformer": "sparse-longformer-causal-global",
     "adaptive_span": "span-modern",
     "efficient_reformer": "reformer-causal",
+    "routing_transformer": "routing-causal",
     "sparse_seq2seq": "seq2seq-led",
     "llama": None,
 }

@@ -35,6 +35,11 @@ def reformer() -> Any:
     return hea.EfficientReformerForMaskedLM(hea.EfficientReformerConfig(**SIZES, lsh_attn_chunk_length=8))
 
 
+def routing() -> Any:
+    fields = {"num_routing_heads": 2, "num_clusters": 3, "cluster_tokens": 8}
+    return hea.RoutingTransformerForCausalLM(hea.RoutingTransformerConfig(**SIZES, **fields))
+
+
 def llama() -> Any:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     return hea.sparsify(model, Band(left=4, right=0))
@@ -46,7 +51,7 @@ def bart() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    each.__name__: each for each in (simplified, sparse, seq2seq, spans, reformer, llama, bart)
+    each.__name__: each for each in (simplified, sparse, seq2seq, spans, reformer, routing, llama, bart)
 }
 
 

@@ -72,6 +72,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**SIZES, span="dynamic", span_limit=8, span_ramp=2)),
         "dynamic spans are penalised",
     ),
+    "routing heads": (
+        lambda: hea.RoutingTransformerForCausalLM(hea.RoutingTransformerConfig(**SIZES)),
+        "routing heads choose keys among all tokens",
+    ),
     "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
     "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
     "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),

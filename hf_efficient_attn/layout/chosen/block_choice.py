@@ -115,7 +115,7 @@ def _document_blocks(locations: TokenLocations, block_tokens: int) -> DocumentBl
     index = is_new.cumsum(1) - 1
     count = max(1, int(index.max()) + 1) if index.numel() else 1
     of_keys = torch.where(is_token, index, count)
-    width = (len(documents), count + 1)
+    width = (documents.shape[0], count + 1)
     # of each block, the number and the document that its keys have
     of_blocks = torch.full(width, -1).scatter_reduce(1, of_keys, ids, "amax")[:, :count]
     exists = of_blocks >= 0

@@ -26,7 +26,7 @@ def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: Atte
     layout, chosen = call.layout, call.chosen
     groups = chosen.groups()  # type: ignore[union-attr]
     num_queries, num_keys = layout.num_queries, layout.num_keys
-    shape = (len(scores), layout.num_heads, -1, -1, -1)
+    shape = (scores.shape[0], layout.num_heads, -1, -1, -1)
     rows = of_heads(in_range(groups.queries - layout.query_offset, num_queries), shape[1]).expand(*shape[:4])
     keys = of_heads(in_range(groups.keys, num_keys), shape[1]).expand(*shape[:4])
     open_pairs = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.expand_as(scores)
@@ -44,7 +44,7 @@ def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: Atte
     weights = torch.softmax(logits.masked_fill(~is_read & has_keys, -torch.inf), -1).masked_fill(~is_read, 0.0)
     lse = logits.masked_fill(~is_read & has_keys, -torch.inf).logsumexp(-1).masked_fill(~has_keys[..., 0], -torch.inf)
     read = pad(values, (0, 0, 0, 1)).gather(2, keys.flatten(2)[..., None].expand(-1, -1, -1, values.shape[3]))
-    outs = drop(weights, call.dropout) @ read.unflatten(2, keys.shape[2:])
+    outs = drop(weights, call.dropout) @ read.view(*keys.shape, -1)
     return _joined(outs.flatten(2, 3), lse.flatten(2), rows.flatten(2), call)
 
 
@@ -58,7 +58,7 @@ def _by_place(term: Term, rows: Tensor, keys: Tensor) -> Tensor:
         values = values[:, :, :, None]
     else:
         index = rows.flatten(2)[..., None].expand(-1, -1, -1, values.shape[3])
-        values = pad(values, (0, 0, 0, 1)).gather(2, index).unflatten(2, rows.shape[2:])
+        values = pad(values, (0, 0, 0, 1)).gather(2, index).view(*rows.shape, -1)
     scores = term.label.score(look_up(values, labels), labels)
     return scores.expand(*rows.shape, keys.shape[3])
 

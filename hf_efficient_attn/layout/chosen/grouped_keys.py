@@ -110,7 +110,7 @@ class KeyGroups(GroupedKeys):
     def groups(self) -> Groups:
         """Return the groups."""
         queries, keys = self.queries.long(), self.keys.long()
-        batch_size = max(len(queries), len(keys))
+        batch_size = max(queries.shape[0], keys.shape[0])
         return Groups(queries.expand(batch_size, -1, -1, -1), keys.expand(batch_size, -1, -1, -1))
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:

@@ -102,7 +102,7 @@ class ChosenBlocks(ChosenKeys):
         if self.queries_per_choice > 1:
             chosen = chosen.repeat_interleave(self.queries_per_choice, 2)[:, :, : layout.num_queries]
         places = self.key_places(layout, tokens)
-        batch_size = max(len(chosen), len(places))
+        batch_size = max(chosen.shape[0], places.shape[0])
         own = (places // self.block_tokens)[:, None, None].expand(batch_size, *chosen.shape[1:3], -1)
         return chosen.expand(batch_size, -1, -1, -1).gather(3, own)
 

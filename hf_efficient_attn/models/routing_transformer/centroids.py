@@ -116,7 +116,7 @@ def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor) -> See
         members = is_near.transpose(0, 1).flatten(1, 2).to(wide.dtype)
         sums = members.transpose(1, 2) @ wide.detach().transpose(0, 1).flatten(1, 2)
         index = nearest.transpose(0, 1).flatten(1)[..., None].expand(-1, -1, width)
-        own = means.to(wide.dtype).gather(1, index).unflatten(1, (len(states), -1)).transpose(0, 1)
+        own = means.to(wide.dtype).gather(1, index).unflatten(1, (states.shape[0], -1)).transpose(0, 1)
         squares = (wide - own).square().mean(-1)
         real = is_real[:, None].expand(squares.shape)
         distance = torch.where(real, squares, 0.0).sum() / real.sum().clamp(min=1)

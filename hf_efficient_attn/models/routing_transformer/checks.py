@@ -17,7 +17,7 @@ def check_routing(config: Any) -> None:
     for name in ("num_clusters", "max_relative_distance"):
         if getattr(config, name) < 1:
             raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
-    if config.num_routing_heads > config.num_attention_heads:
+    if config.num_routing_heads is not None and config.num_routing_heads > config.num_attention_heads:
         raise ConfigurationError(
             f"num_routing_heads={config.num_routing_heads} counts some of the heads of a layer, of which there are "
             f"num_attention_heads={config.num_attention_heads}. Use at most that."

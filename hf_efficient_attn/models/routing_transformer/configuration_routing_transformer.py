@@ -29,7 +29,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
     Args:
         num_attention_heads: all heads of a layer.
         num_routing_heads: how many of them, the first ones, route; the others are local: they follow
-            `attention_pattern`. In layers that do not route, all do.
+            `attention_pattern`. In layers that do not route, all do. None: half of them.
         layers_with_routing: the indices of the layers that route; None: all.
         num_clusters: k, the clusters of a routing head.
         cluster_tokens: w. With `membership="balanced"` a cluster has this many tokens of a text; with "causal" a
@@ -88,7 +88,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
     intermediate_size: int = 2048
     num_hidden_layers: int = 12
     num_attention_heads: int = 8
-    num_routing_heads: int = 4
+    num_routing_heads: int | None = None
     layers_with_routing: list[int] | None = None
     is_causal: bool = True
 
@@ -151,7 +151,8 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
     def routing_heads(self, layer: int) -> int:
         """Return how many heads of a layer route."""
         routes = self.layers_with_routing is None or layer in self.layers_with_routing
-        return self.num_routing_heads if routes else 0
+        heads = (self.num_attention_heads + 1) // 2 if self.num_routing_heads is None else self.num_routing_heads
+        return heads if routes else 0
 
     def readable_patterns(self) -> tuple[Pattern | None, ...]:
         """Return what each layer can read, for `PatternCache`.
@@ -161,11 +162,15 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
         """
         if any(self.routing_heads(layer) for layer in range(self.num_hidden_layers)):
             raise ConfigurationError(
-                f"PatternCache holds a band and first tokens, but layers of this {type(self).__name__} have "
-                f"{self.num_routing_heads} routing heads, which may read any token of the past. Generate with the "
-                "default cache, which holds all."
+                f"PatternCache holds a band and first tokens, but layers of this {type(self).__name__} have routing "
+                "heads, which may read any token of the past. Generate with the default cache, which holds all."
             )
         return config_patterns(self.attention_pattern, self, DECODER) or ()
+
+    def validate_rope(self) -> None:
+        """As transformers', where heads rotate: other heads may have an odd size, as those of `pg19`."""
+        if self.position_embedding_type == "rope":
+            super().validate_rope()
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""

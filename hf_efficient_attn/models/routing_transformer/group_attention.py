@@ -19,6 +19,7 @@ from hf_efficient_attn.attention.layer_attention import (
     tokens_of_layer,
 )
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.chosen.dense_groups import in_groups
@@ -28,6 +29,8 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 
 from .membership import ClusterGroups
 
+# each group has a softmax of its own, for which torch's SDPA has no mask: dense is the formula
+DENSE = {"sdpa": "reference"}
 # of the authors' code: what is added to the number of clusters that hold a token, before their sum is divided by it
 MEAN_EPSILON = 1e-2
 
@@ -84,6 +87,7 @@ def attend_groups(
     matrix: Tensor | None = None,
     bias: Tensor | None = None,
     need_weights: bool = False,
+    backend: str = AUTO,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return `attend_layer` of chosen groups, which has neither weights nor mask matrices for them.
@@ -91,11 +95,11 @@ def attend_groups(
     These take memory for all pairs, as everywhere.
     """
     if matrix is None and bias is None and not need_weights:
+        options |= {"backend": DENSE.get(backend, backend)}
         return attend_layer(query, key, value, followed, tokens, scale, dropout, query_offset, **options)
-    options.pop("backend")
     if matrix is not None:
-        check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
-        tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
+        check_matrix("attention_mask", matrix, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+        tokens = replace(tokens, key_mask=readable_keys(matrix, query.shape[0]))
     tokens = tokens_of_layer(tokens, followed, key)
     call = build_call(query, key, value, followed, query_offset, tokens, scale=scale, dropout=dropout, **options)
     pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)

@@ -57,8 +57,8 @@ def balanced_groups(
     queries = keys if of_queries is of_keys else members(of_queries.transpose(2, 3), documents, places)
     if is_packed:
         # the members of a document lie in one block of places or in two neighbouring ones
-        blocks = windows(pad(keys, (places, places), value=EMPTY), 3 * places, places)
-        return ClusterGroups(windows(queries, places, places).flatten(2, 3), blocks.flatten(2, 3), places)
+        blocks = with_neighbours(in_blocks(keys, places), 1, 1)
+        return ClusterGroups(in_blocks(queries, places).flatten(2, 3), blocks.flatten(2, 3), places)
     # in cached decoding, few members are new; they are the last ones
     last = places if torch.compiler.is_compiling() else min(places, num_queries)
     is_whole = num_queries == documents.shape[1]
@@ -144,20 +144,25 @@ def block_groups(clusters: Tensor, num_clusters: int, places: int) -> ClusterGro
     # each cluster fills whole blocks
     room = (sizes + block - 1) // block * block
     rank = torch.arange(num_keys, device=clusters.device) - (sizes.cumsum(2) - sizes).gather(2, in_order)
-    num_blocks = num_keys // block + num_clusters
+    # one more than may be needed; of a quotient that it cannot divide, torch.export sees that lists of blocks are whole
+    num_blocks = (num_keys + num_clusters * block + block - 1) // block
     place = ((room.cumsum(2) - room).gather(2, in_order) + rank).clamp(max=num_blocks * block)
     place = torch.where(in_order == num_clusters, num_blocks * block, place)
     empty = torch.full((batch_size, num_heads, num_blocks * block + 1), EMPTY, device=clusters.device)
-    members, cluster_of = (empty.scatter(2, place, each)[..., :-1] for each in (order, in_order))
-    keys, their_cluster = (
-        windows(pad(each, (before * block, 0), value=EMPTY), (before + 1) * block, block)
-        for each in (members, cluster_of)
-    )
-    own = windows(cluster_of, block, block)[..., :1]
-    keys = torch.where(their_cluster == own, keys, EMPTY)
-    return ClusterGroups(windows(members, block, block), keys, before * block, places - 1)
+    shape = (batch_size, num_heads, num_blocks, block)
+    members, cluster_of = (empty.scatter(2, place, each)[..., :-1].reshape(shape) for each in (order, in_order))
+    keys, their_cluster = (with_neighbours(each, before, 0) for each in (members, cluster_of))
+    keys = torch.where(their_cluster == cluster_of[..., :1], keys, EMPTY)
+    return ClusterGroups(members, keys, before * block, places - 1)
 
 
-def windows(places: Tensor, size: int, step: int) -> Tensor:
-    """Return overlapping pieces of lists [..., n]: [..., pieces, size]."""
-    return places.unfold(-1, size, step)
+def in_blocks(places: Tensor, size: int) -> Tensor:
+    """Return lists [..., n] in blocks of equal size, [..., blocks, size]."""
+    return places.reshape(*places.shape[:-1], places.shape[-1] // size, size)
+
+
+def with_neighbours(blocks: Tensor, before: int, after: int) -> Tensor:
+    """Return each block of [..., blocks, size] in one list with so many before and after it, empty beyond the ends."""
+    num_blocks = blocks.shape[-2]
+    filled = pad(blocks, (0, 0, before, after), value=EMPTY)
+    return torch.cat([filled[..., each : each + num_blocks, :] for each in range(before + after + 1)], -1)
