@@ -72,7 +72,8 @@ def train_with_accelerate(case: Any, activation_checkpointing: bool) -> Any:
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         activation_checkpointing=activation_checkpointing,
-        cpu_ram_efficient_loading=True,
+        # accelerate 1.15 cannot read saved buffers so, which it takes for shards
+        cpu_ram_efficient_loading=not case.config().to_dict().get("num_clusters"),
     )
     accelerator = Accelerator(cpu=True)
     told = {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
