@@ -25,6 +25,7 @@ FAMILIES = (
     "sparse_transformer",
     "sparse_seq2seq",
     "adaptive_span",
+    "efficient_reformer",
     "routing_transformer",
     "sparsified",
 )

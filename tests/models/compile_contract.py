@@ -23,8 +23,6 @@ class CompileContract:
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool, capability: Any) -> None:
-        if traced_case.name in ("routing-causal", "routing-rope"):
-            pytest.skip("torch.export cannot prove the number of groups of the formula; as an operator it need not")
         model = traced_case.model(**traced_case.fewest_layers)
         model.config.use_cache = False
 

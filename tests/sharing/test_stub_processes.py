@@ -16,7 +16,7 @@ from sharing.shared_models import MODELS, shared_model
 
 CLIENT = Path(__file__).parent / "stub_client.py"
 LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM")
-FAMILIES = ("simplified", "sparse", "seq2seq", "spans", "routing")
+FAMILIES = ("simplified", "sparse", "seq2seq", "spans", "reformer", "routing")
 
 
 @pytest.fixture(scope="module")
