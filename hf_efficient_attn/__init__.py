@@ -91,6 +91,7 @@ from hf_efficient_attn.models.sparse_transformer import (
 )
 from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
 from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
+from hf_efficient_attn.training.full_attention_phase import FullAttentionPhase
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
@@ -131,6 +132,7 @@ __all__ = [
     "EfficientReformerForSequenceClassification",
     "EfficientReformerForTokenClassification",
     "EfficientReformerModel",
+    "FullAttentionPhase",
     "InputError",
     "KeyGroups",
     "PatternCache",
