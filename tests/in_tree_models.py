@@ -64,9 +64,26 @@ FIELDS: dict[str, dict[str, Any]] = {
         "max_decoder_position_embeddings": 72,
     },
     "bigbird_pegasus": {**SIDES, **BIGBIRD, "max_position_embeddings": 80},
+    "reformer": {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "feed_forward_size": 48,
+        "attn_layers": ["local", "lsh"],
+        "num_attention_heads": 4,
+        "attention_head_size": 8,
+        "max_position_embeddings": 80,
+        "axial_pos_shape": [8, 10],
+        "axial_pos_embds_dim": [8, 24],
+        # longer texts would be hashed by other rotations at every call
+        "lsh_attn_chunk_length": 80,
+        "local_attn_chunk_length": 80,
+        "num_labels": 2,
+        "pad_token_id": 1,
+    },
 }
 LACKS = {
     ("led", "AutoModelForSequenceClassification"),
+    *(("reformer", f"AutoModelFor{head}") for head in ("TokenClassification", "MultipleChoice")),
     *(
         (name, f"AutoModelFor{head}")
         for name in ("pegasus", "marian")

@@ -39,18 +39,18 @@ def convert(
 ) -> PreTrainedModel:
     """Return a checkpoint as a model of our families, one of ours as a model of transformers, or one of ours longer.
 
-    Sparse models (longformer, led, big_bird, bigbird_pegasus) compute what they did, or what their paper says: see
-    `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian) become sparse and long, and
-    compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by default), all of which read each
-    other. Weights keep their dtype; those of a source that mixes several get one. That, and what has no counterpart on
-    the other side, is warned of by name.
+    Sparse models (longformer, led, big_bird, bigbird_pegasus, reformer) compute what they did, or what their paper
+    says: see `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian) become sparse and
+    long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by default), all of which
+    read each other. Weights keep their dtype; those of a source that mixes several get one. That, and what has no
+    counterpart on the other side, is warned of by name.
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
         dst: folder to write, with the tokenizer and the generation config; whole or not at all, also when
             interrupted. None: none.
-        to: "sparse_transformer" or "sparse_seq2seq" (default: the one that fits), or a model type of transformers:
-            "longformer", "big_bird", "led", "bigbird_pegasus".
+        to: "sparse_transformer", "sparse_seq2seq" or "efficient_reformer" (default: the one that fits), or a model
+            type of transformers: "longformer", "big_bird", "led", "bigbird_pegasus", "reformer".
         head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
             of the names of its weights. Weights of a head that the source does not have start anew.
         max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
@@ -67,11 +67,14 @@ def convert(
             unless a call marks them. Even so, outputs differ for
 
             - padding before or between tokens, as positions count tokens here, places there: bert, big_bird, led,
-              bigbird_pegasus, bart, pegasus, marian; in modernbert, of rotary positions, padding between tokens;
+              bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, of rotary positions, padding
+              between tokens;
             - pad ids that no `attention_mask` hides, as each has a position here, and all have one there: longformer,
               roberta, xlm-roberta;
             - sequences that begin with padding, as the first token is classified there, the first real one here:
-              longformer, roberta, xlm-roberta, modernbert;
+              longformer, roberta, xlm-roberta, modernbert, reformer;
+            - texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here, and in
+              encoders those behind which a whole chunk of padding is added there, which the first then reads: reformer;
             - inputs shorter than the longest of a batch, as their own last block is global here, one of padding there:
               big_bird, bigbird_pegasus;
             - inputs after one short enough for full attention, as all that follow are then read by it there: big_bird,

@@ -63,6 +63,7 @@ class Counterpart:
         recomputed: their parameters that a formula gives.
         copies: their parameters that equal another one.
         unused: their parameters that they keep beside the one they use.
+        optional: our parameters → our config field without which they are left behind.
         deviations: our config fields in which they differ, and how.
         ignored_fields: their config fields that `to_ours` reads.
         two_labels: heads whose class gives its config two labels, however many it says.
@@ -82,6 +83,7 @@ class Counterpart:
     recomputed: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
     deviations: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: tuple[str, ...] = ()
     two_labels: tuple[str, ...] = ()

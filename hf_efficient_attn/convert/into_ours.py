@@ -24,7 +24,7 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
     Raises:
         CheckpointError: weights without a place, or places without weights.
     """
-    weights = lengthen(_our_weights(source), config)
+    weights = _without_optional(lengthen(_our_weights(source), config), source, config)
     if not getattr(config, "global_projections", False):
         dropped = [name for name in weights if GLOBAL_ATTENTION in name]
         weights = {name: tensor for name, tensor in weights.items() if name not in dropped}
@@ -37,6 +37,14 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
     rest = [name for name in missing if name not in copied]
     source.notes += check_missing(rest, _new_names(source), model)
     return model
+
+
+def _without_optional(weights: dict[str, Tensor], source: Source, config: Any) -> dict[str, Tensor]:
+    """Return the weights without those that the config has no place for; note them."""
+    optional = {} if source.counterpart is None else source.counterpart.optional
+    dropped = {name: field for name, field in optional.items() if name in weights and not getattr(config, field)}
+    source.notes += [f"Left behind, as {field}=False: {name}." for name, field in dropped.items()]
+    return {name: tensor for name, tensor in weights.items() if name not in dropped}
 
 
 def _our_weights(source: Source) -> dict[str, Tensor]:

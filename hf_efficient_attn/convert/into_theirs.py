@@ -1,7 +1,5 @@
 """A model of our families as one of transformers."""
 
-import re
-
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.convert.configs import TheirConfig
@@ -24,9 +22,7 @@ def build_theirs(
     """
     head = source.head
     source.notes += theirs.deviations.values()
-    optional = "|".join(ours._keys_to_ignore_on_load_missing or ())
-    saved = {name: each for name, each in ours.state_dict().items() if not (optional and re.search(optional, name))}
-    weights = shift(saved, getattr(ours.config, "position_offset", 0), theirs.position_offset)
+    weights = shift(dict(ours.state_dict()), getattr(ours.config, "position_offset", 0), theirs.position_offset)
     renamed, unknown = to_theirs(weights, counterpart.all_names(head))
     if unknown:
         raise CheckpointError(f"{counterpart.model_type} has no place for these weights: {summarize(unknown)}.")

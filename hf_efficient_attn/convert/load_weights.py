@@ -1,6 +1,5 @@
 """Build a model from a config and fill it with converted weights."""
 
-import re
 from typing import Any
 
 import transformers
@@ -34,8 +33,6 @@ def build_model(config: Any, head: str, weights: dict[str, Tensor]) -> tuple[Pre
     shaped = {name: tensor.reshape(expected[name]) for name, tensor in weights.items()}
     missing = model.load_state_dict(shaped, strict=False).missing_keys
     model.tie_weights()
-    optional = "|".join(model._keys_to_ignore_on_load_missing or ())
-    missing = [name for name in missing if not (optional and re.search(optional, name))]
     return model.eval(), [name for name in missing if name not in tied]
 
 

@@ -9,6 +9,9 @@ AFTER_SHORT = "inputs after one short enough for full attention, as all that fol
 POOLED_PADDING = "sequences that begin with padding, as the first token is classified there, the first real one here"
 TOKEN_TYPES = "question answering without token_type_ids, as they are made from the first separator there"
 
+HASHED = "texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here"
+WRAPPED = "texts of encoders behind which a whole chunk of padding is added there, which the first chunk then reads"
+
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "bart": (PADDING_BEFORE,),
     "bert": (PADDING_BEFORE,),
@@ -19,6 +22,7 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "marian": (PADDING_BEFORE,),
     "modernbert": (PADDING_BETWEEN, POOLED_PADDING),
     "pegasus": (PADDING_BEFORE,),
+    "reformer": (HASHED, WRAPPED, PADDING_BEFORE, POOLED_PADDING),
     "roberta": (PAD_IDS, POOLED_PADDING),
     "xlm-roberta": (PAD_IDS, POOLED_PADDING),
 }

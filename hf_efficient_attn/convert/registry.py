@@ -9,6 +9,7 @@ from hf_efficient_attn.convert.tables.led import LED
 from hf_efficient_attn.convert.tables.longformer import LONGFORMER
 from hf_efficient_attn.convert.tables.modernbert import MODERNBERT
 from hf_efficient_attn.convert.tables.pegasus import MARIAN, PEGASUS
+from hf_efficient_attn.convert.tables.reformer import REFORMER
 from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
@@ -25,11 +26,12 @@ COUNTERPARTS: dict[str, Counterpart] = {
         MARIAN,
         MODERNBERT,
         PEGASUS,
+        REFORMER,
         ROBERTA,
         XLM_ROBERTA,
     )
 }
-FAMILIES = ("sparse_seq2seq", "sparse_transformer")
+FAMILIES = ("efficient_reformer", "sparse_seq2seq", "sparse_transformer")
 # head → the Auto class that loads it; the backbone counts as one
 AUTO_CLASSES = {
     "Model": "AutoModel",
@@ -79,7 +81,12 @@ def head_of_class(name: str) -> str | None:
     >>> head_of_class("BertForPreTraining"), head_of_class("LongformerModel"), head_of_class("BertForSomething")
     ('MaskedLM', 'Model', None)
     """
-    known = {"ForPreTraining": "MaskedLM", "LMHeadModel": "CausalLM", "MTModel": "ConditionalGeneration"}
+    known = {
+        "ForPreTraining": "MaskedLM",
+        "LMHeadModel": "CausalLM",
+        "WithLMHead": "CausalLM",
+        "MTModel": "ConditionalGeneration",
+    }
     known |= {f"For{head}": head for head in AUTO_CLASSES} | {"Model": "Model"}
     return next((head for ending, head in known.items() if name.endswith(ending)), None)
 

@@ -54,7 +54,7 @@ PUBLISHED = {
     "vocab_size": 61,
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse", "ignore:Even with parity")
+pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as (sparse|lm_head)", "ignore:Even with parity")
 
 
 def save_without_architectures(model: Any, folder: Path, **options: Any) -> Path:

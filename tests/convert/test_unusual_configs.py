@@ -43,6 +43,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "marian": SIDES,
     "led": SIDES,
     "bigbird_pegasus": {**SIDES, "scale_embedding": False, "use_bias": True},
+    "reformer": {"hidden_act": "silu", "layer_norm_eps": 1e-2, "axial_pos_embds": False},
 }
 TARGETS = [name for name, each in COUNTERPARTS.items() if each.to_theirs]
 FIELDS_OF_HEADS = {
@@ -53,7 +54,7 @@ FIELDS_OF_HEADS = {
 CAUSAL = ("big_bird", "AutoModelForCausalLM")
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Left behind, as sparse|New in", "ignore:.*is not kept", "ignore:Even with parity"
+    "ignore:Left behind, as (sparse|lm_head)|New in", "ignore:.*is not kept", "ignore:Even with parity"
 )
 
 

@@ -155,7 +155,7 @@ class LSHAttention(ReformerAttention):
 
         Args:
             attention_mask, token_mask, query_offset: see `key_masks`.
-            hash_step: the number of the training step, for which rotations are drawn; None: they are fixed.
+            hash_step: the number from which rotations are made in training; None: they are fixed.
             kept: the buckets of this call, once they are known; recomputed vectors are not equal to the bit.
         """
         query = read = self.heads(self.qk_proj, hidden_states, position_embeddings)

@@ -39,9 +39,8 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreT
         num_hashes: r, rounds of hashing. A trained model may be evaluated with more.
         num_buckets: b, an even number, or even factors of it, which need fewer rotations; None: about
             2 · max_position_embeddings / c, so that half a chunk falls into a bucket of the longest text.
-        hash_seed: the rotations are a pure function of it, of the layer, and of the number of training steps so far.
-            With a number, all calls have the same; None: evaluation has those of seed 0, and training new ones at
-            every call. The random state of torch is neither read nor changed.
+        hash_seed: the rotations are a pure function of it and of the layer, the same at every call; None: so in
+            evaluation, with seed 0, while every training call draws one number, as dropout does, for new rotations.
         attend_across_buckets: tokens of different buckets that lie in the same or neighbouring chunks read each other
             (the authors' code); False: they do not (their paper, equation 4).
         count_duplicates: a key that shares a chunk with the query in several rounds counts several times (the authors'

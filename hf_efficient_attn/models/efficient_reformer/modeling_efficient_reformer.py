@@ -10,7 +10,7 @@ of different buckets read each other across a chunk, and keys met in several rou
 config choose what the paper says. We differ in these points:
 
 - Every document is hashed, sorted and cut as if it were alone: padding, packing and other rows change nothing.
-- Rotations are drawn for each training call from a seed of their own, and are fixed in evaluation.
+- Rotations are a function of one number, which a training call draws as dropout does, and which is fixed in evaluation.
 - The number of buckets never depends on the text.
 - With `chunk_by_bucket` chunks begin anew with every bucket, so that what a causal token reads depends on the past
   alone. Without it, causality holds for values but not for the choice: later tokens move the borders of chunks.
@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -51,6 +50,9 @@ from .attention import ReformerAttention, build_attention
 from .config_checks import LSH
 from .configuration_efficient_reformer import EfficientReformerConfig
 from .reversible import ReversibleStack, stretches_of
+
+# rotations are drawn from a number below
+MAX_STEP = 2**31
 
 
 class ReformerLayer(GradientCheckpointingLayer):
@@ -96,25 +98,6 @@ class ReformerLayer(GradientCheckpointingLayer):
         return self.dropout(self.mlp(self.mlp_norm(narrowed(states, self.mlp_norm))))
 
 
-class HashSteps(nn.Module):
-    """Counts the training calls, by which rotations differ; it is saved with the weights, so that training resumes."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-
-    def initialize(self) -> None:
-        """Start to count from 0."""
-        init.zeros_(self.calls)
-
-    def forward(self) -> Tensor:
-        """Return the number of this call, from 1 on."""
-        self.calls.add_(1)
-        return self.calls.clone()
-
-
 class EfficientReformerPreTrainedModel(EfficientPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
@@ -127,7 +110,6 @@ class EfficientReformerPreTrainedModel(EfficientPreTrainedModel):
         "hidden_states": OutputRecorder(ReformerLayer, index=1),
         "attentions": OutputRecorder(ReformerAttention, index=1),
     }
-    _keys_to_ignore_on_load_missing = [r"hash_steps\.calls"]
 
 
 class EfficientReformerModel(EfficientReformerPreTrainedModel):
@@ -143,7 +125,6 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.positions = Positions(config)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        self.hash_steps = HashSteps() if LSH in config.layer_kinds else None
         self.layers = nn.ModuleList(ReformerLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = build_norm(config, width=config.output_width)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -180,8 +161,9 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         )
         embedded, where = self.positions(call.embedded, call)
         embedded = self.embedding_dropout(embedded)
-        is_drawn = self.hash_steps is not None and self.training and self.config.hash_seed is None
-        where["hash_step"] = self.hash_steps() if is_drawn else None
+        if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
+            # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
+            where["hash_step"] = torch.randint(MAX_STEP, (), device=embedded.device)
         kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
         is_reversed = torch.is_grad_enabled() and call.cache is None and not torch.compiler.is_compiling()
         stack = ReversibleStack(is_random=self.training) if is_reversed else None

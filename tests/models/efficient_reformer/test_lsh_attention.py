@@ -27,13 +27,15 @@ def attention(**fields: Any) -> LSHAttention:
     return LSHAttention(hea.EfficientReformerConfig(**given), 0).double()
 
 
+@pytest.mark.parametrize("backend", ["gathered", "sdpa"])
 @pytest.mark.parametrize("fields", CHOICES, ids=str)
-def test_outputs_and_gradients_are_those_of_the_definition(fields: dict[str, Any]) -> None:
+def test_outputs_and_gradients_are_those_of_the_definition(fields: dict[str, Any], backend: str) -> None:
     layer = attention(**fields)
     config = layer.config
     states = torch.randn(1, 23, 16, dtype=torch.float64, requires_grad=True)
     kept: dict[str, torch.Tensor] = {}
-    out, _ = layer(states, kept=kept)
+    with hea.use_backend(backend):
+        out, _ = layer(states, kept=kept)
     query, value = (layer.heads(each, states)[0] for each in (layer.qk_proj, layer.v_proj))
     heads = []
     for head in range(2):
