@@ -15,6 +15,7 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_patte
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Distance
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
@@ -180,7 +181,9 @@ class RoutingAttention(nn.Module):
         if likeness is None:
             return *append_to_cache(cache, key, value, self.layer_idx), None
         told = pad(likeness[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
-        keys, value = append_to_cache(cache, torch.cat((key, told), -1), value, self.layer_idx)
+        key = torch.cat((key, told), -1)
+        check_cached_width(cache, self.layer_idx, key.shape[3])
+        keys, value = append_to_cache(cache, key, value, self.layer_idx)
         key, told = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]
         return key, value, (told, told)
 
@@ -239,6 +242,16 @@ def token_places(call: PreparedCall, masks: Mapping[str, Any]) -> dict[str, Tens
     first = num_keys - call.tokens if first is None else first
     documents = token_locations(tokens, num_keys, device).documents
     return {"documents": documents, "query_positions": first + torch.arange(call.tokens, device=device)}
+
+
+def check_cached_width(cache: Cache, layer_idx: int, width: int) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by code that knows no clusters."""
+    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
+    if held is not None and held.numel() and held.shape[3] != width:
+        raise UnsupportedBackendError(
+            f"The cache holds keys of {held.shape[3]} numbers, but layer {layer_idx} routes and keeps {width}: behind "
+            "a key what decides on its clusters. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
+        )
 
 
 def digits(numbers: Tensor) -> Tensor:
