@@ -4,7 +4,8 @@
     python examples/run_token_classification.py
 
 learns in 2 minutes of one core what names in Python's library are (class, parameter, imported name ...): expect an
-accuracy of 0.886 and a macro F1 of 0.847 over names; each name's most frequent kind has an accuracy of 0.598.
+accuracy of 0.886 and a macro F1 of 0.847 over names; each name's most frequent kind has an accuracy of 0.598. So short
+a training gains nothing from long texts: `--max_seq_length 512 --per_device_train_batch_size 4` has 0.891 and 0.857.
 
     torchrun --nproc_per_node 8 examples/run_token_classification.py --model_name_or_path long_roberta --dataset_name X
 """
