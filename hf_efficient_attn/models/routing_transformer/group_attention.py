@@ -31,8 +31,6 @@ from .membership import ClusterGroups
 
 # each group has a softmax of its own, for which torch's SDPA has no mask: dense is the formula
 DENSE = {"sdpa": "reference"}
-# of the authors' code: what is added to the number of clusters that hold a token, before their sum is divided by it
-MEAN_EPSILON = 1e-2
 
 
 class DistanceVectors(nn.Module):
@@ -70,8 +68,10 @@ def reach_term(groups: ClusterGroups, like: Tensor) -> Term | None:
 
 def key_groups(groups: ClusterGroups, takes_mean: bool) -> KeyGroups:
     """Return the groups for the engine; `takes_mean`: a token may be in several clusters."""
-    join = {"join": "mean", "mean_epsilon": MEAN_EPSILON} if takes_mean else {}
-    return KeyGroups(groups.queries, groups.keys, labels_count="places", **join)  # type: ignore[arg-type]
+    if not takes_mean:
+        return KeyGroups(groups.queries, groups.keys, labels_count="places")
+    # the authors' code adds it to the number of clusters that hold a token; a compiler would take a name for a variable
+    return KeyGroups(groups.queries, groups.keys, join="mean", mean_epsilon=1e-2, labels_count="places")
 
 
 @rows_or_all
