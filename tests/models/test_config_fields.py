@@ -122,7 +122,7 @@ def test_nonsense_in_inherited_fields() -> None:
         ({"vocab_size": "a" * 20_000}, "vocab_size='aaa.*; it must be int"),
         ({"layer_types": 3}, "layer_types=3 in a .*: transformers cannot read it"),
         ({"output_attentions": True, "attn_implementation": "sdpa"}, "output_attentions=True.*set it to 'eager'"),
-        ({"head_dim": 3}, "head_dim=3 is no field of .*: head_dim follows from other fields"),
+        ({"key_value_heads": 3}, "key_value_heads=3 is no field of .*: key_value_heads follows from other fields"),
         ({"attention_pattern": 3}, "pattern"),
         ({"causal": True}, r"causal=True is no field of \w+\. Write is_causal=True\."),
         ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),

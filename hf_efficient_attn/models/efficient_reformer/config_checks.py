@@ -25,7 +25,7 @@ MAX_BUCKETS = 2**24
 def check_attention(config: Any) -> None:
     """Raise ConfigurationError for layers of an unknown kind, or counts that no layer can have."""
     kinds, layers = config.attn_layers, config.num_hidden_layers
-    if not kinds or layers % len(kinds) or not set(kinds) <= {LSH, LOCAL}:
+    if kinds is not None and (not kinds or layers % len(kinds) or not set(kinds) <= {LSH, LOCAL}):
         raise ConfigurationError(
             f"attn_layers={shown(list(kinds))}; it must hold {shown(LSH)} or {shown(LOCAL)} for each of "
             f"num_hidden_layers={layers} layers, or a part that is repeated, whose length divides their number."

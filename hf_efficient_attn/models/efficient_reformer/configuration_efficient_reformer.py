@@ -12,7 +12,7 @@ from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields
 from hf_efficient_attn.models.config.library import LibraryConfig
 
 from . import presets
-from .config_checks import check_attention, check_positions, check_streams
+from .config_checks import LOCAL, LSH, check_attention, check_positions, check_streams
 
 CHOICES = {
     "position_embedding_type": ("axial", "learned", "rope", "none"),
@@ -29,7 +29,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreT
     The presets `enwik8`, `imagenet64` and `copy_task` are the authors' networks; every field can be changed on top.
 
     Args:
-        attn_layers: "lsh" or "local" for each layer, or a part that is repeated.
+        attn_layers: "lsh" or "local" for each layer, or a part that is repeated; None: by turns, local first.
         head_dim: width of a head; None: hidden_size / num_attention_heads.
         lsh_attn_chunk_length, local_attn_chunk_length: c, tokens of a chunk.
         lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: which chunks the
@@ -92,7 +92,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreT
     head_dim: int | None = None
     is_causal: bool = False
 
-    attn_layers: list[str] | tuple[str, ...] = ("local", "lsh")
+    attn_layers: list[str] | tuple[str, ...] | None = None
     lsh_attn_chunk_length: int = 64
     lsh_num_chunks_before: int = 1
     lsh_num_chunks_after: int = 0
@@ -145,6 +145,8 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreT
     @property
     def layer_kinds(self) -> tuple[str, ...]:
         """The kind of every layer."""
+        if self.attn_layers is None:
+            return tuple(LSH if index % 2 else LOCAL for index in range(self.num_hidden_layers))
         part = tuple(self.attn_layers)
         return part * (self.num_hidden_layers // len(part))
 
