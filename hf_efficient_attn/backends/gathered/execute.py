@@ -27,7 +27,7 @@ from hf_efficient_attn.layout.sinks import join_sinks
 
 # pairs that are computed together: on CPUs so few that their buffers stay in a cache, elsewhere as many as are worth
 # a launch
-MOST_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 19, 1 << 24
+MOST_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 20, 1 << 24
 Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
 
 

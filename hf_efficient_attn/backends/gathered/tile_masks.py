@@ -29,13 +29,11 @@ class Places:
     Attributes:
         documents: NO_QUERY and NO_DOCUMENT for those that read nothing, and that nobody reads.
         positions: in their documents.
-        slots: on their axis, where documents are one after another; -1: an empty place.
         is_global: whether they are chosen global tokens; None: there are none.
     """
 
     documents: Tensor
     positions: Tensor
-    slots: Tensor
     is_global: Tensor | None
 
 
@@ -60,21 +58,23 @@ class TileMasks:
         self_pairs: whether pairs of a token with itself are read "as all", "never", or "only" they.
         """
         without_self = self_pairs == "never"
-        queries, keys = self.queries(tiles), self.keys(tiles)
+        queries, keys = self.query_slots(tiles), self.key_slots(tiles)
         closed: Tensor | None = None
         if self.limits is not None:
-            closed = self.beyond_limits(queries, keys, without_self, self.limits)
+            closed = self.beyond_limits(tiles, queries, keys, without_self, self.limits)
         else:
-            is_open = self.allowed(tiles, queries, keys)
-            closed = is_open.to(self.dtype).sub_(1)
+            closed = self.allowed(tiles).to(self.dtype).sub_(1)
+        of_keys = tiles.of_keys(keys)
         if self_pairs == "only":
-            closed = _sum(closed, _apart(queries.slots, keys.slots, self.dtype))
+            closed = _sum(closed, _apart(queries, of_keys, self.dtype))
         elif without_self and (self.limits is None or self.limits[1] != 0):
-            closed = _sum(closed, _apart(queries.slots, keys.slots, self.dtype).neg_().clamp_(max=1).sub_(1))
+            closed = _sum(closed, _apart(queries, of_keys, self.dtype).neg_().clamp_(max=1).sub_(1))
         if tiles.query_buckets is not None and tiles.key_buckets is not None:
             of_keys = tiles.of_keys(tiles.key_buckets.contiguous())
             closed = _sum(closed, _apart(tiles.query_buckets, of_keys, self.dtype))
         mask = None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN)
+        if tiles.weights is not None:
+            mask = tiles.weights.to(self.dtype) if mask is None else mask + tiles.weights.to(self.dtype)
         if tiles.rounds is not None:
             weight = num_meetings(tiles, tiles.rounds).clamp_(min=1).to(self.dtype).log_().neg_()
             mask = weight if mask is None else weight.add_(mask)
@@ -82,39 +82,48 @@ class TileMasks:
 
     def queries(self, tiles: Tiles) -> Places:
         """Return where the queries of tiles are, [sets, tiles, queries]."""
-        slots = torch.where(tiles.queries < 0, -1, tiles.queries + self.call.layout.query_offset)
-        return _at(self.locations[0], tiles.examples[:, None, None], slots, NO_QUERY)
+        return _at(self.locations[0], tiles.examples[:, None, None], self.query_slots(tiles), NO_QUERY)
 
     def keys(self, tiles: Tiles) -> Places:
         """Return where the keys of each tile are, [sets, tiles, keys]."""
-        slots = torch.where(tiles.keys < self.call.layout.num_keys, tiles.keys, -1)
-        found = _at(self.locations[1], tiles.examples[:, None], slots, NO_DOCUMENT)
+        found = _at(self.locations[1], tiles.examples[:, None], self.key_slots(tiles), NO_DOCUMENT)
         seen = [None if each is None else tiles.of_keys(each.contiguous()) for each in vars(found).values()]
         return Places(*seen)  # type: ignore[arg-type]
 
+    def query_slots(self, tiles: Tiles) -> Tensor:
+        """Return the slots of the queries, [sets, tiles, queries]; -1: an empty place."""
+        return torch.where(tiles.queries < 0, -1, tiles.queries + self.call.layout.query_offset)
+
+    def key_slots(self, tiles: Tiles) -> Tensor:
+        """Return the slots of the keys of sets, [sets, places]; -1: an empty place."""
+        return torch.where(tiles.keys < self.call.layout.num_keys, tiles.keys, -1)
+
     def beyond_limits(
-        self, queries: Places, keys: Places, without_self: bool, limits: tuple[int | None, int | None]
+        self, tiles: Tiles, queries: Tensor, keys: Tensor, without_self: bool, limits: tuple[int | None, int | None]
     ) -> Tensor | None:
-        """Return how far pairs are beyond the limits of a band, as negative numbers; None: all are within."""
+        """Return how far pairs of slots are beyond the limits of a band, as negative numbers; None: all are within."""
         left, right = limits
         if right == 0 and without_self:
             right = -1
-        is_key = keys.documents != NO_DOCUMENT
+        is_key = keys >= 0
+        if self.call.tokens.key_mask is not None:
+            is_key = is_key & self.call.tokens.key_mask[tiles.examples[:, None], keys.clamp(min=0)]
         total = None
         # positions of single documents differ from slots by a number; what is no key is beyond all limits
         if right is not None:
-            places = keys.slots.to(self.dtype).masked_fill_(~is_key, torch.inf)
-            total = ((queries.slots + right).to(self.dtype)[..., None] - places[:, :, None]).clamp_(max=0)
+            places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, torch.inf))
+            total = (queries + right).to(self.dtype)[..., None] - places[:, :, None]
         if left is not None:
-            places = keys.slots.to(self.dtype).masked_fill_(~is_key, -torch.inf)
-            beyond = (places[:, :, None] - (queries.slots - left).to(self.dtype)[..., None]).clamp_(max=0)
-            total = _sum(total, beyond)
-        if total is None and not (queries.slots.device.type == "cpu" and bool(is_key.all())):
-            total = is_key.to(self.dtype).sub_(1)[:, :, None]
-        return total
+            places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, -torch.inf))
+            beyond = places[:, :, None] - (queries - left).to(self.dtype)[..., None]
+            total = beyond if total is None else torch.minimum(total, beyond)
+        if total is None and not (keys.device.type == "cpu" and bool(is_key.all())):
+            total = tiles.of_keys(is_key.to(self.dtype).sub_(1))[:, :, None]
+        return total if total is None else total.clamp_(max=0)
 
-    def allowed(self, tiles: Tiles, queries: Places, keys: Places) -> Tensor:
+    def allowed(self, tiles: Tiles) -> Tensor:
         """Return which pairs the pattern and the documents allow, bool [sets, tiles, queries, keys]."""
+        queries, keys = self.queries(tiles), self.keys(tiles)
         of_queries, of_keys = queries.positions[..., None], keys.positions[:, :, None]
         allowed: Tensor | None = None
         for first, count, pattern in self.groups:
@@ -155,7 +164,7 @@ def _at(locations: TokenLocations, examples: Tensor, slots: Tensor, none: int) -
     inside = slots.clamp(min=0)
     is_global = None if locations.is_global is None else locations.is_global[rows, inside]
     documents = locations.documents[rows, inside].masked_fill(slots < 0, none)
-    return Places(documents, locations.positions[rows, inside], slots, is_global)
+    return Places(documents, locations.positions[rows, inside], is_global)
 
 
 def _apart(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:

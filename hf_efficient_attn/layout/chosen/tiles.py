@@ -54,6 +54,7 @@ class Tiles:
         query_buckets, key_buckets: of the shapes of `queries` and `keys`; only pairs of equal buckets are read.
         query_places: the places of the queries in their group, for labels, broadcasts to `queries`.
         rounds: to let each pair count once; None: a pair counts as often as tiles hold it.
+        weights: what else is added to the scores, broadcasts to [sets, tiles, queries, keys]; None: nothing.
     """
 
     examples: Tensor
@@ -69,6 +70,7 @@ class Tiles:
     key_buckets: Tensor | None = None
     query_places: Tensor | None = None
     rounds: Rounds | None = None
+    weights: Tensor | None = None
 
     def of_keys(self, tensor: Tensor) -> Tensor:
         """Return a contiguous tensor [sets, places, ...] of the keys as that of each tile, overlapping views.
