@@ -148,8 +148,9 @@ class Work:
         """Yield tiles with their mask, kernel and terms; `alone`: those of queries that read themselves alone."""
         self_pairs = "only" if alone is not None else "never" if self.chosen.reads_self_last else "as all"
         all_tiles = self.chosen.tiles(self.call.layout, self.call.tokens, self.sizes, alone)
-        for number, tiles in enumerate(all_tiles, 1 if alone is None else 1 << 32):
-            mask = self.masks.of(tiles, self_pairs)
+        parts = (part for tiles in all_tiles for part in self.masks.split(tiles, self_pairs))
+        for number, (tiles, is_full) in enumerate(parts, 1 if alone is None else 1 << 32):
+            mask = None if is_full else self.masks.of(tiles, self_pairs)
             if self.is_fused:
                 yield tiles, mask, FusedCPU(self.call.scale), []
                 continue

@@ -3,6 +3,7 @@
 It is computed as a sum of distances by which a pair is forbidden, which takes a third of the time of comparisons.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,8 @@ from hf_efficient_attn.patterns.algebra import allowed_by
 
 # finite, so that the kernels need not look for rows without keys, whose log-sum-exp is then below NO_KEYS
 FORBIDDEN, NO_KEYS = -3e38, -1e38
+# tiles of fewer keys are not asked whether a mask changes nothing
+FEW_KEYS, FAR = 32, 1 << 60
 # the document of an empty place among queries, which is that of no key
 NO_QUERY = -2
 
@@ -90,6 +93,37 @@ class TileMasks:
         seen = [None if each is None else tiles.of_keys(each.contiguous()) for each in vars(found).values()]
         return Places(*seen)  # type: ignore[arg-type]
 
+    def split(self, tiles: Tiles, self_pairs: str) -> Iterator[tuple[Tiles, bool]]:
+        """Yield the sets of which a pair is left out, and those of which none is, with whether this is so.
+
+        Only where this is known at once: of single tiles on CPUs, by the limits of a band.
+        """
+        has_more = tiles.query_buckets is not None or tiles.rounds is not None or tiles.weights is not None
+        is_here = tiles.keys.device.type == "cpu" and tiles.queries.shape[1] == 1
+        has_more = has_more or self_pairs != "as all"
+        if self.limits is None or has_more or not is_here or tiles.keys.shape[1] < FEW_KEYS:
+            yield tiles, False
+            return
+        left, right = self.limits
+        queries, keys = self.query_slots(tiles)[:, 0], self.key_slots(tiles)
+        is_key = self.is_key(tiles, keys).all(1)
+        if right is not None:
+            last = torch.where(queries >= 0, queries, FAR).amin(1) + right
+            is_key &= keys.amax(1) <= last
+        if left is not None:
+            is_key &= keys.amin(1) >= queries.amax(1) - left
+        for sets, is_full in ((~is_key, False), (is_key, True)):
+            numbers = torch.nonzero(sets)[:, 0]
+            if numbers.numel():
+                yield (tiles if numbers.numel() == len(sets) else tiles.of_sets(numbers)), is_full
+
+    def is_key(self, tiles: Tiles, keys: Tensor) -> Tensor:
+        """Return which slots of keys are those of tokens, bool [sets, places]."""
+        found = keys >= 0
+        if self.call.tokens.key_mask is not None:
+            found = found & self.call.tokens.key_mask[tiles.examples[:, None], keys.clamp(min=0)]
+        return found
+
     def query_slots(self, tiles: Tiles) -> Tensor:
         """Return the slots of the queries, [sets, tiles, queries]; -1: an empty place."""
         return torch.where(tiles.queries < 0, -1, tiles.queries + self.call.layout.query_offset)
@@ -105,10 +139,7 @@ class TileMasks:
         left, right = limits
         if right == 0 and without_self:
             right = -1
-        is_key = keys >= 0
-        if self.call.tokens.key_mask is not None:
-            is_key = is_key & self.call.tokens.key_mask[tiles.examples[:, None], keys.clamp(min=0)]
-        total = None
+        is_key, total = self.is_key(tiles, keys), None
         # positions of single documents differ from slots by a number; what is no key is beyond all limits
         if right is not None:
             places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, torch.inf))

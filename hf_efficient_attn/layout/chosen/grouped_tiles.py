@@ -147,6 +147,10 @@ def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | 
     """Yield one tile for each place of a query of the call, or of these."""
     order, reads = _of_all(chunks.order, sizes), _of_all(chunks.reads, sizes)
     buckets = None if chunks.buckets is None else _of_all(chunks.buckets, sizes)
+    # one more chunk, of empty places
+    filled, filled_buckets = pad(order, (0, 0, 0, 1), value=-1), None
+    if buckets is not None:
+        filled_buckets = pad(buckets, (0, 0, 0, 1), value=-1)
     rows = rows_of_call(order, layout.query_offset, layout.num_queries)
     is_own = rows >= 0
     if only is not None:
@@ -154,9 +158,10 @@ def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | 
     found = torch.nonzero(is_own)
     for first, stop in ranges(len(found), max(1, sizes.most_pairs // (order.shape[3] * reads.shape[3]))):
         at = example, head, chunk, _ = found[first:stop].unbind(1)
-        listed = reads[example, head, chunk][:, None]
-        keys, queries = _listed(order[example, head], listed), order[at][:, None, None]
-        of_keys = None if buckets is None else _listed(buckets[example, head], listed)
+        listed = reads[example, head, chunk]
+        around = (example[:, None], head[:, None], in_range(listed, order.shape[2]))
+        keys, queries = filled[around].flatten(1), order[at][:, None, None]
+        of_keys = None if filled_buckets is None else filled_buckets[around].flatten(1)
         weights = None
         if only is not None:
             # of these queries only the pair with themselves is left, as often as they meet themselves

@@ -1,7 +1,7 @@
 """Tiles: chosen pairs as small rectangles of queries and keys, the form in which chosen keys are computed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,12 @@ class Tiles:
     query_places: Tensor | None = None
     rounds: Rounds | None = None
     weights: Tensor | None = None
+
+    def of_sets(self, sets: Tensor) -> "Tiles":
+        """Return some of the sets, by their numbers, of tiles without rounds."""
+        names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "weights")
+        chosen = {name: None if (own := getattr(self, name)) is None else own[sets] for name in names}
+        return replace(self, **chosen)
 
     def of_keys(self, tensor: Tensor) -> Tensor:
         """Return a contiguous tensor [sets, places, ...] of the keys as that of each tile, overlapping views.
