@@ -159,8 +159,8 @@ def check_chosen(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cross: bool
         return
     if not isinstance(chosen, ChosenKeys):
         raise InputError(
-            f"chosen is {shown(chosen)}; it must be ChosenTokens, ChosenBlocks, KeyGroups or ChunkedOrder, of "
-            "integer tensors. Use hea.ChosenTokens(tokens) for indices of keys."
+            f"chosen is a {type(chosen).__name__}; it must be ChosenTokens, ChosenBlocks, KeyGroups or ChunkedOrder, "
+            "of integer tensors. Use hea.ChosenTokens(tokens) for indices of keys."
         )
     states = States(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.device, is_cross)
     chosen.check(states)

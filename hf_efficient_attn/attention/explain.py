@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
 from hf_efficient_attn.attention.explain_layers import with_all_layers
-from hf_efficient_attn.attention.explained_call import explained, requested_call
+from hf_efficient_attn.attention.explained_call import explained, requested_call, with_chosen
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
@@ -21,6 +21,7 @@ from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, la
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.algebra import Union
 from hf_efficient_attn.patterns.checks import check_length
@@ -53,6 +54,7 @@ def explain(
     cross: bool = False,
     part: str | None = None,
     sequence_ranks: int | None = None,
+    chosen: ChosenKeys | None = None,
 ) -> Explanation:
     """Return which backend would compute a call of attention, why, and what it would cost.
 
@@ -92,6 +94,9 @@ def explain(
         layer: index of the layer, if layers differ.
         part: "encoder" (the default) or "decoder", for encoder-decoders.
         sequence_ranks: how many processes share the text; None: as many as `shard_sequence` was told, or one.
+        chosen: keys that are chosen by what tokens say, for a pattern; see `attention`. Of tensors with contents the
+            pairs are counted, those of the first example, which takes memory for all pairs; of tensors on the device
+            "meta", of which only the shapes matter, they are the most that there can be.
 
     Raises:
         InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have.
@@ -103,7 +108,7 @@ def explain(
     heads = {"num_heads": num_heads, "num_key_heads": num_key_heads, "head_dim": head_dim}
     line, layers = None, None
     if isinstance(what, PreTrainedModel | PreTrainedConfig):
-        _refuse_given(what, {**heads, "cross": cross or None})
+        _refuse_given(what, {**heads, "cross": cross or None, "chosen": chosen})
         device, dtype = _place_of(what, device, dtype)
         request, line, layers = layer_request(what, layer, part, num_keys)
     elif isinstance(what, nn.Module):
@@ -117,6 +122,7 @@ def explain(
     dtype = torch.float32 if dtype is None else dtype
     check_dtype(dtype)
     call = requested_call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
+    call = call if chosen is None else with_chosen(call, chosen)
     said = explained(call, request, request.backend if backend == AUTO else backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
     return replace(said, exchange=_exchange(what, call, request, sequence_ranks))

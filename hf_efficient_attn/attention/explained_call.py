@@ -4,20 +4,27 @@ from dataclasses import replace
 from math import isfinite
 
 import torch
+from torch import Tensor
 
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.errors import WorkLimitError
+from hf_efficient_attn.errors import InputError, WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys, States
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs as dense_pairs
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import NO_MASK
 
 CPU = torch.device("cpu")
+# pairs whose choice is counted
+MOST_COUNTED = 1 << 30
 COUNT_BLOCK_TOKENS = 32
 UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
@@ -47,6 +54,22 @@ def requested_call(
     )
 
 
+def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
+    """Return the call with chosen keys.
+
+    Raises:
+        InputError: they do not fit the call.
+    """
+    layout, inputs = call.layout, call.inputs
+    # where they are does not matter here
+    found = [each for each in chosen.tensors if isinstance(each, Tensor)]
+    device = found[0].device if found else CPU
+    batch_size = max((each.shape[0] for each in found if each.ndim), default=1)
+    sizes = (layout.num_heads, inputs.num_key_heads, layout.num_queries, layout.num_keys)
+    chosen.check(States(batch_size, *sizes, device, layout.is_cross))
+    return replace(call, chosen=chosen)
+
+
 def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
     """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
     wanted = _wanted(asked, wanted)
@@ -59,7 +82,7 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
             for name in sorted(BACKENDS)
             if name != chosen.NAME
         },
-        allowed_pairs=allowed_pairs(call.layout),
+        allowed_pairs=chosen_pairs_of(call, call.chosen) if call.chosen is not None else allowed_pairs(call.layout),
         computed_pairs=chosen.computed_pairs(call),
         total_pairs=call.layout.num_pairs,
         baseline=BASELINES[asked.is_causal],
@@ -105,6 +128,22 @@ def allowed_pairs(layout: Layout) -> int:
     12
     """
     return _num_allowed(layout)
+
+
+def chosen_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
+    """Return how many pairs are chosen and allowed, in all heads; without contents, the most that can be."""
+    layout, num_key_heads = call.layout, call.inputs.num_key_heads
+    if any(each is not None and each.is_meta for each in chosen.tensors):
+        return min(allowed_pairs(layout), chosen.work(layout, num_key_heads).num_pairs)
+    if layout.num_pairs > MOST_COUNTED:
+        raise InputError(
+            f"Counting the chosen pairs looks at all {layout.num_pairs:,} pairs; at most {MOST_COUNTED:,} are counted. "
+            "Give fewer queries or heads, or tensors on the device 'meta', of which only the shapes matter."
+        )
+    device = next(each.device for each in chosen.tensors if each is not None)
+    allowed = dense_pairs(layout, NO_MASK, 1, device)
+    read, _ = chosen_pairs(chosen, allowed, layout, NO_MASK, num_key_heads)
+    return int(read.expand(-1, layout.num_heads, -1, -1)[0].sum())
 
 
 @cached()

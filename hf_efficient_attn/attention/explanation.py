@@ -94,6 +94,7 @@ class Explanation:
         rows = {
             **({} if self.model is None else {"model": self.model}),
             "pattern": _expression(layout.pattern),
+            **({} if self.call.chosen is None else {"chosen": str(self.call.chosen)}),
             "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"

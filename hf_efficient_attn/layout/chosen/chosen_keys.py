@@ -53,6 +53,13 @@ class ChosenKeys:
     # what places are counted from: documents, or the axis
     counted_from: str = AXIS
 
+    def __str__(self) -> str:
+        shapes = [f"{name} {list(each.shape)}" for name, each in self._named(self.tensor_names) if each is not None]
+        return ", ".join([*shapes, *(f"{name}={value}" for name, value in self._named(self.number_names))])
+
+    def _named(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name in names]
+
     @property
     def tensors(self) -> list[Tensor | None]:
         """The tensors."""

@@ -75,8 +75,9 @@ class Tiles:
     def of_sets(self, sets: Tensor) -> "Tiles":
         """Return some of the sets, by their numbers, of tiles without rounds."""
         names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "weights")
-        chosen = {name: None if (own := getattr(self, name)) is None else own[sets] for name in names}
-        return replace(self, **chosen)
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
+        own: dict[str, Any] = {name: None if each is None else each[sets] for name, each in chosen.items()}
+        return replace(self, **own)
 
     def of_keys(self, tensor: Tensor) -> Tensor:
         """Return a contiguous tensor [sets, places, ...] of the keys as that of each tile, overlapping views.
