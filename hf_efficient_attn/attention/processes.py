@@ -37,6 +37,13 @@ FIELDS = (
     "membership",
     "share_qk",
     "block",
+    "attn_layers",
+    "lsh_attn_chunk_length",
+    "local_attn_chunk_length",
+    "num_buckets",
+    "num_hashes",
+    "chunk_by_bucket",
+    "hash_seed",
 )
 # the fields that distinguish models that processes may train side by side
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

@@ -97,10 +97,17 @@ def reason_of_family(model: Any) -> str | None:
         return "full_attention_up_to depends on the length of the whole text. Set it to None."
     if field("random_blocks_in_eval") == "transformers":
         return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
-    if hasattr(config, "routing_heads") and any(map(config.routing_heads, range(config.num_hidden_layers))):
-        return "routing heads choose keys among all tokens of a text. Set layers_with_routing=[]."
     if field("position_embedding_type") == "relative":
         return "position_embedding_type='relative' needs distances to keys of other processes. Use 'rope'."
     if field("span") == "dynamic":
         return "dynamic spans are penalised by their mean over all tokens. Use adaptive or fixed spans."
+    return reason_of_choice(config)
+
+
+def reason_of_choice(config: Any) -> str | None:
+    """Return why a model of a family that chooses keys by what tokens say cannot."""
+    if hasattr(config, "bucket_factors"):
+        return "its layers sort all tokens of a text by their buckets, and cut it into chunks."
+    if hasattr(config, "routing_heads") and any(map(config.routing_heads, range(config.num_hidden_layers))):
+        return "routing heads choose keys among all tokens of a text. Set layers_with_routing=[]."
     return None

@@ -76,6 +76,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hea.RoutingTransformerForCausalLM(hea.RoutingTransformerConfig(**SIZES)),
         "routing heads choose keys among all tokens",
     ),
+    "hashing": (
+        lambda: hea.EfficientReformerForCausalLM(hea.EfficientReformerConfig(**SIZES, is_causal=True)),
+        "its layers sort all tokens of a text by their buckets",
+    ),
     "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
     "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
     "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),
