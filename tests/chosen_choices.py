@@ -78,6 +78,12 @@ def mean_of_groups(sizes: Sizes) -> ChosenKeys:
     return KeyGroups(drawn, drawn, join="mean", mean_epsilon=0.01, labels_count="places")
 
 
+def groups_of_near_places(sizes: Sizes) -> ChosenKeys:
+    """Return groups of which a query reads keys from three places before its own on."""
+    drawn = numbers(sizes.num_keys, sizes.batch_size, sizes.num_heads, 3, sizes.num_keys // 2 + 1).sort().values
+    return KeyGroups(drawn, drawn, first_place=-3)
+
+
 def order(sizes: Sizes) -> ChosenKeys:
     """Return Reformer's order in one round, with empty places."""
     ordered, _ = sorted_by_bucket(sizes, 1, 6, sizes.num_heads)
@@ -114,6 +120,7 @@ CHOICES: dict[str, Callable[[Sizes], ChosenKeys]] = {
     "groups": groups,
     "groups of places": groups_of_places,
     "mean of groups": mean_of_groups,
+    "groups of near places": groups_of_near_places,
     "order": order,
     "order of rounds": order_of_rounds,
     "order once": order_once,

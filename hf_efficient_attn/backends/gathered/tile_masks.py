@@ -75,6 +75,11 @@ class TileMasks:
         if tiles.query_buckets is not None and tiles.key_buckets is not None:
             of_keys = tiles.of_keys(tiles.key_buckets.contiguous())
             closed = _sum(closed, _apart(tiles.query_buckets, of_keys, self.dtype))
+        first_place = None if self.call.chosen is None else self.call.chosen.first_place
+        if first_place is not None and tiles.query_places is not None:
+            key_places = torch.arange(tiles.tile_keys, device=tiles.keys.device)
+            beyond = key_places - (tiles.query_places + first_place)[..., None]
+            closed = _sum(closed, beyond.clamp_(max=0).to(self.dtype))
         mask = None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN)
         if tiles.weights is not None:
             mask = tiles.weights.to(self.dtype) if mask is None else mask + tiles.weights.to(self.dtype)

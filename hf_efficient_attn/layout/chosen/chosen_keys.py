@@ -49,6 +49,8 @@ class ChosenKeys:
     join: str = SOFTMAX
     # what the labels of terms count: positions, or places within a group
     labels_count: str = POSITIONS
+    # from how many places after its own on a query reads the keys of its group; None: all
+    first_place: int | None = None
     reads_self_last: bool = False
     # what places are counted from: documents, or the axis
     counted_from: str = AXIS
@@ -147,6 +149,18 @@ def in_range(numbers: Tensor, count: int) -> Tensor:
     """Return the numbers from 0 to count - 1 as they are, and `count` instead of all others, as int64."""
     numbers = numbers.long()
     return torch.where((numbers >= 0) & (numbers < count), numbers, count)
+
+
+def near_places(first_place: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return which pairs of places `first_place` allows, bool [queries, keys].
+
+    >>> near_places(-1, 2, 3, torch.device("cpu")).int().tolist()
+    [[1, 1, 1], [1, 1, 1]]
+    >>> near_places(1, 2, 3, torch.device("cpu")).int().tolist()
+    [[0, 1, 1], [0, 0, 1]]
+    """
+    queries, keys = (torch.arange(count, device=device) for count in (num_queries, num_keys))
+    return keys >= queries[:, None] + first_place
 
 
 def of_heads(tensor: Tensor, num_heads: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad
 
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES, in_range, of_heads
+from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES, in_range, near_places, of_heads
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.layout.terms import Term, look_up
@@ -37,6 +37,8 @@ def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: Atte
     pairs = (rows[..., None] * (num_keys + 1) + keys[..., None, :]).flatten(2)
     sizes = rows.shape + keys.shape[-1:]
     logits, is_read = (pad(each, (0, 1, 0, 1)).flatten(2).gather(2, pairs).view(sizes) for each in (scores, open_pairs))
+    if chosen.first_place is not None:  # type: ignore[union-attr]
+        is_read = is_read & near_places(chosen.first_place, *sizes[3:], keys.device)  # type: ignore[union-attr]
     if call.terms and chosen.labels_count == PLACES:  # type: ignore[union-attr]
         bias, is_read = close_pairs(reduce(add, (_by_place(term, rows, keys) for term in call.terms)), is_read)
         logits = logits + bias

@@ -17,12 +17,14 @@ from hf_efficient_attn.layout.chosen.chosen_keys import (
     ChosenKeys,
     States,
     in_range,
+    near_places,
 )
 from hf_efficient_attn.layout.chosen.grouped_tiles import FEW_QUERIES, Chunks, chunk_tiles, group_tiles, place_counts
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.checks import is_integer
 
 
 class Groups(NamedTuple):
@@ -55,6 +57,8 @@ class GroupedKeys(ChosenKeys):
         is_pair = (queries < num_queries) & (keys < num_keys)
         if found.query_buckets is not None and found.key_buckets is not None:
             is_pair = is_pair & (found.query_buckets[..., None] == found.key_buckets[..., None, :])
+        if self.first_place is not None:
+            is_pair = is_pair & near_places(self.first_place, queries.shape[3], keys.shape[4], keys.device)
         numbers = torch.where(is_pair, queries * num_keys + keys, num_queries * num_keys)
         counts = torch.zeros(*numbers.shape[:2], num_queries * num_keys + 1, dtype=torch.int32, device=numbers.device)
         # a compiler cannot join the axes of groups and places for every number of groups
@@ -81,6 +85,7 @@ class KeyGroups(GroupedKeys):
         mean_epsilon: see above; only for "mean".
         labels_count: what terms look up their labels by: "positions", or "places" of query and key in the lists of
             their group.
+        first_place: the query at a place reads the keys from that place plus this number on; None: from the first on.
     """
 
     queries: Tensor
@@ -88,9 +93,10 @@ class KeyGroups(GroupedKeys):
     join: str = SOFTMAX
     mean_epsilon: float = 0.0
     labels_count: str = POSITIONS
+    first_place: int | None = None
     kind: ClassVar[str] = "groups"
     tensor_names: ClassVar[tuple[str, ...]] = ("queries", "keys")
-    number_names: ClassVar[tuple[str, ...]] = ("join", "mean_epsilon", "labels_count")
+    number_names: ClassVar[tuple[str, ...]] = ("join", "mean_epsilon", "labels_count", "first_place")
 
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""
@@ -99,6 +105,8 @@ class KeyGroups(GroupedKeys):
         epsilon = self.mean_epsilon
         if isinstance(epsilon, bool) or not isinstance(epsilon, float | int) or not 0 <= epsilon <= 1e30:
             raise InputError(f"KeyGroups.mean_epsilon={shown(epsilon)} must be a finite number of at least 0.")
+        if self.first_place is not None and not is_integer(self.first_place):
+            raise InputError(f"KeyGroups.first_place={shown(self.first_place)} must be an integer or None.")
         self.check_tensor("queries", states, {"groups": None, "places": None})
         self.check_tensor("keys", states, {"groups": None, "places": None})
         if self.queries.shape[1:3] != self.keys.shape[1:3]:

@@ -28,7 +28,7 @@ from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
 from .centroids import Centroids, Seen, joined, on_sphere, seen, similarities
-from .group_attention import DistanceVectors, attend_groups, key_groups, reach_term
+from .group_attention import DistanceVectors, attend_groups, key_groups
 from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups
 
 # the numbers of clusters lie in the cache in two digits, which every dtype holds exactly
@@ -201,13 +201,11 @@ class RoutingAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
         scale = float(self.config.routing_scale)
-        terms = [reach_term(groups, query)]
-        if self.member_distances is not None:
-            terms.append(self.member_distances(query, scale, groups.shift))
-        chosen = key_groups(groups, self.config.has_balanced_clusters)
-        terms_left = tuple(term for term in terms if term is not None)
+        distances = self.member_distances
+        terms = () if distances is None else (distances(query, scale, groups.shift),)
+        chosen = key_groups(groups, self.config.has_balanced_clusters, distances is not None)
         followed = self._followed_by_routing()
-        return attend_groups(query, key, value, followed, scale=scale, terms=terms_left, chosen=chosen, **options)
+        return attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
 
     def _read_locally(
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]

@@ -57,21 +57,19 @@ class DistanceVectors(nn.Module):
         return Term(values, Distance(self.first - shift, self.last - shift))
 
 
-def reach_term(groups: ClusterGroups, like: Tensor) -> Term | None:
-    """Return the term that closes what lies too many places before a query; None: nothing does."""
-    if groups.reach is None:
-        return None
-    values = torch.zeros(groups.reach + 2, dtype=like.dtype, device=like.device)
-    values = torch.where(torch.arange(groups.reach + 2, device=like.device) <= groups.reach, values, -torch.inf)
-    return Term(values[None, None, None], Distance(-groups.shift, groups.reach + 1 - groups.shift))
+def key_groups(groups: ClusterGroups, takes_mean: bool, has_distances: bool) -> KeyGroups:
+    """Return the groups for the engine.
 
-
-def key_groups(groups: ClusterGroups, takes_mean: bool) -> KeyGroups:
-    """Return the groups for the engine; `takes_mean`: a token may be in several clusters."""
+    Args:
+        takes_mean: a token may be in several clusters.
+        has_distances: there is a term, whose labels count places.
+    """
+    labels_count = "places" if has_distances else "positions"
     if not takes_mean:
-        return KeyGroups(groups.queries, groups.keys, labels_count="places")
+        first = None if groups.reach is None else groups.shift - groups.reach
+        return KeyGroups(groups.queries, groups.keys, labels_count=labels_count, first_place=first)
     # the authors' code adds it to the number of clusters that hold a token; a compiler would take a name for a variable
-    return KeyGroups(groups.queries, groups.keys, join="mean", mean_epsilon=1e-2, labels_count="places")
+    return KeyGroups(groups.queries, groups.keys, join="mean", mean_epsilon=1e-2, labels_count=labels_count)
 
 
 @rows_or_all
