@@ -38,7 +38,7 @@ def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: Atte
     sizes = rows.shape + keys.shape[-1:]
     logits, is_read = (pad(each, (0, 1, 0, 1)).flatten(2).gather(2, pairs).view(sizes) for each in (scores, open_pairs))
     if chosen.first_place is not None:  # type: ignore[union-attr]
-        is_read = is_read & near_places(chosen.first_place, *sizes[3:], keys.device)  # type: ignore[union-attr]
+        is_read = is_read & near_places(chosen.first_place, sizes[3], sizes[4], keys.device)  # type: ignore[union-attr]
     if call.terms and chosen.labels_count == PLACES:  # type: ignore[union-attr]
         bias, is_read = close_pairs(reduce(add, (_by_place(term, rows, keys) for term in call.terms)), is_read)
         logits = logits + bias
