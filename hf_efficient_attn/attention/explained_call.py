@@ -134,7 +134,7 @@ def chosen_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
     """Return how many pairs are chosen and allowed, in all heads; without contents, the most that can be."""
     layout, num_key_heads = call.layout, call.inputs.num_key_heads
     if any(each is not None and each.is_meta for each in chosen.tensors):
-        return min(allowed_pairs(layout), chosen.work(layout, num_key_heads).num_pairs)
+        return min(allowed_pairs(layout), chosen.most_pairs(layout, num_key_heads))
     if layout.num_pairs > MOST_COUNTED:
         raise InputError(
             f"Counting the chosen pairs looks at all {layout.num_pairs:,} pairs; at most {MOST_COUNTED:,} are counted. "

@@ -146,7 +146,7 @@ def test_the_choice_of_a_backend_and_what_explain_says() -> None:
     listed = torch.zeros(1, 1, 8192, 64, dtype=torch.long, device="meta")
     said = hea.explain(Causal(), 8192, num_key_heads=1, chosen=hea.ChosenTokens(listed))
     assert said.backend == "gathered"
-    assert said.allowed_pairs == said.computed_pairs == 8 * 8192 * 64
+    assert said.allowed_pairs == 8 * 8192 * 64 < said.computed_pairs < said.total_pairs
     assert "chosen pairs" in said.reasons["sdpa"] or "all pairs" in said.reasons["sdpa"]
     assert all("not chosen ones" in said.reasons[name] for name in ("blocked", "flex"))
     order = hea.ChunkedOrder(torch.arange(256).expand(1, 8, 1, -1), 64)

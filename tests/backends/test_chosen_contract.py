@@ -43,6 +43,9 @@ def special_cases() -> Iterator[Case]:
         if not choice.startswith("order"):
             other = mask if mask in ("left", "right", "none") else "holes"
             yield Case("full", 40, other, num_queries=60, cross_offset=3, choice=choice)
+    places = {"label": Distance(-3, 6), "choice": "groups of places"}
+    yield Case("causal", 200, num_queries=9, **places)
+    yield Case("band", 200, "left", num_queries=9, has_own_values=True, **places)
 
 
 CASES = [*varied_cases(), *special_cases()]

@@ -46,6 +46,7 @@ class TileMasks:
     def __init__(self, call: AttentionCall, device: torch.device, dtype: torch.dtype) -> None:
         self.call = call
         self.dtype = wide_dtype(dtype)
+        self.first_place = None if call.chosen is None else call.chosen.first_place
         self.locations = axis_locations(call.layout, call.tokens, device)
         convert = partial(torch.tensor, device=device)
         groups = call.layout.head_groups()
@@ -61,6 +62,8 @@ class TileMasks:
         self_pairs: whether pairs of a token with itself are read "as all", "never", or "only" they.
         """
         without_self = self_pairs == "never"
+        if tiles.members is not None and len(self.groups) == 1:
+            tiles = tiles.of_sets(torch.zeros(1, dtype=torch.long, device=tiles.keys.device))
         queries, keys = self.query_slots(tiles), self.key_slots(tiles)
         closed: Tensor | None = None
         if self.limits is not None:
@@ -75,11 +78,12 @@ class TileMasks:
         if tiles.query_buckets is not None and tiles.key_buckets is not None:
             of_keys = tiles.of_keys(tiles.key_buckets.contiguous())
             closed = _sum(closed, _apart(tiles.query_buckets, of_keys, self.dtype))
-        first_place = None if self.call.chosen is None else self.call.chosen.first_place
-        if first_place is not None and tiles.query_places is not None:
+        if self.first_place is not None and tiles.query_places is not None:
             key_places = torch.arange(tiles.tile_keys, device=tiles.keys.device)
-            beyond = key_places - (tiles.query_places + first_place)[..., None]
+            beyond = key_places - (tiles.query_places.view(-1, 1, tiles.queries.shape[2]) + self.first_place)[..., None]
             closed = _sum(closed, beyond.clamp_(max=0).to(self.dtype))
+        if tiles.members is not None:
+            closed = _sum(closed, tiles.members.to(self.dtype).sub_(1))
         mask = None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN)
         if tiles.weights is not None:
             mask = tiles.weights.to(self.dtype) if mask is None else mask + tiles.weights.to(self.dtype)
@@ -105,7 +109,8 @@ class TileMasks:
         """
         has_more = tiles.query_buckets is not None or tiles.rounds is not None or tiles.weights is not None
         is_here = tiles.keys.device.type == "cpu" and tiles.queries.shape[1] == 1
-        has_more = has_more or self_pairs != "as all"
+        has_more = has_more or tiles.members is not None or self_pairs != "as all"
+        has_more = has_more or self.first_place is not None
         if self.limits is None or has_more or not is_here or tiles.keys.shape[1] < FEW_KEYS:
             yield tiles, False
             return

@@ -102,6 +102,10 @@ class ChosenKeys:
         """Return how much the tiles hold, without looking at what the tensors say."""
         raise NotImplementedError
 
+    def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
+        """Return how many pairs can be chosen in all heads of one example, whatever the tensors say."""
+        return self.work(layout, num_key_heads).num_pairs
+
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""
         raise NotImplementedError

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKeys, States, in_range
-from hf_efficient_attn.layout.chosen.listed_tiles import block_tiles, tile_queries, token_tiles
+from hf_efficient_attn.layout.chosen.listed_tiles import (
+    NEIGHBOURS,
+    TOKENS_PER_TOKEN,
+    block_tiles,
+    tile_queries,
+    token_tiles,
+)
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_locations import token_locations
@@ -48,14 +54,18 @@ class ChosenTokens(ChosenKeys):
         return named_once(self.tokens, layout.num_keys)
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
-        """Yield tiles of one query of the heads that share its keys."""
+        """Yield tiles of queries and the tokens that they read."""
         return token_tiles(self.tokens, layout, sizes)
 
     def work(self, layout: Layout, num_key_heads: int) -> TileWork:
-        """Return how much the tiles hold: the keys of a query are gathered for every key head."""
-        rows, num_chosen = layout.num_queries, self.tokens.shape[3]
-        num_shares = max(self.tokens.shape[1], num_key_heads)
-        return TileWork(layout.num_rows * num_chosen, layout.num_rows, num_shares * rows * num_chosen)
+        """Return how much the tiles hold: neighbouring queries with all tokens that they read, about."""
+        num_read = min(layout.num_keys, TOKENS_PER_TOKEN * self.tokens.shape[3])
+        num_tiles = max(self.tokens.shape[1], num_key_heads) * -(-layout.num_queries // NEIGHBOURS)
+        return TileWork(layout.num_rows * num_read, layout.num_rows, num_tiles * num_read)
+
+    def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
+        """Return how many pairs can be chosen in all heads of one example."""
+        return layout.num_rows * self.tokens.shape[3]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,18 +5,63 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.chosen.chosen_keys import in_range
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, own_head, ranges, single_tiles
 from hf_efficient_attn.layout.layout import Layout
 
+# neighbouring queries of a tile with all tokens that they read, and about how many of these there are per token of one
+NEIGHBOURS, TOKENS_PER_TOKEN = 64, 4
 # queries of a tile that reads one block: few where blocks are read by few
 MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
 
 
 def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of one query of the heads that share its keys; tokens: [batch or 1, heads, queries, k]."""
-    num_queries, num_chosen = tokens.shape[2:]
-    if num_queries * num_chosen * sizes.batch_size == 0:
+    """Yield tiles of queries and the tokens that they read; tokens: [batch or 1, heads, queries, k]."""
+    if tokens.shape[2] * tokens.shape[3] * sizes.batch_size == 0:
         return
+    on_cpu = tokens.device.type == "cpu"
+    yield from (_neighbour_tiles if on_cpu else _query_tiles)(tokens, layout, sizes)
+
+
+def _neighbour_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield tiles of neighbouring queries, with all tokens that any of them reads.
+
+    On CPUs a row of keys takes as long to gather as dozens of scores, and neighbours often read the same.
+    """
+    num_choices, num_queries = tokens.shape[1:3]
+    num_shares = max(num_choices, sizes.num_key_heads)
+    group = sizes.num_heads // num_shares
+    for example in range(sizes.batch_size):
+        for choice in range(num_choices):
+            own = tokens[example if tokens.shape[0] > 1 else 0, choice]
+            first_share, stop_share = (number * num_shares // num_choices for number in (choice, choice + 1))
+            for start, stop in ranges(num_queries, NEIGHBOURS):
+                reads = torch.zeros(stop - start, layout.num_keys + 1, dtype=torch.bool)
+                reads.scatter_(1, in_range(own[start:stop], layout.num_keys), True)
+                keys = torch.nonzero(reads[:, :-1].any(0))[:, 0]
+                if keys.numel() == 0:
+                    continue
+                queries = torch.arange(start, stop).repeat_interleave(group)
+                members = reads.index_select(1, keys).repeat_interleave(group, 0)[None, None]
+                most = max(1, sizes.most_pairs // members.numel())
+                for low, high in ranges(stop_share - first_share, most):
+                    share = torch.arange(first_share + low, first_share + high)
+                    heads = (share[:, None] * group + torch.arange(group)).repeat(1, stop - start)
+                    bounds = tuple(example * sizes.num_heads + each * group for each in (share[0], share[-1] + 1))
+                    yield single_tiles(
+                        torch.full_like(share, example),
+                        heads,
+                        own_head(share, num_shares, sizes.num_key_heads),
+                        queries.expand(len(share), -1),
+                        keys.expand(len(share), -1).contiguous(),
+                        (int(bounds[0]), int(bounds[1])),
+                        members=members,
+                    )
+
+
+def _query_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
+    """Yield tiles of one query of the heads that share its keys."""
+    num_queries, num_chosen = tokens.shape[2:]
     # heads of tiles: those that choose apart, or read other keys
     num_shares = max(tokens.shape[1], sizes.num_key_heads)
     group = sizes.num_heads // num_shares

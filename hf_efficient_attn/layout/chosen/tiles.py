@@ -52,8 +52,10 @@ class Tiles:
             t * key_step on.
         first_head, stop_head: the range of example * num_heads + head in which all queries lie.
         query_buckets, key_buckets: of the shapes of `queries` and `keys`; only pairs of equal buckets are read.
-        query_places: the places of the queries in their group, for labels, broadcasts to `queries`.
+        query_places: the places of the queries in their group, [queries], or [sets, 1, 1] of single queries.
         rounds: to let each pair count once; None: a pair counts as often as tiles hold it.
+        members: which pairs are chosen, bool [1, 1, queries, keys], alike in all sets, as are `queries` and `keys`;
+            None: all are.
         weights: what else is added to the scores, broadcasts to [sets, tiles, queries, keys]; None: nothing.
     """
 
@@ -71,11 +73,14 @@ class Tiles:
     query_places: Tensor | None = None
     rounds: Rounds | None = None
     weights: Tensor | None = None
+    members: Tensor | None = None
 
     def of_sets(self, sets: Tensor) -> "Tiles":
         """Return some of the sets, by their numbers, of tiles without rounds."""
         names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "weights")
         chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.query_places is not None and self.query_places.ndim == 3:
+            chosen["query_places"] = self.query_places
         own: dict[str, Any] = {name: None if each is None else each[sets] for name, each in chosen.items()}
         return replace(self, **own)
 
