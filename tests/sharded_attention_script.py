@@ -29,6 +29,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import (
     Band,
     BlockLocal,
+    BlockTopK,
     Causal,
     Dilated,
     Full,
@@ -76,6 +77,7 @@ CASES = {
     "heads differ": Case(PerHead([Band(2, 0), Dilated(9, 0, 3), Band(1, 0) | GlobalTokens([0]).causal()])),
     "full": Case(Full(), key_heads=2),
     "causal": Case(Causal()),
+    "block top k": Case(BlockTopK(3, 3), heads=12, key_heads=2, modes=("heads", "auto")),
     "strided": Case(Strided(3)),
     "padded": Case(Band(4, 2), masks=("padding",)),
     "packed": Case(Band(6, 3), masks=("documents",)),

@@ -14,6 +14,7 @@ from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Causal
+from hf_efficient_attn.patterns.pattern import Pattern
 
 
 def with_choice(
@@ -53,3 +54,13 @@ def with_choice(
     sizes = (pattern.block_tokens, pattern.num_chosen)
     blocks = choose_blocks(query.detach(), key.detach(), list(tokens.tensors), *sizes, int(query_offset), start)
     return replace(followed, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
+
+
+def planned_choice(pattern: Any, num_heads: int, num_queries: int, num_keys: int) -> tuple[Pattern, ChosenKeys | None]:
+    """Return what `with_choice` would make of a pattern, with a choice that has a shape but no contents."""
+    if not pattern.chooses_by_content:
+        return pattern, None
+    if num_keys <= pattern.reads_all_up_to():
+        return Causal(), None
+    blocks = torch.empty(1, num_heads, num_queries, pattern.num_chosen, dtype=torch.int32, device="meta")
+    return Causal(), ChosenBlocks(blocks, pattern.block_tokens)

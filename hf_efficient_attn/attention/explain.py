@@ -72,7 +72,7 @@ def explain(
 
     >>> import transformers
     >>> explanation = explain(transformers.LlamaConfig(num_hidden_layers=2), 1024)
-    >>> explanation.call.layout.pattern, explanation.call.layout.num_heads, explanation.baseline
+    >>> explanation.pattern, explanation.call.layout.num_heads, explanation.baseline
     (Causal(), 32, 'dense causal attention')
 
     Of processes that share a text (`shard_sequence`), it says how many bytes each sends to others in the layer:
@@ -137,6 +137,8 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
         ranks = shards.size
     if ranks is None or ranks == 1:
         return None
+    # a choice takes all keys of a head, whatever it then reads
+    call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     return layer_exchange(call, asked.has_bias, ranks, AUTO if shards is None else shards.mode)
 
 

@@ -6,6 +6,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.content_choice import planned_choice
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
@@ -44,13 +45,15 @@ def requested_call(
     offset = 0 if followed.is_cross else num_keys - num_queries
     lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
     sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
+    pattern, chosen = planned_choice(followed.pattern, asked.num_heads, num_queries, num_keys)
     return AttentionCall(
-        layout=Layout(followed.pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
+        layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
         inputs=Inputs(device, dtype, *sizes, needs_grad=training),
         terms=tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in asked.labels),
         sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
         softcap=asked.softcap,
         dropout=dropout,
+        chosen=chosen,
     )
 
 
@@ -75,6 +78,7 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
     wanted = _wanted(asked, wanted)
     chosen, (time, baseline) = select(call, wanted), times(call, asked, wanted)
     said = Explanation(
+        pattern=asked.followed.pattern,
         call=call,
         backend=chosen.NAME,
         reasons={
@@ -82,7 +86,7 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
             for name in sorted(BACKENDS)
             if name != chosen.NAME
         },
-        allowed_pairs=chosen_pairs_of(call, call.chosen) if call.chosen is not None else allowed_pairs(call.layout),
+        allowed_pairs=asked_pairs(call, asked),
         computed_pairs=chosen.computed_pairs(call),
         total_pairs=call.layout.num_pairs,
         baseline=BASELINES[asked.is_causal],
@@ -118,6 +122,14 @@ def _with_bias(said: Explanation) -> Explanation:
         computed_pairs=said.total_pairs,
         memory_bytes=said.memory_bytes + said.total_pairs * said.call.inputs.dtype.itemsize,
     )
+
+
+def asked_pairs(call: AttentionCall, asked: LayerRequest) -> int:
+    """Return how many pairs a call reads in all heads, also of a pattern that chooses them by content."""
+    pattern = asked.followed.pattern
+    if pattern.chooses_by_content:
+        return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
+    return allowed_pairs(call.layout) if call.chosen is None else chosen_pairs_of(call, call.chosen)
 
 
 def allowed_pairs(layout: Layout) -> int:

@@ -39,7 +39,8 @@ class Explanation:
     """How one call of attention would be computed; it prints as a small table.
 
     Attributes:
-        call: without tensors.
+        pattern: what was asked for.
+        call: without tensors; of a pattern that chooses keys by content, with the positions among which it chooses.
         backend: the name of the backend that computes it.
         reasons: for every other backend, one sentence on why it cannot compute the call, or was not chosen.
         allowed_pairs: pairs (query, key) that the pattern allows, in all heads of one example.
@@ -55,6 +56,7 @@ class Explanation:
         all_layers: the cost of all layers of the model's part; None: a pattern was explained, or a note says why not.
     """
 
+    pattern: Pattern
     call: AttentionCall
     backend: str
     reasons: dict[str, str]
@@ -93,7 +95,7 @@ class Explanation:
         keys_shared = inputs.num_key_heads != layout.num_heads
         rows = {
             **({} if self.model is None else {"model": self.model}),
-            "pattern": _expression(layout.pattern),
+            "pattern": _expression(self.pattern),
             **({} if self.call.chosen is None else {"chosen": str(self.call.chosen)}),
             "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
@@ -117,7 +119,7 @@ class Explanation:
         layout, inputs = self.call.layout, self.call.inputs
         return {
             "model": self.model,
-            "pattern": layout.pattern.to_dict(),
+            "pattern": self.pattern.to_dict(),
             "call": {
                 "num_heads": layout.num_heads,
                 "num_key_heads": inputs.num_key_heads,

@@ -80,7 +80,7 @@ def pattern_of(config: PreTrainedConfig) -> Any:
 def row(part: str | None, layers: list[int], said: Explanation) -> str:
     """Return a line of the table."""
     where = f"{part} {numbers(layers)}" if part else numbers(layers)
-    text = expression(said.call.layout.pattern).replace("|", "\\|")
+    text = expression(said.pattern).replace("|", "\\|")
     keys = said.allowed_pairs / (said.call.layout.num_heads * said.call.layout.num_queries)
     return f"| {where} | `{text}` | {keys:,.1f} | {said.relative_cost:.3f} × {said.baseline} |"
 
@@ -107,7 +107,7 @@ def expression(pattern: Pattern) -> str:
 
 def drawing(said: Explanation, part: str | None, layer: int, tokens: int) -> list[str]:
     """Return the lines of a pattern's drawing, and what they mean."""
-    pattern = said.call.layout.pattern
+    pattern = said.pattern
     step = -(-tokens // SIGNS)
     try:
         drawn_text = drawn(pattern, tokens, None, layer, 0, 0, step)
