@@ -14,6 +14,7 @@ from hf_efficient_attn.attention import interface
 from hf_efficient_attn.attention.cache import PatternCache
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.indexed.lightning_indexer import LightningIndexer
 from hf_efficient_attn.attention.select import use_backend
 from hf_efficient_attn.attention.sparsify import sparsify
 from hf_efficient_attn.convert.conversion import convert
@@ -49,6 +50,9 @@ from hf_efficient_attn.models.efficient_reformer import (
     EfficientReformerForTokenClassification,
     EfficientReformerModel,
 )
+from hf_efficient_attn.models.indexed.index_model import index, index_stage
+from hf_efficient_attn.models.indexed.index_training import index_recall
+from hf_efficient_attn.models.indexed.loaded_indexers import build_indexers
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.routing_transformer import (
     RoutingTransformerConfig,
@@ -104,6 +108,7 @@ __version__ = requirements.VERSION
 
 register_families()
 interface.register_attention()
+build_indexers()
 write_stubs()
 write_cards()
 
@@ -135,6 +140,7 @@ __all__ = [
     "FullAttentionPhase",
     "InputError",
     "KeyGroups",
+    "LightningIndexer",
     "PatternCache",
     "RoutingTransformerConfig",
     "RoutingTransformerForCausalLM",
@@ -179,6 +185,9 @@ __all__ = [
     "freeze_spans",
     "head_spans",
     "hub",
+    "index",
+    "index_recall",
+    "index_stage",
     "last_complete_checkpoint",
     "noam_optimizer",
     "optimizer_groups",

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_efficient_attn.attention.cache_positions import in_cache_positions
 from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.guard import guard_models
+from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer, check_shape
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
@@ -91,6 +92,9 @@ def efficient_attention_forward(
         tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
+    matrix = attention_mask if is_matrix else None
+    states = (query, key, scale)
+    chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, None)
     query, key, value = in_cache_positions(module, query, key, value)
     out, weights = attend_layer(
         query,
@@ -101,11 +105,12 @@ def efficient_attention_forward(
         scale,
         dropout=dropout,
         query_offset=query_offset,
-        matrix=attention_mask if is_matrix else None,
+        matrix=matrix,
         bias=kwargs.get("position_bias"),
         sinks=kwargs.get("s_aux"),
         softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
+        chosen=chosen,
     )
     return out[..., :value_dim].contiguous(), weights
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.errors import UnsupportedBackendError
 
@@ -31,10 +32,12 @@ def is_in_tree(config: PreTrainedConfig) -> bool:
 
 
 def has_pattern_inside(config: PreTrainedConfig) -> bool:
-    """Return whether a config, or that of one of its parts, has an `attention_pattern`."""
+    """Return whether a config, or that of one of its parts, has an `attention_pattern`, or an indexer that chooses."""
     parts = (getattr(config, name, None) for name in config.sub_configs)
-    return getattr(config, FIELD, None) is not None or any(
-        isinstance(part, PreTrainedConfig) and has_pattern_inside(part) for part in parts
+    return (
+        getattr(config, FIELD, None) is not None
+        or has_indexer(config)
+        or any(isinstance(part, PreTrainedConfig) and has_pattern_inside(part) for part in parts)
     )
 
 

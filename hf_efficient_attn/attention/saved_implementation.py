@@ -1,4 +1,4 @@
-"""Saved configs say that a model with a pattern runs on "efficient".
+"""Saved configs say that a model with a pattern or an indexer runs on "efficient".
 
 transformers reads `attn_implementation` from config.json, removes it from the config and never writes it again. Without
 it, a model that is saved again (in another dtype, with merged adapters, with more embeddings, ...) would be loaded with
@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.attention.saved_architectures import write_architectures
 
@@ -36,7 +37,8 @@ def with_implementation(to_dict: Any) -> Any:
     @functools.wraps(to_dict)
     def written(config: PreTrainedConfig) -> dict[str, Any]:
         found: dict[str, Any] = to_dict(config)
-        if found.get(FIELD) is not None and config._attn_implementation in (None, NAME):
+        is_ours = found.get(FIELD) is not None or has_indexer(config)
+        if is_ours and config._attn_implementation in (None, NAME):
             found[SAVED_IMPLEMENTATION] = SAVED_NAME
         write_architectures(config, found)
         return found

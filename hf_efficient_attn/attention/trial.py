@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest, asked_by
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, mark_parts
@@ -179,6 +180,8 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
     if getattr(config.get_text_config(), "use_cache", None) is False:
         # as after a Trainer; without a cache, models look for packed documents in positions, which have no values here
         config.get_text_config().use_cache = True
+    # indexers refuse trials, which say nothing about them
+    config.get_text_config().__dict__.pop(INDEXER, None)
     if implementation != TRIAL:
         # with a pattern, a model would refuse any other attention
         config.get_text_config().__dict__.pop(FIELD, None)

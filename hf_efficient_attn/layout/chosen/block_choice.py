@@ -76,7 +76,7 @@ def choose_blocks(
         some = slice(first, first + step)
         is_past = (blocks.numbers[:, None] < own[:, some]) & (blocks.documents[:, None] == documents[:, some, None])
         scores = _scores(q[:, :, some], means).masked_fill(~is_past[:, None], -torch.inf)
-        index, exists = _first_highest(scores, num_past)
+        index, exists = first_highest(scores, num_past)
         numbers = blocks.numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
         chosen[:, :, some, :num_past] = numbers.masked_fill(~exists, -1).to(torch.int32)
     return chosen
@@ -145,12 +145,12 @@ def _scores(q: Tensor, means: Tensor) -> Tensor:
     return (grouped @ means[:, :, None].transpose(-1, -2)).flatten(1, 2)
 
 
-def _first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the indices of the highest scores, the first of equal ones, in ascending order, and which are not -inf.
 
     `topk` leaves open which of equal scores it returns, and devices differ.
 
-    >>> _first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
+    >>> first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
     [[0, 1, 4]]
     """
     least = scores.topk(count).values[..., -1:]

@@ -1,0 +1,142 @@
+"""How an indexer learns: the divergence of its softmax from what attention reads, tile by tile in linear memory.
+
+DeepSeek-V3.2 (arXiv:2512.02556), equations 3 and 4: the target is the mean over heads of the attention probabilities,
+over all keys or over those chosen. The gradient with respect to the scores is softmax(scores) - target.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.chosen.token_choice import head_products, index_scores, open_pairs
+
+# numbers that are in memory at a time, for each of a few tensors
+MAX_NUMBERS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The attention that an indexer learns to predict; no gradient reaches it.
+
+    Attributes:
+        query, key: [B, H, Nq, D] and [B, Hkv, Nk, D].
+        scale: of the products.
+        documents: of the keys, [B or 1, Nk]; see `token_locations`.
+        query_offset: position of the first query.
+        tokens: the keys that each query reads, int [B, Nq, k], -1 for none; None: all up to itself.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    documents: Tensor
+    query_offset: int
+    tokens: Tensor | None = None
+
+    def row_tiles(self, num_index_heads: int) -> Iterator[slice]:
+        """Yield ranges of queries that are looked at together."""
+        batch_size, num_heads, num_queries, head_dim = self.query.shape
+        width = self.key.shape[2] if self.tokens is None else self.tokens.shape[2]
+        # chosen keys are gathered for each query
+        gathered = 0 if self.tokens is None else self.key.shape[1] * head_dim
+        step = max(1, MAX_NUMBERS // (batch_size * width * max(num_heads, num_index_heads, gathered)))
+        for first in range(0, num_queries, step):
+            yield slice(first, min(first + step, num_queries))
+
+    def of_rows(self, states: Tensor, rows: slice) -> Tensor:
+        """Return the states [B, Nk, ...] of the keys that are looked at: [B, 1, Nk, ...] or [B, queries, k, ...]."""
+        if self.tokens is None:
+            return states[:, None]
+        examples = torch.arange(states.shape[0], device=states.device)[:, None, None]
+        return states[examples, self.tokens[:, rows].long().clamp(min=0)]
+
+    def open_keys(self, rows: slice) -> Tensor:
+        """Return which of these keys the queries read, bool [B or 1, queries, keys]."""
+        return open_pairs(self.documents, rows, self.query_offset) if self.tokens is None else self.tokens[:, rows] >= 0
+
+    def probabilities(self, rows: slice, is_open: Tensor) -> Tensor:
+        """Return the mean over heads of the attention probabilities, [B, queries, keys], in float32 or wider."""
+        wide, num_key_heads = torch.promote_types(self.query.dtype, torch.float32), self.key.shape[1]
+        grouped = self.query[:, :, rows].to(wide).unflatten(1, (num_key_heads, -1))
+        keys = self.of_rows(self.key.transpose(1, 2), rows).to(wide).movedim(3, 1)
+        products = head_products(grouped.transpose(2, 3).flatten(0, 1), keys.flatten(0, 1)) * self.scale
+        scores = products.unflatten(0, (-1, num_key_heads)).masked_fill(~is_open[:, None, :, None], -torch.inf)
+        return closed_to_zero(scores.softmax(-1), is_open[:, None, :, None]).mean((1, 3))
+
+
+class _IndexLoss(torch.autograd.Function):
+    """The loss with the gradients of the indexer's states, which its forward computes beside it."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -> Tensor:
+        states = (queries.detach(), keys.detach(), weights.detach())
+        wide = torch.promote_types(queries.dtype, torch.float32)
+        slopes = [torch.zeros_like(each, dtype=wide) for each in states]
+        total, count = queries.new_zeros((), dtype=wide), queries.new_zeros((), dtype=wide)
+        for rows in target.row_tiles(queries.shape[2]):
+            loss, num_rows, (of_queries, of_keys, of_weights) = _of_tile(*states, target, rows)
+            total, count = total + loss, count + num_rows
+            slopes[0][:, rows], slopes[2][:, rows] = of_queries, of_weights
+            slopes[1] += of_keys
+        count = count.clamp(min=1)
+        ctx.save_for_backward(*(each.div_(count).to(state.dtype) for each, state in zip(slopes, states, strict=True)))
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *(slope * grads[0].to(slope.dtype) for slope in ctx.saved_tensors), None
+
+
+def _of_tile(
+    queries: Tensor, keys: Tensor, weights: Tensor, target: Target, rows: slice
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return the sum of the divergences of some queries, how many of them read a key, and the gradients of the sum."""
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    leaves = [each.to(wide).detach().requires_grad_() for each in (queries[:, rows], keys, weights[:, rows])]
+    with torch.enable_grad():
+        scores = index_scores(leaves[0], target.of_rows(leaves[1], rows), leaves[2])
+    is_open = target.open_keys(rows).expand(scores.shape[0], -1, -1)
+    wanted = target.probabilities(rows, is_open).to(wide)
+    found = scores.detach().masked_fill(~is_open, -torch.inf).log_softmax(-1)
+    loss = closed_to_zero(torch.xlogy(wanted, wanted) - wanted * found, is_open).sum()
+    slope = closed_to_zero(found.exp() - wanted, is_open)
+    return loss, is_open.any(-1).sum(), torch.autograd.grad(scores, leaves, slope)
+
+
+def closed_to_zero(numbers: Tensor, is_open: Tensor) -> Tensor:
+    """Return the numbers of open pairs, and 0 for others, which may be NaN."""
+    return torch.where(is_open, numbers, 0)
+
+
+# the gradients are computed within a forward pass, which a compiler cannot trace
+@torch.compiler.disable
+def index_loss(queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -> Tensor:
+    """Return the mean over queries of KL(target ‖ softmax(index scores)), a scalar in float32 or wider.
+
+    Queries without keys, such as padding, do not count. Memory is linear in the number of keys, and gradients reach the
+    indexer only.
+
+    Args:
+        queries, keys, weights: of the indexer, [B, Nq, heads, D], [B, Nk, D], [B, Nq, heads].
+    """
+    loss: Tensor = _IndexLoss.apply(queries, keys, weights, target)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@torch.no_grad()
+def index_recall(target: Target, chosen: Tensor) -> Tensor:
+    """Return the share of the attention of each query that its chosen keys have, [B, Nq]; 0 for padding.
+
+    Args:
+        target: attention over all keys.
+        chosen: int [B, Nq, k], -1 for none.
+    """
+    shares = []
+    for rows in target.row_tiles(1):
+        wanted = target.probabilities(rows, target.open_keys(rows).expand(chosen.shape[0], -1, -1))
+        tokens = chosen[:, rows].long()
+        shares.append(torch.where(tokens >= 0, wanted.gather(2, tokens.clamp(min=0)), 0).sum(2))
+    return torch.cat(shares, 1)

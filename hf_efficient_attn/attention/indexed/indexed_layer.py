@@ -1,0 +1,123 @@
+"""What a layer with an indexer reads, and what its indexer learns from that."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.indexed.config_field import INDEXER
+from hf_efficient_attn.attention.indexed.index_loss import Target, index_loss, index_recall
+from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, SPARSE, IndexStates
+from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
+from hf_efficient_attn.layout.chosen.token_choice import choose_tokens
+from hf_efficient_attn.layout.token_locations import token_locations
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+# keyword arguments that travel through a model to its attention function: the states of a layer's indexer, and lists to
+# which layers add their losses, and the share of the attention that their choices have
+STATES, LOSSES, RECALLS = "index_states", "index_losses", "index_recalls"
+# what the scores of the target do not have
+OTHER_SCORES = ("s_aux", "softcap", "position_bias")
+
+
+def indexed_choice(
+    module: nn.Module,
+    options: Mapping[str, Any],
+    followed: LayerPattern,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    matrix: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    chosen: ChosenKeys | None,
+) -> ChosenKeys | None:
+    """Return the keys that a layer's indexer has chosen, None for all; without one that scores, what was chosen.
+
+    Args:
+        options: keyword arguments of the attention call.
+        matrix: a mask over all pairs that the user gave.
+
+    Raises:
+        InputError: a cache whose first tokens were read without the indexer.
+        UnsupportedBackendError: scores or masks that an indexer does not know.
+    """
+    field = getattr(module.config, INDEXER, None)
+    if field is None or field["stage"] == DENSE:
+        return chosen
+    check_layer(module, options, followed, matrix)
+    states: IndexStates = options[STATES]
+    if states.keys.shape[1] != key.shape[2]:
+        raise InputError(
+            f"There are {key.shape[2]} keys, but the indexer knows {states.keys.shape[1]} of them: the others were "
+            "cached before index_stage turned it on. Give an empty cache."
+        )
+    needs_tokens = states.stage == SPARSE or options.get(RECALLS) is not None
+    listed = chosen_tokens(states, tokens, query_offset) if needs_tokens else None
+    learn(states, options, tokens, query_offset, query.detach(), key.detach(), scale, listed)
+    return None if listed is None or states.stage != SPARSE else ChosenTokens(listed)
+
+
+def check_layer(module: nn.Module, options: Mapping[str, Any], followed: LayerPattern, matrix: Tensor | None) -> None:
+    """Raise UnsupportedBackendError if a layer's scores or masks are not what its indexer learns from."""
+    if options.get(STATES) is None:
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has an indexer (hea.index), but its attention did not get what the indexer says."
+        )
+    found = [name for name in OTHER_SCORES if options.get(name) is not None]
+    if matrix is not None:
+        found.append("a mask over all pairs")
+    if not followed.is_own or followed.shards is not None:
+        found.append("an attention_pattern" if followed.shards is None else "texts that processes share")
+    if found:
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has an indexer (hea.index), which does not work with {', '.join(found)}."
+        )
+
+
+def chosen_tokens(states: IndexStates, tokens: TokenMask, query_offset: QueryOffset) -> Tensor | None:
+    """Return the keys that an indexer chooses, int [B, 1, Nq, top_k]; None: all."""
+    is_compiling = torch.compiler.is_compiling()
+    # lengths may be symbols to a compiler
+    if not is_compiling and states.keys.shape[1] <= states.top_k:
+        return None
+    start = query_offset if is_compiling and isinstance(query_offset, Tensor) else None
+    offset = first_position(states, None if start is not None else query_offset)
+    given = (states.queries.detach(), states.keys.detach(), states.weights.detach())
+    listed: Tensor = choose_tokens(*given, list(tokens.tensors), states.top_k, offset, start)
+    return listed
+
+
+def first_position(states: IndexStates, query_offset: QueryOffset) -> int:
+    """Return the position of the first query."""
+    return states.keys.shape[1] - states.queries.shape[1] if query_offset is None else int(query_offset)
+
+
+def learn(
+    states: IndexStates,
+    options: Mapping[str, Any],
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    listed: Tensor | None,
+) -> None:
+    """Add the loss of an indexer, and the share of the attention that its choice has, to the lists of the options."""
+    losses, recalls = options.get(LOSSES), options.get(RECALLS)
+    if losses is None and recalls is None:
+        return
+    documents = token_locations(tokens, key.shape[2], key.device).documents
+    target = (query, key, scale, documents, first_position(states, query_offset))
+    if losses is not None:
+        is_dense = listed is None or states.stage != SPARSE
+        read = None if is_dense else listed[:, 0]  # type: ignore[index]
+        losses.append(index_loss(states.queries, states.keys, states.weights, Target(*target, read)))
+    if recalls is not None:
+        all_of_it = query.new_ones(query.shape[0], query.shape[2])
+        recalls.append(all_of_it if listed is None else index_recall(Target(*target), listed[:, 0]))

@@ -1,0 +1,138 @@
+"""`index`: give every layer of a decoder of transformers an indexer, which learns which keys are worth reading."""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_efficient_attn.attention.indexed.config_field import INDEXER, has_indexer
+from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, STAGES, WARMUP, LightningIndexer, indexers_of
+from hf_efficient_attn.attention.layer_patterns import FIELD, FULL_ATTENTION, NAME
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.indexed.index_training import add_index_loss
+from hf_efficient_attn.models.indexed.layer_hook import rotated_dims, with_index_states
+from hf_efficient_attn.patterns.checks import is_integer
+
+
+def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int | None = None) -> PreTrainedModel:
+    """Return the model, changed in place: every layer has an indexer, in the stage "warmup".
+
+    Sparse attention of DeepSeek-V3.2 (arXiv:2512.02556) for any Llama-like decoder: a small indexer scores all earlier
+    keys, and a query reads the `top_k` with the highest scores, the same for all heads. It is learned in two stages:
+
+    1. "warmup": the model computes as before and does not change, while the indexers learn to predict where its heads
+       look (KL divergence from their mean). The paper uses a learning rate of 1e-3.
+    2. `index_stage(model, "sparse")`: queries read the chosen keys. The model learns from its own loss, each indexer
+       from the attention over the keys that it chose; neither has a gradient from the other. The paper uses 7.3e-6.
+
+    In training, the loss of the indexers is added to the model's, and is `index_loss` of its output. `Trainer` works as
+    it is. `save_pretrained` and `from_pretrained` keep the indexers and the stage; generation keeps their keys in the
+    cache. `index_recall` tells how much of the attention the choice has.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> import hf_efficient_attn as hea
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 9}
+    >>> model = hea.index(LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes)), top_k=8, num_heads=2)
+    >>> sum(p.numel() for p in model.parameters() if p.requires_grad)
+    1632
+    >>> hea.index_stage(model, "sparse").config.attention_indexer["stage"]
+    'sparse'
+
+    Args:
+        model: a decoder of transformers with rotary positions and full causal attention.
+        top_k: how many keys a query reads; texts of up to so many tokens are read as before. DeepSeek-V3.2 reads 2,048.
+        num_heads, head_dim: of the indexer; head_dim None: as many dimensions as the model rotates. The paper's has 64
+            heads of 128.
+
+    Raises:
+        ConfigurationError: numbers that are too small, or a model with indexers or an attention_pattern.
+        UnsupportedBackendError: a model of another kind.
+    """
+    for name, value in (("top_k", top_k), ("num_heads", num_heads), ("head_dim", head_dim)):
+        if not (is_integer(value) and value > 0) and (name, value) != ("head_dim", None):  # type: ignore[operator]
+            raise ConfigurationError(f"{name}={shown(value)} must be an integer of at least 1.")
+    rotated = checked_rotation(model)
+    head_dim = rotated if head_dim is None else head_dim
+    if head_dim < rotated:
+        raise ConfigurationError(f"head_dim={head_dim} must be at least {rotated}, the dimensions that positions turn.")
+    model.set_attn_implementation(NAME)
+    field = {"top_k": top_k, "num_heads": num_heads, "head_dim": head_dim, "stage": WARMUP}
+    setattr(model.config, INDEXER, field)
+    add_indexers(model)
+    for module in indexers_of(model):
+        module.to(model.device, model.dtype)
+        module.apply(model._init_weights)
+    return index_stage(model, WARMUP)
+
+
+def index_stage(model: Any, stage: str) -> Any:
+    """Return the model, whose indexers are in another stage from now on, and choose what learns in it.
+
+    Args:
+        model: made by `index`, or loaded.
+        stage: "warmup": all keys are read, and only the indexers learn; "sparse": the chosen keys are read, and
+            everything learns; "dense": all keys are read, and everything but the indexers learns.
+
+    Raises:
+        ConfigurationError: a model without indexers, or an unknown stage.
+    """
+    if stage not in STAGES:
+        raise ConfigurationError(f"stage={shown(stage)} must be one of {', '.join(map(shown, STAGES))}.")
+    found = list(indexers_of(model))
+    if not found:
+        raise ConfigurationError(f"This {type(model).__name__} has no indexers. Call hea.index(model, top_k=...).")
+    # a dict of its own: that of a loaded config may be shared
+    setattr(model.config, INDEXER, {**getattr(model.config, INDEXER), "stage": stage})
+    of_indexers = {parameter for module in found for parameter in module.parameters()}
+    for parameter in model.parameters():
+        # quantized weights never have a gradient
+        if parameter.is_floating_point():
+            parameter.requires_grad_(stage != DENSE if parameter in of_indexers else stage != WARMUP)
+    return model
+
+
+def checked_rotation(model: Any) -> int:
+    """Return how many dimensions of its heads a model rotates.
+
+    Raises:
+        ConfigurationError: it has indexers, or an attention_pattern.
+        UnsupportedBackendError: it cannot have indexers.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigurationError(f"index takes a model of transformers, not {type(model).__name__}.")
+    if has_indexer(model.config):
+        raise ConfigurationError("This model has indexers already. Call hea.index_stage(model, stage).")
+    if getattr(model.config, FIELD, None) is not None:
+        raise ConfigurationError("This model has an attention_pattern; take it away with sparsify(model, None).")
+    name, base = type(model).__name__, model.base_model
+    rotary, layers = getattr(base, "rotary_emb", None), getattr(base, "layers", None)
+    kinds = set(getattr(model.config, "layer_types", None) or [FULL_ATTENTION])
+    if layers is None or rotary is None or not all(takes_states(getattr(layer, "self_attn", None)) for layer in layers):
+        raise UnsupportedBackendError(f"{name} is not a decoder with rotary positions as Llama is; index needs one.")
+    if kinds != {FULL_ATTENTION} or getattr(model.config, "sliding_window", None) is not None:
+        raise UnsupportedBackendError(f"{name} has layers that do not read all earlier tokens; index needs none.")
+    positions = torch.arange(2, device=model.device)[None]
+    rotated = rotated_dims(rotary, torch.zeros(1, 2, 1, device=model.device), positions)
+    if rotated is None:
+        raise UnsupportedBackendError(f"{name} rotates neighbouring dimensions; index needs the halves of Llama.")
+    return rotated
+
+
+def takes_states(attention: Any) -> bool:
+    """Return whether a module is attention that passes further arguments on to the attention function."""
+    kinds = () if attention is None else inspect.signature(attention.forward).parameters.values()
+    return hasattr(attention, "layer_idx") and any(kind.kind is inspect.Parameter.VAR_KEYWORD for kind in kinds)
+
+
+def add_indexers(model: Any) -> None:
+    """Give the layers of a model the indexers that its config has, unless they have them, and its losses theirs."""
+    field, config = getattr(model.config, INDEXER), model.config
+    for layer in model.base_model.layers:
+        attention = layer.self_attn
+        if not hasattr(attention, "indexer"):
+            attention.indexer = LightningIndexer(config.hidden_size, field["num_heads"], field["head_dim"])
+            attention.register_forward_pre_hook(with_index_states, with_kwargs=True)
+    if model.base_model is not model:
+        add_index_loss(model)

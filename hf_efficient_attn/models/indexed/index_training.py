@@ -1,0 +1,76 @@
+"""The loss of a model's indexers becomes part of the model's own."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.indexed.config_field import INDEXER
+from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
+from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, indexers_of
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.parts import add_auxiliary_loss
+
+
+def add_index_loss(model: Any) -> None:
+    """Have the forward of a model with a head add the loss of its indexers, also where PEFT calls it directly."""
+    if "forward" not in model.__dict__:
+        forward = functools.partial(forward_with_loss, model)
+        model.forward = functools.update_wrapper(forward, type(model).forward.__get__(model))
+
+
+def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
+    """Return the outputs of a model with a head, in training with the indexers' loss added, and as `index_loss`."""
+    forward, stage = type(model).forward, getattr(model.config, INDEXER)["stage"]
+    if not model.training or not torch.is_grad_enabled() or stage == DENSE:
+        return forward(model, *inputs, **options)
+    losses: list[Tensor] = []
+    outputs = forward(model, *inputs, **{**options, LOSSES: losses, "return_dict": True})
+    total = torch.stack([each.to(losses[0].device) for each in losses]).sum()
+    if not total.requires_grad and any(next(each.parameters()).requires_grad for each in indexers_of(model)):
+        raise UnsupportedBackendError(
+            "The losses of the indexers have no gradient, as in gradient checkpointing with use_reentrant=True. Give "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}."
+        )
+    if outputs.loss is not None:
+        # only the indexers learn, whatever else has a gradient
+        own = outputs.loss.detach() if stage == WARMUP else outputs.loss
+        added = BackboneOutput(auxiliary_loss=total)
+        outputs.loss = add_auxiliary_loss(own, added, options.get("labels"), options.get("num_items_in_batch"))
+    # no entry of the outputs, which Trainer would gather
+    outputs.__dict__["index_loss"] = total
+    return outputs if wants_dict(model, options) else outputs.to_tuple()
+
+
+def wants_dict(model: Any, options: dict[str, Any]) -> bool:
+    """Return whether a caller wants outputs by name."""
+    wanted = options.get("return_dict")
+    return bool(model.config.return_dict if wanted is None else wanted)
+
+
+@torch.no_grad()
+def index_recall(model: Any, **inputs: Any) -> Tensor:
+    """Return the share of the attention that the keys have which the indexers choose, [layers, B, N], in evaluation.
+
+    The attention of a layer is the mean of its heads over all earlier keys, given what the layers before it read. Where
+    a query has at most top_k keys, the share is 1; of padding it means nothing.
+
+    Args:
+        model: made by `index`, in the stage "warmup" or "sparse".
+        inputs: of its forward.
+
+    Raises:
+        ConfigurationError: a model without indexers, or in the stage "dense".
+    """
+    if (getattr(model.config, INDEXER, None) or {"stage": DENSE})["stage"] == DENSE:
+        raise ConfigurationError("index_recall needs indexers that score: hea.index(model, top_k=...) adds them.")
+    recalls: list[Tensor] = []
+    was_training = model.training
+    model.eval()
+    try:
+        model(**inputs, use_cache=False, **{RECALLS: recalls})
+    finally:
+        model.train(was_training)
+    return torch.stack([each.to(recalls[0].device) for each in recalls])
