@@ -50,9 +50,9 @@ from hf_efficient_attn.models.efficient_reformer import (
     EfficientReformerForTokenClassification,
     EfficientReformerModel,
 )
+from hf_efficient_attn.models.indexed import loaded_indexers
 from hf_efficient_attn.models.indexed.index_model import index, index_stage
 from hf_efficient_attn.models.indexed.index_training import index_recall
-from hf_efficient_attn.models.indexed.loaded_indexers import build_indexers
 from hf_efficient_attn.models.register import register_families
 from hf_efficient_attn.models.routing_transformer import (
     RoutingTransformerConfig,
@@ -108,7 +108,7 @@ __version__ = requirements.VERSION
 
 register_families()
 interface.register_attention()
-build_indexers()
+loaded_indexers.build_indexers()
 write_stubs()
 write_cards()
 
