@@ -67,8 +67,10 @@ def key_groups(groups: ClusterGroups, takes_mean: bool, has_distances: bool) -> 
     labels_count = "places" if has_distances else "positions"
     if not takes_mean:
         first = None if groups.reach is None else groups.shift - groups.reach
-        return KeyGroups(groups.queries, groups.keys, labels_count=labels_count, first_place=first)
-    # the authors' code adds it to the number of clusters that hold a token; a compiler would take a name for a variable
+        # compilers take numbers that are no literals for variables: torch 2.11 also defaults
+        options: dict[str, Any] = {"mean_epsilon": 0.0, "labels_count": labels_count, "first_place": first}
+        return KeyGroups(groups.queries, groups.keys, **options)
+    # the authors' code adds it to the number of clusters that hold a token
     return KeyGroups(groups.queries, groups.keys, join="mean", mean_epsilon=1e-2, labels_count=labels_count)
 
 
