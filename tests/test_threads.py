@@ -1,6 +1,7 @@
 """Threads that share a model, a module or a cache get what each would get alone."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from interleaved import at_every_line
 from thread_stress import count_wrong
 from torch import Tensor, nn
 
+import hf_efficient_attn as hea
 from hf_efficient_attn.attention.layer_patterns import module_pattern
 from hf_efficient_attn.attention.select import preferred_backend, use_backend
 from hf_efficient_attn.attention.token_table import TABLE_DTYPE, read_table
@@ -103,6 +105,22 @@ def test_backends_preferred_by_two_threads() -> None:
         thread.join()
         assert preferred_backend() == "blocked"
     assert preferred_backend() == "auto"
+
+
+def test_chosen_keys_of_several_threads() -> None:
+    """Each with keys of its own, forward and backward."""
+    q = torch.randn(1, 2, 48, 8)
+    listed = [torch.randint(0, 48, (1, 2, 48, 5)) for _ in range(4)]
+
+    def gradient(tokens: Tensor) -> Tensor:
+        leaf = q.clone().requires_grad_()
+        hea.attention(leaf, leaf, leaf, Causal(), chosen=hea.ChosenTokens(tokens), backend="gathered").sum().backward()
+        return leaf.grad  # type: ignore[return-value]
+
+    expected = [gradient(tokens) for tokens in listed]
+    with ThreadPoolExecutor(4) as pool:
+        for found in (list(pool.map(gradient, listed)) for _ in range(5)):
+            assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("threads", [4])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from backends_cases import MEMORY, Case
+from backends_cases import MEMORY, Case, tensors_of
 from backends_contract import check
 from chosen_choices import CHOICES
 
@@ -43,6 +43,7 @@ def special_cases() -> Iterator[Case]:
         if not choice.startswith("order"):
             other = mask if mask in ("left", "right", "none") else "holes"
             yield Case("full", 40, other, num_queries=60, cross_offset=3, choice=choice)
+        yield Case("causal", 60, "holes", DTYPES[number % 3], score_factor=100, choice=choice)
     places = {"label": Distance(-3, 6), "choice": "groups of places"}
     yield Case("causal", 200, num_queries=9, **places)
     yield Case("band", 200, "left", num_queries=9, has_own_values=True, **places)
@@ -63,3 +64,21 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 def test_contract(case: Case) -> None:
     assert gathered.why_not(case.call()) is None
     check(case, gathered)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("mask", ["right", "holes", "documents"])
+def test_finite_numbers_of_masked_tokens_change_nothing(mask: str, choice: str) -> None:
+    case = Case("causal", 50, mask, choice=choice)
+    call, found = case.call(), []
+    assert call.masked_queries is not None
+    for garbage in (0.0, 1e15):
+        tensors = tensors_of(case, torch.float32)
+        leaves = [
+            x.masked_fill(call.masked_queries, garbage).requires_grad_() for x in (tensors.q, tensors.k, tensors.v)
+        ]
+        out, _ = gathered.attend(*leaves, call)
+        gradients = torch.autograd.grad(out, leaves, tensors.grad_out)
+        assert all(not gradient.masked_select(call.masked_queries).any() for gradient in gradients)
+        found.append([out, *gradients])
+    torch.testing.assert_close(*found)
