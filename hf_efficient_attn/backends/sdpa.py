@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs, num_counted
 from hf_efficient_attn.layout.dense.additive import additive, additive_mask, term_bias
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.dense.maskless import maskless
@@ -31,6 +31,8 @@ SCORES_PER_MASKED_SCORE_ELSEWHERE = 3.0
 SCORES_PER_MASK_ENTRY = 50
 # ... and for a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
 SCORES_PER_UNFUSED_SCORE = 4.0
+# ... and for a pair of a choice of keys, whose mask is counted first, and about how many bytes that takes
+SCORES_PER_CHOSEN_PAIR, BYTES_PER_CHOSEN_PAIR = 10, 20
 # of a causal triangle, kernels skip blocks of so many keys (measured on a CPU: 1.00, 0.76, 0.64, 0.59 and 0.50 of the
 # time of all pairs at 512, 1,024 ... 8,192 tokens); elsewhere estimated, not measured
 TRIANGLE_BLOCK_TOKENS = 512
@@ -105,7 +107,7 @@ def cost(call: AttentionCall) -> float:
         per_score = SCORES_PER_MASKED_SCORE if call.inputs.device == "cpu" else SCORES_PER_MASKED_SCORE_ELSEWHERE
         per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_score
         per_key = per_score * layout.num_queries + SCORES_PER_KEY + per_mask
-    return layout.num_heads * layout.num_keys * per_key
+    return layout.num_heads * layout.num_keys * per_key + SCORES_PER_CHOSEN_PAIR * num_counted(call.chosen, layout)
 
 
 def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
@@ -122,7 +124,7 @@ def dense_cost(call: AttentionCall, is_causal: bool) -> float:
     """
     reads_triangle = is_causal and call.layout.query_offset == 0
     layout = replace(call.layout, pattern=Causal() if reads_triangle else Full())
-    return cost(replace(call, layout=layout, terms=()))
+    return cost(replace(call, layout=layout, terms=(), chosen=None))
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -167,6 +169,7 @@ def working_bytes(call: AttentionCall) -> int:
     num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
+    num_bytes += BYTES_PER_CHOSEN_PAIR * num_examples * num_counted(call.chosen, layout)
     # torch's kernel for CPUs has no gradient of the mask
     if inputs.device == "cpu" and (has_no_kernel(call) or (call.terms and inputs.needs_grad)):
         num_bytes += NUMBERS_PER_SCORE * max(4, inputs.dtype.itemsize) * inputs.batch_size * layout.num_pairs

@@ -19,7 +19,7 @@ RANK = 5
 # per row of queries that is gathered and joined, per row of keys and values, and per call
 SCORES_PER_SCORE, SCORES_PER_UNFUSED_SCORE = 2.0, 5.0
 SCORES_PER_QUERY_ROW, SCORES_PER_KEY_ROW = 60, 40
-SCORES_PER_CALL = 5e5
+SCORES_PER_CALL, SCORES_PER_CALL_WITH_GRADIENTS = 5e5, 1.5e6
 # ... elsewhere; estimated, not measured
 SCORES_PER_SCORE_ELSEWHERE = 12.0
 # of a mask, and of scores and weights of the explicit kernel; of a query's log-sum-exp, and its largest and total
@@ -61,7 +61,8 @@ def cost(call: AttentionCall) -> float:
     else:
         per_score = SCORES_PER_SCORE if is_fused(call) else SCORES_PER_UNFUSED_SCORE
     rows = SCORES_PER_QUERY_ROW * work.num_query_rows + SCORES_PER_KEY_ROW * work.num_key_rows
-    return per_score * work.num_pairs + rows + SCORES_PER_CALL
+    per_call = SCORES_PER_CALL_WITH_GRADIENTS if call.inputs.needs_grad else SCORES_PER_CALL
+    return per_score * work.num_pairs + rows + per_call
 
 
 def _work(call: AttentionCall) -> TileWork:

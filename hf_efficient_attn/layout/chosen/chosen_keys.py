@@ -68,6 +68,11 @@ class ChosenKeys:
         return [getattr(self, name) for name in self.tensor_names]
 
     @property
+    def num_choosing_heads(self) -> int:
+        """How many heads choose apart: 1, the number of key heads, or that of query heads."""
+        return max(each.shape[1] for each in self.tensors if each is not None)
+
+    @property
     def numbers(self) -> list[Any]:
         """The values of all other fields."""
         return [getattr(self, name) for name in self.number_names]

@@ -23,6 +23,14 @@ def chosen_pairs(
     return read, counts.clamp(min=1)
 
 
+def num_counted(chosen: ChosenKeys | None, layout: Layout) -> int:
+    """Return how many pairs of one example are counted to know which a choice reads; 0 without a choice."""
+    if chosen is None:
+        return 0
+    num_heads = 1 if chosen.num_choosing_heads == 1 else layout.num_heads
+    return num_heads * layout.num_queries * layout.num_keys
+
+
 def with_self_last(read: Tensor, query_offset: int) -> Tensor:
     """Return the pairs [..., queries, keys] without those of a token with itself, where a query reads another key."""
     num_queries, num_keys = read.shape[-2:]
