@@ -3,12 +3,14 @@
 import gc
 import importlib.util
 import os
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from capabilities import capability as note_capability
 from hypothesis import HealthCheck, settings
 
@@ -33,6 +35,12 @@ def _let_children_find_the_same() -> None:
 
 
 _let_children_find_the_same()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Leave out doctests, of which there are none here: to look for them, scripts would be imported, which act then."""
+    return [each for each in (yield) if not isinstance(each, DoctestModule)]
 
 
 @pytest.fixture

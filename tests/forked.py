@@ -1,12 +1,14 @@
 """Scripts in processes that have imported everything before they start, which saves seconds for each of them.
 
 A server, this file run as a script, imports what scripts import, once for a session, and forks itself for every script.
-A fork does what `python SCRIPT …` or `python -m MODULE …` would: it runs as `__main__`, in a folder and an environment
-of its own, and prints into files. What it starts by `subprocess.run` is forked, too, from a process that has not run
-the script. Variables that libraries read as they are imported, such as HF_ENDPOINT, come too late for it.
+A fork does what `python SCRIPT …`, `python -m MODULE …` or `python -c CODE …` would: it runs as `__main__`, in a folder
+and an environment of its own, and prints into files. What it starts by `subprocess.run` is forked, too, from a process
+that has not run the script. Variables that libraries read as they are imported, such as HF_ENDPOINT, come too late for
+it; a script that needs them asks `server("forked_torch_imports")`, whose forks import huggingface_hub anew.
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -33,7 +35,7 @@ class Server:
         return json.loads(self.answers.readline())
 
     def start(self, words: Sequence[Any], files: Sequence[Path], cwd: Any = None, env: Any = None) -> int:
-        """Start `[sys.executable, SCRIPT or "-m", …]`; return the number of its process.
+        """Start `[sys.executable, SCRIPT or "-m" or "-c", …]`; return the number of its process.
 
         Args:
             files: where it prints, and where it prints errors.
@@ -55,9 +57,10 @@ class Server:
 
 
 @cache
-def server() -> Server:
-    """Return the server of this session, which ends with it."""
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def server(imports: str = "forked_imports") -> Server:
+    """Return the server of this session that has imported a module; it ends with the session."""
+    words = [sys.executable, __file__, imports]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     return Server(process.stdin, process.stdout, process)
@@ -137,6 +140,8 @@ def run_script(order: dict[str, Any], server: Server) -> None:
         sys.path[0] = os.getcwd()
         sys.argv = sys.argv[1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-c":
+        exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.path[0] = str(Path(sys.argv[0]).parent)
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -164,7 +169,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import forked_imports  # noqa: F401
-
+    importlib.import_module(sys.argv[1])
     gc.freeze()
     main()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Check and test the package. Makes a virtual environment (VENV, default .venv) and installs what it needs.
 # Further arguments go to pytest: bash tests/run.sh -k centering
+# WORKERS (default 3) run tests at a time: on two cores two of them would often wait for processes that they have started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source environment.sh test,lint
@@ -12,4 +13,4 @@ fi
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$python" -m pytest -n "${WORKERS:-2}" "$@"
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$python" -m pytest -n "${WORKERS:-3}" "$@"

@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 
-TIMEOUT = timedelta(seconds=15)
+# of the step in which a process is lost; those before may take their time
+TIMEOUT = timedelta(seconds=5)
 SIZES = {"vocab_size": 64, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 
 
@@ -43,12 +44,14 @@ def end_in_second_layer(model: Any, how: str) -> None:
 def main(folder: Path, how: str) -> None:
     """Make a step that both finish, and one that neither does."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=TIMEOUT)
+    distributed.init_process_group("gloo")
     config = transformers.LlamaConfig(**SIZES)
     model = hea.sparsify(transformers.LlamaForCausalLM(config), Band(6, 0))
     hea.shard_sequence(model, init_device_mesh("cpu", (2,)))
     ids = torch.arange(32)[None]
     model(ids, labels=ids, use_cache=False).loss.backward()
+    distributed.barrier()
+    distributed.distributed_c10d._set_pg_timeout(TIMEOUT)
     if distributed.get_rank() == 1:
         end_in_second_layer(model, how)
     start = time.monotonic()

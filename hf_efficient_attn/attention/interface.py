@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.cache_positions import in_cache_positions
 from hf_efficient_attn.attention.call_documents import with_said_documents
+from hf_efficient_attn.attention.given_choice import given_choice
 from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
 from hf_efficient_attn.attention.key_tokens import QueryOffset
@@ -68,8 +69,9 @@ def efficient_attention_forward(
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
-        kwargs: `is_causal`, `sliding_window`, `position_bias`, `s_aux` (sinks), `softcap`, `output_attentions`, and
-            the arguments about packed documents (`call_documents`) are used; others are ignored.
+        kwargs: `is_causal`, `sliding_window`, `position_bias`, `s_aux` (sinks), `softcap`, `output_attentions`, chosen
+            keys (`given_choice`), and the arguments about packed documents (`call_documents`) are used; others are
+            ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
@@ -92,9 +94,9 @@ def efficient_attention_forward(
         tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
-    matrix = attention_mask if is_matrix else None
+    followed, chosen, matrix = given_choice(module, followed, kwargs, attention_mask if is_matrix else None, tokens)
     states = (query, key, scale)
-    chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, None)
+    chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, chosen)
     query, key, value = in_cache_positions(module, query, key, value)
     out, weights = attend_layer(
         query,

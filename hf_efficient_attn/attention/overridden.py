@@ -73,6 +73,6 @@ def refuse_overridden(implementation: str | None, model: str) -> None:
     raise UnsupportedBackendError(
         f"Another library has replaced the attention function {shown(implementation)}, as the sequence parallelism of "
         f"DeepSpeed (Ulysses) does, but {model} computes more from its tokens than that function knows of: every "
-        "process would read its own part of the text only. Use hea.shard_sequence(..., mode='heads'), "
+        "process would read its own part of the text only. Use hea.shard_sequence, if it takes this model, "
         "data parallelism (DDP, FSDP), or a sparsified model of transformers."
     )

@@ -12,8 +12,6 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 # parts of scores that the engine does not have, by the argument that brings them
 UNSUPPORTED = {
     "sinks": "has attention sinks of each query (sinks)",
-    "indices": "chooses its keys by content (indices)",
-    "block_indices": "chooses its keys by content (block_indices)",
 }
 CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
@@ -21,8 +19,8 @@ CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._att
 def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
     """Raise UnsupportedBackendError for calls that would be computed wrongly.
 
-    These have sinks per query (sinks per head, `s_aux`, are computed), keys chosen by content, paged caches, or
-    sequences that are divided into shards.
+    These have sinks per query (sinks per head, `s_aux`, are computed), paged caches, or sequences that are divided into
+    shards.
     """
     for option, what in UNSUPPORTED.items():
         if options.get(option) is not None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from hf_efficient_attn.attention.given_choice import is_indexed
 from hf_efficient_attn.attention.given_inputs import given_positions
 from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.layer_patterns import NAME
@@ -35,6 +36,9 @@ def requested_table(
 ) -> Tensor:
     """Return the token table of a mask that a model of transformers asks for, with its kind.
 
+    Layers that choose tokens by an indexer (DSA) read a mask over all pairs: they get it, bool [batch, 1, queries,
+    keys].
+
     transformers calls it once per forward pass and kind of mask, with the arguments of its `sdpa_mask`.
 
     Raises:
@@ -44,6 +48,11 @@ def requested_table(
     if not torch.compiler.is_compiling() and 0 in (batch_size, q_length):
         raise InputError(f"There are no tokens: [batch, tokens] = [{batch_size}, {q_length}]. Leave such batches out.")
     is_causal, config = is_causal_request(kwargs), kwargs.get("config")
+    lengths = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    if is_causal and not allow_is_causal_skip and local_size is None and is_indexed(config):
+        as_matrix: Any = sdpa_mask
+        asked_for = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
+        return as_matrix(*lengths, mask_function, attention_mask, **asked_for)  # type: ignore[no-any-return]
     table = None if torch.compiler.is_compiling() else whole_table(config)
     if table is not None:
         return with_kind(table, is_causal)
@@ -58,7 +67,6 @@ def requested_table(
             probe = Probe(mask_function, batch_size, counted_from(int(kv_offset), kv_length, device), use_vmap)
             documents = probe.checked_documents(is_causal, local_size, asked)
         bring(*asked)
-        lengths = (batch_size, q_length, kv_length, q_offset, kv_offset)
         tokens, query_offset = tokens_of_keys(config, *lengths, attention_mask, documents, is_causal, device)
         table = write_table(tokens, query_offset, q_length if is_causal else kv_length)
         table = empty_table(batch_size, kv_length, device) if table is None else table

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from hf_efficient_attn.attention.given_choice import is_indexed
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest, asked_by
@@ -159,7 +160,9 @@ def matrix_trial_attention(
 
 
 def trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
-    """Return a token table without rows."""
+    """Return a token table without rows, or a matrix for layers with an indexer."""
+    if not kwargs.get("allow_is_causal_skip", True) and is_indexed(kwargs.get("config")):
+        return torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device="meta")
     table = torch.empty(batch_size, 1, 0, kv_length, dtype=TABLE_DTYPE, device="meta")
     return with_kind(table, is_causal_request(kwargs))
 

@@ -63,12 +63,24 @@ def test_global_tokens_need_what_they_are_read_by() -> None:
     assert exchange.wide_positions == ((0, 1),)
 
 
+def test_what_travels_first() -> None:
+    """Global tokens, where the others are edges; nothing apart where that would not help."""
+    text = Text((Document(0, 64),), ((0, 64),))
+
+    def first(pattern: Pattern) -> tuple[Intervals, ...]:
+        return key_exchange(Layout(pattern, 2, 64, 64), (text,), shard_bounds(64, 4), True, 1).first
+
+    tokens = ((0, 1), (13, 14))
+    assert first(Band(3, 2) | GlobalTokens([0, 13])) == ((), tokens, tokens, tokens)
+    assert first(Band(3, 2)) == first(Band(40, 0) | GlobalTokens([0])) == first(Full()) == ((),) * 4
+
+
 def test_what_can_be_computed_while_keys_travel() -> None:
     """All but the edges of a band; nothing where every query reads a token of another process; all of whole blocks."""
     text = Text((Document(0, 64),), ((0, 64),))
 
-    def parts(pattern: Pattern, received: Intervals) -> list[tuple[int, int, Intervals, bool]]:
-        found = row_parts(Layout(pattern, 2, 64, 64), text, (32, 48), received)
+    def parts(pattern: Pattern, received: Intervals, early: Intervals = ()) -> list[tuple[int, int, Intervals, bool]]:
+        found = row_parts(Layout(pattern, 2, 64, 64), text, (32, 48), received, early)
         return [(part.first, part.stop, part.keys, part.is_inner) for part in found]
 
     # edges read what is around them alone
@@ -79,6 +91,11 @@ def test_what_can_be_computed_while_keys_travel() -> None:
     ]
     assert parts(BlockLocal(8), ()) == [(32, 48, ((32, 48),), True)]
     assert parts(Band(3, 0) | GlobalTokens([0]), ((0, 1), (29, 32))) == [(32, 48, ((0, 1), (29, 48)), False)]
+    # unless that one travels first
+    assert parts(Band(3, 0) | GlobalTokens([0]), ((0, 1), (29, 32)), ((0, 1),)) == [
+        (32, 35, ((0, 1), (29, 35)), False),
+        (35, 48, ((0, 1), (32, 48)), True),
+    ]
     # fewer than half of the rows are not worth a call of their own
     assert [each[3] for each in parts(Band(10, 0), ((22, 32),))] == [False]
 

@@ -168,7 +168,9 @@ def test_the_in_tree_bigbird_layer_computes_its_published_plan() -> None:
 @pytest.mark.parametrize("peer", PEERS)
 def test_every_peer_is_built_or_says_why_not(peer: str) -> None:
     for name in PEERS[peer].patterns or ("band",):
-        call = build_peer(peer, Problem(name, SHAPE.tensors(100)))
+        # transformers compiles how it makes a mask, for seconds
+        with torch.compiler.set_stance("force_eager"):
+            call = build_peer(peer, Problem(name, SHAPE.tensors(100)))
         assert not isinstance(call, str) or call.endswith(".")
 
 

@@ -1,12 +1,14 @@
 """`hf-efficient-attn bench models`: what it writes, compares and refuses. No timing is asserted."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hf_efficient_attn.bench.models import command
 from hf_efficient_attn.bench.models.cases import (
     ARCHITECTURES,
     OURS,
@@ -41,7 +43,10 @@ def bench(*options: object) -> None:
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a run over some architectures wrote; twins are measured up to 512 tokens."""
     folder = tmp_path_factory.mktemp("bench") / "new"
-    bench("--peers", *PEERS, "--lengths", *LENGTHS, "--peer-limit", 512, "--memory-lengths", "--output", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # in processes of their own, which take seconds to start: test_memory
+        patch.setattr(command, "cases_apart", lambda build, arguments, device: nullcontext(build(*arguments)))
+        bench("--peers", *PEERS, "--lengths", *LENGTHS, "--peer-limit", 512, "--memory-lengths", "--output", folder)
     return folder
 
 

@@ -1,7 +1,6 @@
 """Checkpoints whose config names no architectures: the head is found by the names of the weights, or asked for."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from forked import server
 from hub_server import running_hub
 from in_tree_models import FIELDS, heads_of, in_tree, inputs_of, largest_difference
 from safetensors.torch import load_file, save_file
@@ -121,7 +121,7 @@ def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None
         folder.parent.mkdir(parents=True)
         published(folder, is_old_pickle=True)
         words = [sys.executable, "-m", "hf_efficient_attn", "convert", "allenai/longformer-base-4096", "dst"]
-        done = subprocess.run(words, cwd=tmp_path, env=hub.environment(), capture_output=True, text=True, check=False)
+        done = server("forked_torch_imports").run(words, tmp_path, hub.environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("dst: SparseTransformerForMaskedLM")
     assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors", FILE}

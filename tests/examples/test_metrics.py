@@ -3,11 +3,11 @@
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import server
 
 FOLDER = Path(__file__).parents[2] / "examples" / "metrics"
 INPUTS = {
@@ -20,7 +20,7 @@ INPUTS = {
 WRONG = {"bits_per_character": {"predictions": [1.0], "references": [""]}}
 SCRIPT = """
 import json, sys, evaluate
-folder, inputs, wrong = json.loads(sys.stdin.read())
+folder, inputs, wrong = json.loads(sys.argv[1])
 nothing = {"predictions": [], "references": []}
 def compute(name, one):
     return evaluate.load(f"{folder}/{name}").compute(**one)
@@ -41,14 +41,8 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict, dict
     caches = {"HF_HOME": "home", "HF_MODULES_CACHE": "modules", "HF_METRICS_CACHE": "metrics"}
     folder = tmp_path_factory.mktemp("caches")
     environment = {name: str(folder / cache) for name, cache in caches.items()}
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        input=json.dumps([str(FOLDER), INPUTS, WRONG]),
-        env={**os.environ, **environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, "-c", SCRIPT, json.dumps([str(FOLDER), INPUTS, WRONG])]
+    result = server("forked_torch_imports").run(words, env={**os.environ, **environment, "HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
     return tuple(json.loads(result.stdout))
 

@@ -1,11 +1,11 @@
 """model_cards/record.py: what an example has measured, kept for the cards."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import server
 from own_files import own, write_own_files
 from run_example import EXAMPLES, environment
 
@@ -13,12 +13,8 @@ RECORD = EXAMPLES.parent / "model_cards" / "record.py"
 
 
 def record(folder: Path, *words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, RECORD, "--to", ".", *words],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
+    done = server("forked_torch_imports").run(
+        [sys.executable, RECORD, "--to", ".", *words], folder, environment(folder)
     )
     assert done.returncode == 0, done.stderr
 

@@ -37,7 +37,8 @@ def hub_process(folder: Path) -> Iterator[Any]:
     os.close(writer)
     with os.fdopen(reader) as pipe:
         url, environment = json.load(pipe)
-    # read when huggingface_hub is imported, which the next import does
+    # read when huggingface_hub is imported, which the next import does; HF_HUB_OFFLINE is in there no longer
+    os.environ.clear()
     os.environ.update(environment, HF_HUB_DISABLE_PROGRESS_BARS="1")
     from hub_server import Hub
 

@@ -5,13 +5,13 @@ The user, `copy_client.py`, is a process of its own that runs once.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from capabilities import family_of
+from forked import server
 from sharing.copy_client import used
 from sharing.shared_models import MODELS, shared_model
 from sharing.test_stub_processes import FAMILIES, auto_class_of
@@ -36,7 +36,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         heads[name] = auto_class_of(model)
     words = [sys.executable, CLIENT, json.dumps(heads)]
     environment = {**os.environ, "HF_HOME": str(place / ".client"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = server("forked_torch_imports").run(words, place, environment)
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout.splitlines()[-1]), "place": place}
 

@@ -4,13 +4,13 @@ A family joins by its line in `shared_models.MODELS`. The process, `repository_c
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from capabilities import family_of
+from forked import server
 from hub_server import running_hub
 from sharing.shared_models import MODELS, shared_model
 
@@ -24,7 +24,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the process has found, by the names of `MODELS`."""
     with running_hub(tmp_path_factory.mktemp("hub")) as hub:
         words = [sys.executable, CLIENT, json.dumps(list(MODELS))]
-        done = subprocess.run(words, env=hub.environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = server("forked_torch_imports").run(words, env=hub.environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -4,12 +4,12 @@ Over HTTP from the Hub of `hub_server.py`; the program, `stub_client.py`, is a p
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import server
 from hub_server import running_hub
 from sharing.hub_client import output_digest
 from sharing.shared_models import MODELS, shared_model
@@ -35,7 +35,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
             sent[name] = {"digest": output_digest(model), "classes": {each: auto_map[each] for each in heads}}
             wanted[f"tester/{name}"] = heads
         words = [sys.executable, CLIENT, json.dumps(wanted)]
-        done = subprocess.run(words, env=hub.environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = server("forked_torch_imports").run(words, env=hub.environment())
     assert done.returncode == 0, done.stderr
     return sent, json.loads(done.stdout.splitlines()[-1])
 

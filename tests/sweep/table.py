@@ -15,7 +15,8 @@ BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 REASONS = (
     ("attention sinks of each query", "has attention sinks that differ from query to query"),
     ("uses attention masks itself", "uses masks outside of its attention function"),
-    ("has full attention that could follow", "every layer is sliding, chunked or recurrent by itself"),
+    ("counts blocks of keys from", "padding on the left, from which it would count its blocks; all else is right"),
+    ("has full attention that could follow", "every layer is sliding, chunked, indexed or recurrent by itself"),
     ("does not use the attention interface", "does not use the attention interface, or not in every layer"),
     ("computed without its attention_pattern", "does not use the attention interface, or not in every layer"),
     ("does not tell the attention function", "does not say how far its sliding layers read"),

@@ -33,7 +33,8 @@ SIZES = {
     "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8,
     "state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "chunk_size": 8,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64, "lru_width": 32, "attention_window_size": 5,
+    "index_n_heads": 2, "index_head_dim": 8, "index_topk": 7, "index_block_size": 4,
+    "index_topk_blocks": 2, "lru_width": 32, "attention_window_size": 5,
 }  # fmt: skip
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [1, 1, 2]}
 # what the rules below cannot know, by model type
@@ -44,7 +45,8 @@ OWN_FIELDS: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8},
     "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 3},
     "esmc": {"num_key_value_heads": 4},
-    "glm5_next_text": {"num_key_value_heads": 4},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "glm5_next_text": {"num_key_value_heads": 4, "index_topk": 64},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},

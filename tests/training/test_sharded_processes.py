@@ -44,4 +44,5 @@ def test_a_lost_process_is_an_error_in_the_others(tmp_path: Path, how: str) -> N
     assert codes == [0, -signal.SIGKILL], "\n".join(file.read_text() for file in files)
     report = json.loads((tmp_path / f"{how}.json").read_text())
     assert report["raised"].startswith("RuntimeError")
-    assert report["seconds"] < 2 * TIMEOUT.total_seconds()
+    # a busy machine may come late to see it
+    assert report["seconds"] < 10 * TIMEOUT.total_seconds()

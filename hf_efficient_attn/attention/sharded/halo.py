@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.call import build_call, compute
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.exchange import Exchange, Tie, route_of
 from hf_efficient_attn.attention.sharded.held_keys import HeldKeys, cut_tokens, keys_at, split_received
-from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, shifted
+from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, shifted, without
 from hf_efficient_attn.attention.sharded.placed_pattern import PlacedPattern, place_pattern
 from hf_efficient_attn.attention.sharded.row_parts import RowPart, row_parts
 from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
@@ -24,21 +24,23 @@ from hf_efficient_attn.patterns.per_head import PerHead
 def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
     """Return the output [B, H, n, Dv] of this process's tokens; rows of wide queries are not those of the whole text.
 
-    Queries that read the process's own keys alone are computed while those of others travel.
+    Queries that read the process's own keys alone, and global tokens, are computed while those of others travel.
     """
-    wanted = call.exchange.wanted[call.rank]
-    parts = {text: row_parts(call.layout, text, call.own, wanted) for text in call.texts}
-    held = [HeldKeys(key, value, (call.own,))]
-    exchange, departed = depart_keys(key, value, call)
+    wanted, first = call.exchange.wanted[call.rank], call.exchange.first[call.rank]
+    parts = {text: row_parts(call.layout, text, call.own, wanted, first) for text in call.texts}
+    journeys = depart_keys(key, value, call)
+    received = [exchange.arrive(departed) for exchange, departed in journeys[:-1]]
+    held = held_keys(key, value, received[0], first, call) if received else [HeldKeys(key, value, (call.own,))]
     found = {
         (text, part): attend_part(query, held, part, text, call)
         for text in call.texts
         for part in parts[text]
         if part.is_inner
     }
-    received = exchange.arrive(departed)
-    before, after = split_received(received, wanted, call.own, key.shape[3])
-    held = [before, *held, after]
+    exchange, departed = journeys[-1]
+    received.append(exchange.arrive(departed))
+    rows = received[0] if len(received) == 1 else torch.cat(received)[order_of(wanted, first).to(key.device)]
+    held = held_keys(key, value, rows, wanted, call)
     empty = query.new_zeros(1, query.shape[1], 1, value.shape[3])
     outputs = []
     for text in call.texts:
@@ -48,15 +50,39 @@ def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) ->
         }
         outputs.append(joined(pieces, call.own, text, empty.expand(call.examples.count(text), -1, -1, -1)))
     # whatever a process computes, the others wait for its gradients
-    return Tie.apply(in_order(outputs, call), received)  # type: ignore[no-any-return]
+    return Tie.apply(in_order(outputs, call), rows)  # type: ignore[no-any-return]
 
 
-def depart_keys(key: Tensor, value: Tensor, call: ShardedCall) -> tuple[Exchange, Tensor]:
-    """Send the keys and values that other processes want, side by side: [tokens, B, Hkv, D + Dv]."""
-    route = route_of(call.rank, call.bounds, call.exchange.wanted)
-    exchange = Exchange(route.num_sent, route.num_received, call.shards.group)
-    states = torch.cat([cut_tokens(each, route.slices) for each in (key, value)], -1)
-    return exchange, exchange.depart(states.permute(2, 0, 1, 3))
+def depart_keys(key: Tensor, value: Tensor, call: ShardedCall) -> list[tuple[Exchange, Tensor]]:
+    """Send the keys and values that other processes want, side by side, [tokens, B, Hkv, D + Dv]; at first some alone.
+
+    In the backward pass the gradients of the others travel first, while those of queries in the middle are computed.
+    """
+    wanted, first = call.exchange.wanted, call.exchange.first
+    others = tuple(without(*each) for each in zip(wanted, first, strict=True))
+    journeys = []
+    for positions in (first, others) if any(first) else (wanted,):
+        route = route_of(call.rank, call.bounds, positions)
+        exchange = Exchange(route.num_sent, route.num_received, call.shards.group)
+        states = torch.cat([cut_tokens(each, route.slices) for each in (key, value)], -1)
+        journeys.append((exchange, exchange.depart(states.permute(2, 0, 1, 3))))
+    return journeys
+
+
+def held_keys(key: Tensor, value: Tensor, rows: Tensor, positions: Intervals, call: ShardedCall) -> list[HeldKeys]:
+    """Return the keys of a process and those that it was sent, in the order of positions."""
+    before, after = split_received(rows, positions, call.own, key.shape[3])
+    return [before, HeldKeys(key, value, (call.own,)), after]
+
+
+def order_of(wanted: Intervals, first: Intervals) -> Tensor:
+    """Return where each of the wanted positions is among those that travelled first and, behind them, the others.
+
+    >>> order_of(((0, 2), (5, 7)), ((1, 2),))
+    tensor([1, 0, 2, 3])
+    """
+    sent = [position for interval in (*first, *without(wanted, first)) for position in range(*interval)]
+    return torch.tensor(sent, dtype=torch.int64).argsort()
 
 
 def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], text: Text, empty: Tensor) -> Tensor:

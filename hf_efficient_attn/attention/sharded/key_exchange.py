@@ -58,10 +58,13 @@ class KeyExchange:
     Attributes:
         wanted: intervals of positions whose keys and values each process gets from the others.
         wide: the queries that are sent to all processes.
+        first: those of `wanted` that travel ahead of the others: few tokens that everything reads, so that most rows
+            need not wait for the others. Empty in all processes: everything travels together.
     """
 
     wanted: tuple[Intervals, ...]
     wide: tuple[WideQueries, ...]
+    first: tuple[Intervals, ...]
 
     @property
     def wide_positions(self) -> Intervals:
@@ -124,7 +127,29 @@ def key_exchange(
                 else:
                     keys = every
                 wanted[rank].append(shifted(intersect(keys, available), start))
-    return KeyExchange(tuple(union(*each) for each in wanted), tuple(wide))
+    merged = tuple(union(*each) for each in wanted)
+    return KeyExchange(merged, tuple(wide), first_keys(layout, texts, bounds, merged))
+
+
+def first_keys(
+    layout: Layout, texts: Sequence[Text], bounds: Bounds, wanted: Sequence[Intervals]
+) -> tuple[Intervals, ...]:
+    """Return which of the wanted positions travel first: those that patterns name, such as global tokens, or none.
+
+    They do if the query in the middle of some process can then be computed while the others travel.
+    """
+    documents = [(document, document_patterns(layout, document)) for text in texts for document in text.documents]
+    named = union(*(shifted(named_queries(patterns, each), each.start) for each, patterns in documents))
+    first = tuple(intersect(named, each) for each in wanted)
+    for (start, stop), every, early in zip(bounds, wanted, first, strict=True):
+        middle = (start + stop) // 2
+        for document, patterns in documents:
+            if early and document.start <= middle < document.stop:
+                place = middle - document.start
+                read = shifted(read_keys(patterns, ((place, place + 1),), document), document.start)
+                if intersect(read, early) and not intersect(read, without(every, early)):
+                    return first
+    return tuple(() for _ in bounds)
 
 
 def document_patterns(layout: Layout, document: Document) -> tuple[Pattern, ...]:

@@ -1,11 +1,11 @@
-"""Which queries of a process read its own keys alone, and can be computed before those of others have arrived."""
+"""Which queries of a process read no key that is still on its way, and can be computed before it arrives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from hf_efficient_attn.attention.sharded.held_keys import sides
-from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, read_keys, shifted
+from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, read_keys, shifted, without
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document
@@ -20,7 +20,7 @@ class RowPart:
     Attributes:
         first, stop: their positions in the text.
         keys: intervals of positions that hold what they read of the keys at hand.
-        is_inner: whether these are keys of the process itself.
+        is_inner: whether these are keys of the process itself, and such as travel first.
     """
 
     document: Document
@@ -31,25 +31,29 @@ class RowPart:
 
 
 @cached()
-def row_parts(layout: Layout, text: Text, own: tuple[int, int], received: Intervals) -> tuple[RowPart, ...]:
+def row_parts(
+    layout: Layout, text: Text, own: tuple[int, int], received: Intervals, early: Intervals = ()
+) -> tuple[RowPart, ...]:
     """Return the parts of a process's queries of a text, in their order.
 
     Args:
         layout: of whole texts.
         own: the tokens that the process holds.
         received: intervals of positions whose keys it gets from others.
+        early: those of them that travel first.
     """
     parts = []
-    before, after = sides(received, own)
+    late = without(received, early)
+    (before, after), (early_before, early_after) = sides(received, own), sides(early, own)
     for document in text.documents:
         first, stop = max(document.start, own[0]), min(document.stop, own[1])
         if first >= stop:
             continue
         read = partial(read_by, document_patterns(layout, document), document, text.tokens)
-        start, end = inner_rows(first, stop, lambda *rows, read=read: bool(intersect(read(*rows), received)))
+        start, end = inner_rows(first, stop, lambda *rows, read=read: bool(intersect(read(*rows), late)))
         for rows, is_inner in (((first, start), False), ((start, end), True), ((end, stop), False)):
             if rows[0] < rows[1]:
-                held = ((own,),) if is_inner else (before, (own,), after)
+                held = (early_before, (own,), early_after) if is_inner else (before, (own,), after)
                 # with the rows themselves, whose places among keys backends count
                 keys = hull_of_each(union(read(*rows), (rows,)), [intersect(text.tokens, each) for each in held])
                 parts.append(RowPart(document, *rows, keys, is_inner))

@@ -38,7 +38,8 @@ def attention_of(way: str, settings: dict[str, Any], shards: SequenceShards) -> 
     examples = texts_of(tokens, settings["batch_size"], num_tokens)
     if way == ALL_GATHER:
         others = [((0, first), (stop, num_tokens)) for first, stop in bounds]
-        exchange = KeyExchange(tuple(tuple(each for each in two if each[0] < each[1]) for two in others), ())
+        wanted = tuple(tuple(each for each in two if each[0] < each[1]) for two in others)
+        exchange = KeyExchange(wanted, (), ((),) * shards.size)
     else:
         exchange = key_exchange(
             layout, tuple(dict.fromkeys(examples)), bounds, True, num_heads // settings["key_heads"]

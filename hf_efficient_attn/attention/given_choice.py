@@ -1,0 +1,88 @@
+"""The keys that a model of transformers has chosen by content itself, as it gives them to its attention function.
+
+DeepSeek-V3.2, GLM-MoE-DSA and their kin give `indices` of tokens (DSA), MiniMax-M3 gives `block_indices`. For "eager"
+and "sdpa" they make a mask over all pairs of them instead, which saves no work.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, ChosenKeys
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Full
+
+# the type of layers whose indexer reads a mask over all pairs
+INDEXED = "indexed_attention"
+# an additive mask is lower than this where a pair is closed
+CLOSED = -1e4
+
+
+def is_indexed(config: Any) -> bool:
+    """Return whether a model has layers whose indexer reads a mask over all pairs."""
+    return INDEXED in (getattr(config, "layer_types", None) or ())
+
+
+def given_choice(
+    module: nn.Module, followed: LayerPattern, options: Mapping[str, Any], matrix: Tensor | None, tokens: TokenMask
+) -> tuple[LayerPattern, ChosenKeys | None, Tensor | None]:
+    """Return what a layer follows by position, the keys that it has chosen, and what is left of a mask over all pairs.
+
+    Args:
+        options: keyword arguments of the attention call: `indices`, int [batch, queries, k], or `block_indices`, int
+            [batch, key heads, queries, k]; with neither, everything is returned as it is.
+        tokens: which keys are padding.
+        matrix: [batch or 1, 1, queries, keys], True or 0 where a pair is open. Indices of closed pairs are no keys.
+
+    Raises:
+        UnsupportedBackendError: blocks of unknown length, or counted from padding.
+    """
+    indices, blocks = options.get("indices"), options.get("block_indices")
+    if indices is not None:
+        if matrix is None:
+            return followed, ChosenTokens(indices[:, None]), None
+        # the matrix has taken part in the choice: it leaves out nothing else
+        return replace(followed, pattern=Full(), reads_all=False), ChosenTokens(open_indices(indices, matrix)), None
+    if blocks is None:
+        return followed, None, matrix
+    block_tokens = getattr(module.config, "index_block_size", None)
+    if not isinstance(block_tokens, int):
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} chooses blocks of keys (block_indices), but its config has no index_block_size, "
+            'their length in tokens. Load it with attn_implementation="eager".'
+        )
+    refuse_padding_before(module, tokens)
+    return followed, ChosenBlocks(blocks, block_tokens, counted_from=AXIS), matrix
+
+
+def refuse_padding_before(module: nn.Module, tokens: TokenMask) -> None:
+    """Raise UnsupportedBackendError for padding before tokens: the model counts blocks from it, and may choose it."""
+    if tokens.key_mask is None or torch.compiler.is_compiling():
+        return
+    known = on_host(tokens.key_mask)
+    if bool((~known[:, :-1] & known[:, 1:]).any()):
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} counts blocks of keys from the first slot and lets padding take part in the "
+            "choice, so that padding on the left changes what other tokens read, in its own code, too. Pad on the "
+            "right (tokenizer.padding_side = 'right'), or give texts of one length."
+        )
+
+
+def open_indices(indices: Tensor, matrix: Tensor) -> Tensor:
+    """Return indices [batch, 1, queries, k] with -1 for those of closed pairs.
+
+    >>> matrix = torch.tensor([[True, False, False], [True, True, False]])[None, None]
+    >>> open_indices(torch.tensor([[[0, 2], [1, 0]]]), matrix).tolist()
+    [[[[0, -1], [1, 0]]]]
+    """
+    is_open = matrix if matrix.dtype == torch.bool else matrix > CLOSED
+    of_queries = is_open[:, :1].expand(len(indices), -1, -1, -1)
+    listed = indices[:, None].long()
+    return torch.where(of_queries.gather(3, listed), listed, -1)
