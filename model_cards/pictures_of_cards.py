@@ -97,5 +97,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
         SpanReport.from_dict(results("spans_adaptive"))
     ),
     "families/simplified_transformer": pictures_of_families.simplified_transformer,
+    "families/efficient_reformer": pictures_of_families.efficient_reformer,
+    "families/routing_transformer": pictures_of_families.routing_transformer,
     "families/any_model": pictures_of_families.any_model,
 }

@@ -1,6 +1,7 @@
 """The small pictures in the README's table of families, for `figures.py`."""
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,7 +18,8 @@ WIDTH_INCHES, HEIGHT_INCHES = 3.2, 2.0
 LETTERS = 13
 SMALL_LETTERS = 11
 NUM_TOKENS = 32
-WHITE, GREY, GREEN, ORANGE = "#FFFFFF", "#BBBBBB", "#009E73", "#D55E00"
+CHUNK_TOKENS = 6
+WHITE, GREY, GREEN, ORANGE, PURPLE = "#FFFFFF", "#BBBBBB", "#009E73", "#D55E00", "#CC79A7"
 
 
 def sparse_transformer() -> Figure:
@@ -86,6 +88,35 @@ def simplified_transformer() -> Figure:
     return figure
 
 
+def efficient_reformer() -> Figure:
+    """Return what tokens of four buckets read in the order of the text, and sorted by bucket, in chunks of six."""
+    buckets = _drawn(4)
+    order = sorted(range(NUM_TOKENS), key=lambda token: (buckets[token], token))
+    places = {token: place for place, token in enumerate(order)}
+    reads = [
+        [0 <= places[query] // CHUNK_TOKENS - places[key] // CHUNK_TOKENS <= 1 for key in range(NUM_TOKENS)]
+        for query in range(NUM_TOKENS)
+    ]
+    figure, (left, right) = _panels(2)
+    for panel, title, shown in ((left, "text", range(NUM_TOKENS)), (right, "sorted by hash", order)):
+        colors = [[1 + buckets[key] if reads[query][key] else 0 for key in shown] for query in shown]
+        _draw_groups(panel, title, colors)
+    return figure
+
+
+def routing_transformer() -> Figure:
+    """Return a local head, and one that reads the tokens of its own cluster, of which there are four."""
+    clusters = _drawn(4)
+    figure, (left, right) = _panels(2)
+    _draw_pattern(left, "local head", "band(6, 0)", COLOR)
+    colors = [
+        [1 + clusters[key] if key <= query and clusters[key] == clusters[query] else 0 for key in range(NUM_TOKENS)]
+        for query in range(NUM_TOKENS)
+    ]
+    _draw_groups(right, "routing head", colors)
+    return figure
+
+
 def any_model() -> Figure:
     """Return what `sparsify` changes: a decoder's attention to everything before becomes a band and first tokens."""
     figure, (left, middle, right) = _panels(3, ratios=(5, 1, 5))
@@ -105,6 +136,17 @@ def _panels(num_panels: int, ratios: Sequence[int] | None = None) -> tuple[Figur
         panel.set_xticks([])
         panel.set_yticks([])
     return figure, panels
+
+
+def _drawn(num_groups: int) -> list[int]:
+    """Return the group of each token, as if content had chosen it."""
+    draw = Random(1)
+    return [draw.randrange(num_groups) for _ in range(NUM_TOKENS)]
+
+
+def _draw_groups(panel: Axes, title: str, colors: list[list[int]]) -> None:
+    panel.imshow(colors, cmap=ListedColormap([WHITE, COLOR, ORANGE, GREEN, PURPLE]), vmin=0, vmax=4)
+    panel.set_title(title, fontsize=LETTERS)
 
 
 def _draw_pattern(panel: Axes, title: str, expression: str, color: str) -> None:
