@@ -28,6 +28,10 @@ FAMILIES = (
     "sparse-longformer-causal-global",
     "span-modern",
     "span-dynamic",
+    "reformer-causal",
+    "reformer-masked",
+    "routing-causal",
+    "routing-masked",
 )
 # weights that differ in their last bit move spans, whose gradient is many tokens long, further in one process, too
 SPAN_TOLERANCE = 1e-5
