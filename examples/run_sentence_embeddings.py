@@ -5,7 +5,9 @@
 
 gives a BERT of 512 positions (all-MiniLM-L6-v2, 84 MB, fetched once) 4,096 of them, and trains it on pairs of a query
 and its document with sentence-transformers. By default it learns to find the source of a function of Python's standard
-library, among 62 of 2,000 tokens, by what its docstring says. With a checkpoint and rows of your own, in JSON or CSV:
+library, among 62 of 2,000 tokens, by what its docstring says. The mean reciprocal rank
+MRR@10 is 0.63 for the short model, which reads 512 tokens, 0.70 for the long one, and 0.74 after training, or
+0.66 where that reads 512 tokens alone. With a checkpoint and rows of your own, in JSON or CSV:
 
     python examples/run_sentence_embeddings.py --model_name_or_path BAAI/bge-small-en-v1.5 --train_file my.jsonl
     torchrun --nproc_per_node 8 examples/run_sentence_embeddings.py --dataset_name NAME --document_column answer

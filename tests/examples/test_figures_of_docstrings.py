@@ -57,6 +57,11 @@ SAYS = {
         "is {dense_perplexity:.1f} before, {sparse_perplexity:.1f} with so narrow a pattern, and "
         "{sparse_lora_perplexity:.1f} after 64 blocks of 512 tokens: {minutes:.0f} minutes of one core",
     ],
+    "run_sentence_embeddings": [
+        "{short_model_512_tokens_mrr@10:.2f} for the short model, which reads 512 tokens",
+        "{before_training_mrr@10:.2f} for the long one, and {after_training_mrr@10:.2f} after training",
+        "or {after_training_512_tokens_mrr@10:.2f} where that reads 512 tokens alone",
+    ],
     "compare_blocks": [
         "Expect {blocks[pre_ln][tried][0][bits_per_byte]:.2f} and {blocks[sas_p][tried][0][bits_per_byte]:.2f} bits",
         "`sas_p` at 3e-3: {blocks[sas_p][tried][1][bits_per_byte]:.2f} bits per byte",
