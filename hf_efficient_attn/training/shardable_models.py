@@ -101,13 +101,4 @@ def reason_of_family(model: Any) -> str | None:
         return "position_embedding_type='relative' needs distances to keys of other processes. Use 'rope'."
     if field("span") == "dynamic":
         return "dynamic spans are penalised by their mean over all tokens. Use adaptive or fixed spans."
-    return reason_of_choice(config)
-
-
-def reason_of_choice(config: Any) -> str | None:
-    """Return why a model of a family that chooses keys by what tokens say cannot."""
-    if hasattr(config, "bucket_factors"):
-        return "its layers sort all tokens of a text by their buckets, and cut it into chunks."
-    if hasattr(config, "routing_heads") and any(map(config.routing_heads, range(config.num_hidden_layers))):
-        return "routing heads choose keys among all tokens of a text. Set layers_with_routing=[]."
-    return None
+    return field("whole_text_reason")

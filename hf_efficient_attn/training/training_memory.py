@@ -145,12 +145,14 @@ def check_known(config: Any) -> None:
         or getattr(config, "global_projections", False)
         or getattr(config, "position_embedding_type", None) in ("alibi", "relative", "relative_keys")
         or (is_simplified and config.span is not None)
+        # reversible layers, and heads that choose keys by what tokens say
+        or hasattr(config, "whole_text_reason")
     )
     if has_more or not (config.model_type in LIKE_LLAMA or hasattr(config, "norm_type")):
         raise ConfigurationError(
             f"What a block of this {type(config).__name__} keeps for the backward pass is not known: it is for Llama, "
-            "Mistral and Qwen2, and for families of this package without global projections, relative positions, ALiBi "
-            "or a decoder besides. Count it with torch.autograd.graph.saved_tensors_hooks."
+            "Mistral and Qwen2, and for families of this package without global projections, relative positions, "
+            "ALiBi, reversible layers, routing heads or a decoder besides. Count it with torch.autograd.graph.saved_tensors_hooks."
         )
 
 

@@ -79,6 +79,30 @@ def test_a_position_bias_is_not_shared() -> None:
         hea.explain(config, 64, sequence_ranks=2)
 
 
+SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        hea.EfficientReformerConfig(**SMALL, num_hidden_layers=2),
+        # a layer that could be shared in a model that cannot
+        hea.RoutingTransformerConfig(**SMALL, num_hidden_layers=2, layers_with_routing=[1]),
+    ],
+)
+def test_a_family_that_needs_whole_texts_is_refused_as_by_shard_sequence(config: Any) -> None:
+    model = transformers.AutoModel.from_config(config)
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot read a text that lies on several") as refusal:
+        hea.shard_sequence(model, FOUR)
+    for each in (model, config):
+        with pytest.raises(hea.UnsupportedBackendError) as said:
+            hea.explain(each, 4096, sequence_ranks=2)
+        assert str(said.value).replace(type(each).__name__, "X") == str(refusal.value).replace(
+            type(model).__name__, "X"
+        )
+    assert hea.explain(model, 4096).exchange is None
+
+
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "band(1024, 0)", "--tokens", "131072", "--sequence-ranks", "8", "--json"])
     exchange = json.loads(capsys.readouterr().out)["exchange"]

@@ -131,6 +131,10 @@ def test_states_are_those_of_the_optimizer(optimizer_class: Any) -> None:
         lambda: transformers.BertModel(transformers.BertConfig(**SIZES, num_hidden_layers=1)),
         partial(sparse, "longformer", attention_window=4, num_hidden_layers=1, global_projections=True),
         partial(simplified, "sas", num_hidden_layers=1, span="adaptive"),
+        lambda: hea.EfficientReformerModel(hea.EfficientReformerConfig(**SIZES, num_hidden_layers=2)),
+        lambda: hea.RoutingTransformerModel(
+            hea.RoutingTransformerConfig(**SIZES, num_hidden_layers=1, position_embedding_type="rope")
+        ),
     ],
 )
 def test_blocks_that_are_not_known_are_refused(build: Any) -> None:
