@@ -81,14 +81,31 @@ def raised_by(action: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def of_other_batches(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
+    """Return what is said where the last process is called with something else than the others."""
+    others: dict[str, dict[str, Tensor | None]] = {
+        "other rows": {name: inputs[name].flip(0) for name in ("input_ids", "labels")},
+        "other labels": {"labels": inputs["labels"].flip(1)},
+        "no labels": {"labels": None},
+        "other mask": {"attention_mask": torch.ones_like(inputs["input_ids"])},
+        "other documents": {"position_ids": inputs["position_ids"] % 9},
+        # alone it would be refused for being too short for all processes
+        "other length": {name: each[:, :1] for name, each in inputs.items()},
+    }
+    is_last = distributed.get_rank() == distributed.get_world_size() - 1
+    return {
+        name: raised_by(lambda other=other: model(**{**inputs, **(other if is_last else {})}))
+        for name, other in others.items()
+    }
+
+
 def said(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
     """Return what is refused."""
     ids = inputs["input_ids"]
-    other = ids + distributed.get_rank()
     square = (1, distributed.get_world_size())
     return {
         "generate": raised_by(lambda: model.generate(ids)),
-        "other texts": raised_by(lambda: model(input_ids=other)),
+        **of_other_batches(model, {**inputs, "position_ids": torch.arange(TOKENS).expand(ROWS, -1)}),
         "cache": raised_by(lambda: model(input_ids=ids, past_key_values=transformers.DynamicCache())),
         "weights": raised_by(lambda: model(input_ids=ids, output_attentions=True)),
         "matrix": raised_by(lambda: model(input_ids=ids, attention_mask=torch.ones(ROWS, 1, TOKENS, TOKENS))),

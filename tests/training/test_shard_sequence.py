@@ -22,6 +22,8 @@ SIZES = {"vocab_size": 64, "hidden_size": 24, "intermediate_size": 32, "num_hidd
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 4}
 GLOBALS = Band(4, 4) | GlobalTokens([0])
 
+OTHER_BATCH = "InputError: .* share every text, but process [12] got another batch than process 0"
+
 
 def llama(**fields: Any) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2, **fields))
@@ -120,7 +122,12 @@ def test_heads_of_learned_spans_are_not_exchanged(folder: Path, capability: Any)
     ("what", "message"),
     [
         ("generate", "UnsupportedBackendError: A model on shards of a text .* does not generate"),
-        ("other texts", "InputError: The processes of the mesh share every text, but process 1 got another batch"),
+        ("other rows", rf"{OTHER_BATCH} \(other input_ids, labels\)"),
+        ("other labels", rf"{OTHER_BATCH} \(other labels\)"),
+        ("no labels", rf"{OTHER_BATCH} \(other labels\)"),
+        ("other mask", rf"{OTHER_BATCH} \(other attention_mask\)"),
+        ("other documents", rf"{OTHER_BATCH} \(other position_ids\)"),
+        ("other length", rf"{OTHER_BATCH} \(other input_ids, attention_mask, position_ids, labels\)"),
         ("cache", "UnsupportedBackendError: .* cannot be called with past_key_values"),
         ("weights", "UnsupportedBackendError: .* cannot be called with output_attentions"),
         ("matrix", "UnsupportedBackendError: A mask that is a matrix cannot be cut"),
