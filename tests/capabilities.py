@@ -91,7 +91,9 @@ def main(file: str) -> None:
                 cell[kind] = sorted({*cell.get(kind, []), note})
     known = {family: {**table["cells"].get(family, {}), **cells.get(family, {})} for family in FAMILIES}
     table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in FAMILIES}
-    table["columns"], table["versions"] = list(COLUMNS), {name: importlib.metadata.version(name) for name in LIBRARIES}
+    installed = {each.name: each.version for each in importlib.metadata.distributions() if each.name in LIBRARIES}
+    # what is not installed has filled no cell, and the versions of older cells stay
+    table["columns"], table["versions"] = list(COLUMNS), {**table.get("versions", {}), **installed}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

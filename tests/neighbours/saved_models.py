@@ -14,6 +14,7 @@ CAUSAL = {
     "simplified_transformer": "simplified-pre_ln",
     "sparse_transformer": "sparse-longformer-causal",
     "adaptive_span": "span-modern",
+    "efficient_reformer": "reformer-causal",
     "routing_transformer": "routing-rope",
     "sparsified": "llama",
 }
@@ -21,6 +22,7 @@ ENCODERS = {
     "simplified_transformer": "simplified-sas_p-masked",
     "sparse_transformer": "sparse-longformer",
     "adaptive_span": "span-encoder",
+    "efficient_reformer": "reformer-masked",
     "routing_transformer": "routing-masked",
     "sparsified": "bert",
 }

@@ -73,7 +73,7 @@ def train_with_accelerate(case: Any, activation_checkpointing: bool) -> Any:
         auto_wrap_policy="transformer_based_wrap",
         activation_checkpointing=activation_checkpointing,
         # accelerate 1.15 cannot read saved buffers so, which it takes for shards
-        cpu_ram_efficient_loading=not case.config().to_dict().get("num_clusters"),
+        cpu_ram_efficient_loading=not hasattr(case.config_class, "num_clusters"),
     )
     accelerator = Accelerator(cpu=True)
     told = {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}

@@ -118,7 +118,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 # cells of the table of model_cards/engine.md, or notes to them
-NOTED = {"encoder-decoder": "sparse_seq2seq"}
+NOTED = {
+    "encoder-decoder": "sparse_seq2seq",
+    "hashing": "efficient_reformer",
+    "routing heads": "routing_transformer",
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

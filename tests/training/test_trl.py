@@ -18,7 +18,7 @@ from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
 
-MODELS = ("simplified-sas_p", "sparse-longformer-causal", "span-modern", "llama")
+MODELS = ("simplified-sas_p", "sparse-longformer-causal", "span-modern", "reformer-causal", "routing-rope", "llama")
 TEXTS = [" ".join(f"w{(7 * row + word) % 50}" for word in range(5 + row)) for row in range(4)]
 # peft and TRL use names that transformers has given up
 pytestmark = [

@@ -149,7 +149,8 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
             return None
         if torch.is_grad_enabled():
             trained = {layer: seen for layer, seen in shown.items() if layer.q_proj.weight.requires_grad}
-            update_all([layer.centroids for layer in trained], list(trained.values()))
+            if len(trained) > 0:
+                update_all([layer.centroids for layer in trained], list(trained.values()))
         distances = [seen.distance for seen in shown.values()]
         total: Tensor = torch.stack([distance.to(distances[0].device) for distance in distances]).sum()
         return self.config.commitment_weight * total

@@ -127,6 +127,14 @@ def test_frozen_projections_keep_them() -> None:
     assert are_equal == [True] * 3 + [False] * 3
 
 
+def test_an_adapter_alone_is_trained_where_every_layer_is_frozen() -> None:
+    model, ids = build().requires_grad_(False), tokens(2, 20)
+    before = state_of(model)
+    model.lm_head.weight.requires_grad_(True)
+    step(model, ids)
+    assert all(torch.equal(one, other) for one, other in zip(before, state_of(model), strict=True))
+
+
 def test_training_goes_on_from_a_saved_model_as_without_saving(tmp_path: Path) -> None:
     model = build()
     step(model, tokens(2, 20))
