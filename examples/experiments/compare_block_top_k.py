@@ -39,7 +39,6 @@ from example_data import pretrained_llama, python_documentation
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    DataCollatorForLanguageModeling,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -143,7 +142,9 @@ def prepare(args: Arguments) -> Run:
         )
     num_held_out = min(args.max_eval_blocks, len(held_out))
     spread = [held_out[index * len(held_out) // num_held_out] for index in range(num_held_out)]
-    return Run(args, open_run(args), source, tokenizer, Dataset.from_dict({"input_ids": train}), spread)
+    return Run(
+        args, open_run(args), source, tokenizer, Dataset.from_dict({"input_ids": train, "labels": train}), spread
+    )
 
 
 def train(run: Run, model: PreTrainedModel, name: str) -> dict[str, Any]:
@@ -169,7 +170,6 @@ def train(run: Run, model: PreTrainedModel, name: str) -> dict[str, Any]:
         model=model,
         args=training,
         train_dataset=run.train,
-        data_collator=DataCollatorForLanguageModeling(run.tokenizer, mlm=False),
         callbacks=[clock, finite, *phase],
     )
     print(f"\n{name}: {args.max_steps:,} steps of {args.text_tokens:,} tokens", flush=True)
