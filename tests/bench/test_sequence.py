@@ -50,6 +50,19 @@ def test_other_bytes_are_an_error(output: Path) -> None:
         check_bytes(2, results["settings"], results["results"])
 
 
+@pytest.mark.neighbours
+def test_eight_processes_send_112_times_less_than_all_keys(tmp_path: Path) -> None:
+    """At 131,072 tokens with a window of 1,024, counted as it is sent; the ratio does not depend on the heads."""
+    sizes = ("--tokens", 131072, "--heads", 1, "--key-heads", 1, "--head-dim", 1, "--repeats", 1)
+    bench(*sizes, "--processes", 8, "--gigabits", 0, "--output", tmp_path)
+    sent = {row["way"]: row for row in json.loads((tmp_path / "sequence.json").read_text())["results"]}
+    assert sent["halo"]["processes"] == 8
+    # keys and values of 1,024 tokens in float32, to one neighbour
+    assert sent["halo"]["forward_bytes"] == sent["halo"]["backward_bytes"] == 1024 * 2 * 4
+    for name in ("forward_bytes", "backward_bytes"):
+        assert sent["all-gather"][name] == 112 * sent["halo"][name]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +117,39 @@ def test_two_processes_train(name: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("'grad_norm'") == 2
     assert (folder / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.neighbours
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        # the sixteen processes of the file are missed once both machines have met
+        ((), "Mesh should not be bigger than default world size 2, but found 16 ranks"),
+        # as many as there are: accelerate has no such layout for CPUs
+        (
+            ("--parallelism_config_dp_replicate_size", "1", "--parallelism_config_dp_shard_size", "2"),
+            "ParallelismConfig is only compatible DistributedType.FSDP .* but got DistributedType.MULTI_CPU",
+        ),
+    ],
+)
+def test_two_machines_meet(sizes: tuple[str, ...], message: str, folder: Path) -> None:
+    """Two launches as on two machines, over loopback; on CPUs they go as far as the mesh."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free.getsockname()[1])]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", *address, *sizes]
+    launch += ["--config_file", EXAMPLES / "launch" / "fsdp_nodes.yaml"]
+    script = [EXAMPLES / "run_clm.py", "--output_dir", "run", *TINY, *SMALL["run_clm"]]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    variables = {**os.environ, **environment(folder)}
+    machines = [
+        subprocess.Popen([*launch, "--machine_rank", str(rank), *script], cwd=folder, env=variables, **pipes)
+        for rank in range(2)
+    ]
+    try:
+        printed = [machine.communicate(timeout=280)[0] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.kill()
+    for rank, each in enumerate(printed):
+        assert re.search(rf"\[rank{rank}\]: \w+Error: {message}", each), each
