@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from textwrap import fill
 from typing import Any
 
@@ -14,8 +13,8 @@ TITLE_LETTERS = 30
 HEIGHT_INCHES = 3.6
 LEGEND_INCHES = 0.9
 MOST_COLUMNS = 3
-# of the way to the next length, over which the points of one length are spread
-SPREAD = 0.8
+# of the first line's markers and the last one's, in points: where both are equal, one shows within the other
+MARKER_SIZES = (9.0, 3.5)
 # what is labelled in each decade of an axis of at most so many decades
 LABELLED = (
     (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
@@ -69,13 +68,12 @@ def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Seque
 
 
 def _draw_lines(place: Any, panel: Panel, lines: Sequence[Line], axis: str, lengths: Sequence[int]) -> None:
-    gap = min((after / before for before, after in pairwise(sorted(lengths))), default=2.0)
+    largest, smallest = MARKER_SIZES
     for number, line in enumerate(lines):
-        # beside each other, lest equal points hide each other
-        aside = gap ** (SPREAD * ((number + 0.5) / len(lines) - 0.5))
-        points = [(tokens * aside, value) for tokens, value in line.points]
-        place.plot(*zip(*points, strict=True), **line.style, linewidth=0.8, markersize=3.5, label=line.label)
-    place.set(xlabel=f"{axis}; points side by side", ylabel=panel.unit, yscale="log")
+        size = largest + (smallest - largest) * number / max(len(lines) - 1, 1)
+        style = {**line.style, "linewidth": 1.0, "markersize": size, "markerfacecolor": "none", "label": line.label}
+        place.plot(*zip(*line.points, strict=True), **style)
+    place.set(xlabel=axis, ylabel=panel.unit, yscale="log")
     place.set_title(fill(panel.title, TITLE_LETTERS), fontsize=10)
     place.set_xscale("log", base=2)
     place.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths], rotation=40)

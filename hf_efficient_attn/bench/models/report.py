@@ -15,6 +15,7 @@ MEBIBYTE = 2**20
 TITLES = {"training": "training step", "forward": "forward"}
 COLORS = {"longformer": "#4477aa", "led": "#44bb99", "big_bird": "#ee8866", "bert": "#333333", SELF_ONLY: "#bbbbbb"}
 LINES = {OURS: "-", THEIRS: "--"}
+MARKERS = {"longformer": "o", "led": "s", "big_bird": "^", "bert": "D", SELF_ONLY: "v"}
 # what the picture calls them
 NAMES = {"longformer": "Longformer", "led": "LED", "big_bird": "BigBird", "bert": "BERT", SELF_ONLY: "self only"}
 NONE = "–"
@@ -163,7 +164,7 @@ def _lines(rows: list[Row], value: Callable[[Row], float | None]) -> list[Line]:
     for name, by, its_rows in by_encoder(rows):
         values = {row["tokens"]: value(row) for row in its_rows}
         points = [(tokens, found) for tokens, found in values.items() if found is not None]
-        style = {"color": COLORS[name], "linestyle": LINES[by], "marker": "o" if by == OURS else "s"}
+        style = {"color": COLORS[name], "linestyle": LINES[by], "marker": MARKERS[name]}
         lines.append(Line(f"{NAMES[name]}, {by}", points, style))
     return lines
 

@@ -20,7 +20,7 @@ from hf_efficient_attn.bench.spans.targets import (
 MEBIBYTE = 2**20
 COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DENSE: "#333333"}
 LINES = {"relative_keys": "-", "rope": "--"}
-MARKERS = {"relative_keys": "o", "rope": "s"}
+MARKERS = {FIXED: "o", ADAPTIVE: "s", FROZEN: "D", DENSE: "^"}
 # what the picture calls the positions
 NAMES = {"relative_keys": "relative positions", "rope": "rotary"}
 NONE = "–"
@@ -165,7 +165,7 @@ def _lines(rows: list[Row], settings: dict[str, Any], value: Callable[[Row], flo
     for positions, name, found in _models(rows, settings):
         values = {limit: value(row) for limit, row in found.items()}
         points = [(limit, number) for limit, number in values.items() if number is not None]
-        style = {"color": COLORS[name], "linestyle": LINES[positions], "marker": MARKERS[positions]}
+        style = {"color": COLORS[name], "linestyle": LINES[positions], "marker": MARKERS[name]}
         lines.append(Line(_plain_label(name, positions), points, style))
     return lines
 
