@@ -37,7 +37,7 @@ FAMILIES = {
 @dataclass
 class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a new model, random weights.")
-    model_type: str = HfArg(default="simplified_transformer", help="Family of a new model: sparse_transformer, …")
+    model_type: str | None = HfArg(default=None, help="Family of a new model. Default: simplified_transformer.")
     config_overrides: str | None = HfArg(default=None, help='Fields of either: "hidden_size=96,num_hidden_layers=4".')
     tokenizer_name: str | None = HfArg(default=None, help="Default: the checkpoint's, or a new one of the text.")
     attention_window: int | None = HfArg(default=None, help="Tokens read the first four, and so many before them.")
@@ -78,8 +78,8 @@ def main() -> None:
     chosen = Trainer.get_optimizer_cls_and_kwargs(training, model)
     # Trainer itself would decay the gains of simplified blocks
     chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
-    options = {"train_dataset": blocks["train"], "eval_dataset": blocks["validation"], "processing_class": tokenizer}
-    trainer = Trainer(model, training, default_data_collator, optimizer_cls_and_kwargs=chosen, **options)
+    options = {"processing_class": tokenizer, "optimizer_cls_and_kwargs": chosen}
+    trainer = Trainer(model, training, default_data_collator, *blocks.values(), **options)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
@@ -102,14 +102,16 @@ def main() -> None:
 
 def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
     """Return `train` and `validation`; a row is a document, or a line of a file."""
-    if args.dataset_name:
+    if args.dataset_name and not (args.train_file or args.validation_file):
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file:
+    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("text" if lines else "json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
             raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
+        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import python_sources
 
@@ -125,18 +127,19 @@ def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
 
 def load_model(args: Arguments, texts: list[str]) -> tuple:
     """Return the checkpoint, or a new model, and its tokenizer."""
-    source = args.model_name_or_path
+    source, family, auto = args.model_name_or_path, args.model_type or "simplified_transformer", AutoModelForCausalLM
+    if source and args.model_type:
+        raise SystemExit("--model_type is for a new model, --model_name_or_path is a checkpoint: give one of them.")
     if not (name := args.tokenizer_name or source):
         from example_data import new_tokenizer
     tokenizer = AutoTokenizer.from_pretrained(name) if name else new_tokenizer(texts, vocab_size=4096, ends="$A")
-    fields = {"vocab_size": len(tokenizer), **SHAPE, **FAMILIES.get(args.model_type, {})}
+    fields = {"vocab_size": len(tokenizer), **SHAPE, **FAMILIES.get(family, {})}
     try:
-        config = AutoConfig.from_pretrained(source) if source else AutoConfig.for_model(args.model_type, **fields)
+        config = AutoConfig.from_pretrained(source) if source else AutoConfig.for_model(family, **fields)
         if args.config_overrides:
             config.update_from_string(args.config_overrides)
     except (TypeError, ValueError) as error:
         raise SystemExit(f"--model_type or --config_overrides: {str(error)[:100]}") from error
-    auto = AutoModelForCausalLM
     model = auto.from_pretrained(source, config=config) if source else auto.from_config(config)
     if args.attention_window:
         hea.sparsify(model, Band(left=args.attention_window, right=0) | GlobalTokens([0, 1, 2, 3]))

@@ -20,13 +20,12 @@ in bfloat16, with `--bf16 --use_cpu`. Own model and texts in JSON, CSV or plain 
 
 import math
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
 from datasets import DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, default_data_collator, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
 from transformers.trainer import Trainer
@@ -63,6 +62,8 @@ def main() -> None:
     args, training = parser.parse_args_into_dataclasses()
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
+    if not (training.do_train or Path(training.output_dir, "adapter_config.json").exists()):
+        raise SystemExit(f"{training.output_dir} holds no adapter that could be evaluated: train one first.")
     set_seed(training.seed)
     if args.model_name_or_path is None:
         from example_data import pretrained_llama
@@ -71,11 +72,10 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(name)
     with training.main_process_first():
         data = blocks(load_data(args, training.seed), tokenizer, args, training.seed)
-    pattern = Band(args.left, 0) | GlobalTokens(list(range(args.num_first)))
-    hea.sparsify(model, pattern)
-    model = get_peft_model(model, LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, task_type="CAUSAL_LM"))
-    options = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
-    trainer = Trainer(model, training, default_data_collator, **options)
+    hea.sparsify(model, pattern := Band(args.left, 0) | GlobalTokens(list(range(args.num_first))))
+    lora = LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora) if training.do_train else PeftModel.from_pretrained(model, training.output_dir)
+    trainer = Trainer(model, training, default_data_collator, *data.values(), processing_class=tokenizer)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
@@ -102,15 +102,17 @@ def perplexity(name: str, trainer: Trainer) -> dict[str, float]:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, texts."""
-    if args.dataset_name:
+    if args.dataset_name and not (args.train_file or args.validation_file):
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file:
+    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         kind = {".csv": "csv", ".txt": "text"}.get(Path(args.train_file).suffix, "json")
         try:
             data = load_dataset(kind, data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
             raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
+        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import python_sources
 
@@ -124,8 +126,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         if len(data["train"]) < 2:
             raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
         data = data["train"].train_test_split(0.1, seed=seed)
-    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
-    return data.select_columns([args.text_column])
+    return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
 
 
 def blocks(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, args: Arguments, seed: int) -> DatasetDict:
@@ -133,12 +134,11 @@ def blocks(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, args: Argument
 
     def join(rows: dict[str, list]) -> dict[str, list]:
         texts = [(text or "") + (tokenizer.eos_token or "") for text in rows[args.text_column]]
-        ids = list(chain.from_iterable(tokenizer(texts, verbose=False)["input_ids"]))
-        # what is left over is dropped
+        ids = [token for text in tokenizer(texts, verbose=False)["input_ids"] for token in text]
         cut = [ids[end - args.block_size : end] for end in range(args.block_size, len(ids) + 1, args.block_size)]
         return {"input_ids": cut, "labels": cut}
 
-    data = data.map(join, batched=True, remove_columns=[args.text_column])
+    data = data.map(join, batched=True, remove_columns=data["train"].column_names)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
         if not len(data[split]):

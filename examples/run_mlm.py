@@ -30,8 +30,6 @@ SHAPE |= {"is_causal": False, "position_embedding_type": "rope"}
 
 @dataclass
 class Arguments:
-    """What is trained on what."""
-
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a small BERT without a head.")
     model_type: str | None = HfArg(default=None, help="Of a new model: sparse_transformer, adaptive_span …")
     tokenizer_name: str | None = HfArg(default=None, help="Default: the checkpoint's, or a new one of the text.")
@@ -78,9 +76,7 @@ def main() -> None:
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
         if not len(blocks[split]):
-            raise SystemExit(
-                f"There are no {split} blocks: more text, samples, or a smaller --max_seq_length are needed."
-            )
+            raise SystemExit(f"There are no {split} blocks: give more text, samples, or a smaller --max_seq_length.")
     mask = DataCollatorForLanguageModeling(tokenizer, seed=training.seed)
     # the same tokens at every evaluation, others whenever a block is trained on
     blocks["validation"] = blocks["validation"].map(lambda rows: mask(rows["input_ids"]), batched=True)
@@ -105,20 +101,22 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, a document a row."""
-    if args.dataset_name:
+    if args.dataset_name and not (args.train_file or args.validation_file):
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file:
+    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
             raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
+        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import python_documentation
 
         data = python_documentation()
-        if args.max_train_samples is None:
-            args.max_train_samples = 163_840 // args.max_seq_length
+        blocks = 163_840 // args.max_seq_length
+        args.max_train_samples = blocks if args.max_train_samples is None else args.max_train_samples
     if args.text_column not in (columns := data["train"].column_names):
         raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
     if not {"validation", "test"} & set(data):
@@ -130,6 +128,8 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple:
     """Return the checkpoint, made long if it is shorter than the blocks, or a new model, and its tokenizer."""
+    if args.model_name_or_path and args.model_type:
+        raise SystemExit("--model_type is for a new model, --model_name_or_path is a checkpoint: give one of them.")
     if not (args.model_name_or_path or (args.model_type and args.tokenizer_name)):
         from example_data import new_tokenizer, pretrained_bert
     name, length = args.model_name_or_path or (None if args.model_type else pretrained_bert()), args.max_seq_length

@@ -100,14 +100,16 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, of two columns: a query, and its document."""
-    if args.dataset_name:
+    if args.dataset_name and not (args.train_file or args.validation_file):
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file:
+    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
             raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
+        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import code_search_pairs
 

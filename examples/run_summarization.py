@@ -52,12 +52,11 @@ def main() -> None:
     set_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
-    limits = {"max_length": args.max_target_length, "num_beams": training.generation_num_beams}
-    model.generation_config.update(**limits, no_repeat_ngram_size=3)
+    limit = {"max_length": args.max_target_length}
+    model.generation_config.update(**limit, num_beams=training.generation_num_beams, no_repeat_ngram_size=3)
 
     def tokenize(rows: dict[str, list]) -> dict[str, list]:
-        short = {"truncation": True, "max_length": args.max_target_length}
-        ids = tokenizer(text_target=rows[args.summary_column], **short).input_ids
+        ids = tokenizer(text_target=rows[args.summary_column], truncation=True, **limit).input_ids
         return {**tokenizer(rows[args.text_column], truncation=True, max_length=args.max_source_length), "labels": ids}
 
     encoded = data.map(tokenize, batched=True, remove_columns=data["train"].column_names)
@@ -70,8 +69,7 @@ def main() -> None:
         inputs = tokenizer.pad({"input_ids": encoded["validation"].take(5)["input_ids"][:]}, return_tensors="pt")
         return tokenizer.batch_decode(model.eval().generate(**inputs.to(training.device)), skip_special_tokens=True)
 
-    options = {"train_dataset": encoded["train"], "eval_dataset": encoded["validation"], "processing_class": tokenizer}
-    trainer = Seq2SeqTrainer(model, training, DataCollatorForSeq2Seq(tokenizer, model=model), **options)
+    trainer = Seq2SeqTrainer(model, training, DataCollatorForSeq2Seq(tokenizer, model), *encoded.values(), tokenizer)
     trainer.compute_metrics = compute_metrics if training.predict_with_generate else None
     untrained = write()
     if training.do_train:
@@ -79,10 +77,9 @@ def main() -> None:
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:
-        metrics = trainer.evaluate()
         starts = [" ".join(text.split()[:12]) for text in data["validation"][args.text_column]]
         simple = scores(starts, data["validation"][args.summary_column])
-        metrics |= {f"{name}_of_first_words": value for name, value in simple.items()}
+        metrics = trainer.evaluate() | {f"{name}_of_first_words": value for name, value in simple.items()}
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     samples = data["validation"].take(5).add_column("untrained", untrained).add_column("trained", write())
@@ -99,14 +96,16 @@ def scores(written: list[str], wanted: list[str]) -> dict[str, float]:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`."""
-    if args.dataset_name:
+    if args.dataset_name and not (args.train_file or args.validation_file):
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file:
+    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
             raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
+        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import package_summaries
 

@@ -23,7 +23,6 @@ from transformers.trainer import Trainer
 from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
 
 
 @dataclass
@@ -77,9 +76,8 @@ def main() -> None:
         said, true = output[0].argmax(-1)[output[1] >= 0], output[1][output[1] >= 0]
         return {"accuracy": accuracy_score(true, said), "f1_macro": f1_score(true, said, average="macro")}
 
-    collator = DataCollatorForTokenClassification(tokenizer)
-    options = {"train_dataset": pieces["train"], "eval_dataset": pieces["validation"], "processing_class": tokenizer}
-    trainer = Trainer(model, training, collator, compute_metrics=compute_metrics, **options)
+    options = {"processing_class": tokenizer, "compute_metrics": compute_metrics}
+    trainer = Trainer(model, training, DataCollatorForTokenClassification(tokenizer), *pieces.values(), **options)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
@@ -95,14 +93,16 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, whose labels are numbers of named classes."""
-    if args.dataset_name:
+    if args.dataset_name and not (args.train_file or args.validation_file):
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file:
+    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
         files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
         try:
             data = load_dataset("json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
             raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
+        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import name_kinds
 
@@ -114,17 +114,17 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         if len(data["train"]) < 2:
             raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
         data = data["train"].train_test_split(0.1, seed=seed)
-    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
-    data = data.select_columns([words, label])
+    splits = {"train": data["train"], "validation": data["validation" if "validation" in data else "test"]}
+    data = DatasetDict(splits).select_columns([words, label])
     if not isinstance(columns[label].feature, ClassLabel):
         data = data.cast_column(label, Sequence(Value("string")))
         names = {tag for rows in data.values() for tags in rows[label] for tag in tags} - {None}
         data = data.cast_column(label, Sequence(ClassLabel(names=sorted(names))))
-    for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
-        data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
-        if not len(data[split]):
-            raise SystemExit(f"There are no {split} rows.")
-    return data
+    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
+    some = {split: data[split].shuffle(seed).select(range(len(data[split]))[:most]) for split, most in limits.items()}
+    if not all(map(len, some.values())):
+        raise SystemExit("There are no train rows, or no validation rows.")
+    return DatasetDict(some)
 
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple:
@@ -141,7 +141,7 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple:
     size = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
     size |= {"max_position_embeddings": args.max_seq_length, "vocab_size": len(tokenizer)}
     style = {"norm_position": "pre", "position_embedding_type": "rope", "initializer_range": 0.1}
-    style |= {"attention_pattern": Band(left=32, right=32), "pad_token_id": tokenizer.pad_token_id}
+    style |= {"attention_pattern": hea.patterns.Band(left=32, right=32), "pad_token_id": tokenizer.pad_token_id}
     config = hea.SparseTransformerConfig(**size, **style, **classes)
     return AutoModelForTokenClassification.from_config(config), tokenizer
 

@@ -59,13 +59,13 @@ def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
 @pytest.mark.parametrize("script", OWN)
 def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
     copy = shutil.copy(EXAMPLES / f"{script}.py", folder)
+    finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False", "--do_predict", "False")))
+    assert not (folder / "run" / "eval_results.json").exists()
+    (weights,) = (folder / "run").glob("*model.safetensors")
+    written = weights.stat().st_mtime_ns
     finish_example(start_forked(folder, copy, *own(script, "--do_train", "False", "--do_predict", "False")))
     assert (folder / "run" / "eval_results.json").exists()
-    assert not list((folder / "run").glob("*model.safetensors"))
-    shutil.rmtree(folder / "run")
-    finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False", "--do_predict", "False")))
-    assert list((folder / "run").glob("*model.safetensors"))
-    assert not (folder / "run" / "eval_results.json").exists()
+    assert weights.stat().st_mtime_ns == written
 
 
 def test_a_copy_of_sparsify_llama(folder: Path) -> None:
@@ -100,6 +100,25 @@ def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monke
     assert "other" in sentence("other.jsonl", [{"other": 1}] * 20) or script == "run_translation"
     none = refused(script, "--max_train_samples", "0", monkeypatch=monkeypatch)
     assert "no train" in none or none.startswith("All 0 train rows")
+
+
+@pytest.mark.parametrize("script", sorted(OWN))
+def test_data_that_would_be_ignored_is_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file)."
+    for more in (
+        ["--dataset_name", "imdb"],
+        ["--dataset_config_name", "en"],
+        ["--train_file", "", "--validation_file", "rows.jsonl"],
+        ["--train_file", "", "--validation_file", "rows.jsonl", "--dataset_name", "imdb"],
+        ["--train_file", "", "--dataset_config_name", "en"],
+    ):
+        assert refused(script, *more, monkeypatch=monkeypatch) == message
+
+
+@pytest.mark.parametrize("script", ["run_clm", "run_mlm"])
+def test_a_family_beside_a_checkpoint_is_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refused(script, "--model_type", "llama", monkeypatch=monkeypatch)
+    assert message == "--model_type is for a new model, --model_name_or_path is a checkpoint: give one of them."
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,23 @@ def test_adapter_and_merged_model_load_as_the_docstring_says(finished: Path) -> 
     assert not torch.allclose(other(ids).logits, logits)
 
 
+def test_evaluation_alone_reads_the_trained_adapter(finished: Path) -> None:
+    results = finished / "run" / "eval_results.json"
+    trained = json.loads(results.read_text())
+    results.unlink()
+    finish_example(start_forked(finished, SCRIPT, *ARGUMENTS, *SMALL, "--do_train", "False"))
+    again = json.loads(results.read_text())
+    for name in ("sparse_lora_perplexity", "sparse_perplexity", "dense_perplexity"):
+        assert again[name] == pytest.approx(trained[name], rel=1e-5)
+
+
+def test_evaluation_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    output = finish_example(start_forked(tmp_path, SCRIPT, *ARGUMENTS, "--do_train", "False"), exit_code=1)
+    assert "run holds no adapter that could be evaluated: train one first." in output
+    assert "Traceback" not in output
+
+
 def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
     checkpoint = Path(hea.last_complete_checkpoint(str(finished / "run")))
     folder = finished / "resumed"
