@@ -52,6 +52,8 @@ def main(args: argparse.Namespace) -> None:
     if args.png:
         # what could not be written is not drawn
         check_picture(args.png)
+    elif args.titles:
+        raise ConfigurationError("--titles are those of a picture: give --png, too.")
     drawings = {}
     for title, source in zip(titles, args.pattern, strict=True):
         pattern = read_pattern(source, args.layer)

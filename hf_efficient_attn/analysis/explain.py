@@ -74,6 +74,8 @@ def main(args: argparse.Namespace) -> None:
     if config is None:
         what: Any = read_pattern(args.what, args.layer)
         what = what.causal() if args.causal else what
+        if args.part is not None:
+            raise InputError(f"--part {args.part} is for models that are encoder-decoders; a pattern has no parts.")
     elif args.causal:
         raise InputError(f"--causal is for patterns; {args.what} is a model, which says itself whether it is causal.")
     else:
@@ -115,6 +117,10 @@ def read_config(source: str) -> PreTrainedConfig | None:
         return load_config(path)
     # the name of a pattern without its brackets is refused as a pattern, which says how it is written
     is_expression = any(sign in source for sign in "({[") or is_pattern_name(source)
+    if path.is_file() and path.suffix != ".json":
+        raise InputError(
+            f"{source} is a file, but no .json. Give a file with JSON, the folder of a model, or a pattern."
+        )
     if not (path.suffix == ".json" or is_expression):
         raise InputError(
             f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
