@@ -76,15 +76,16 @@ def _of_row(
 ) -> dict[str, Any]:
     """Return the options of `attend_layer` for a single query."""
     num_queries = query.shape[2]
+    position = row + (key.shape[2] - num_queries if query_offset is None else int(query_offset))
 
     def cut(tensor: Tensor | None) -> Any:
         # what all queries share has one row, or that of the only query
         return tensor if tensor is None or tensor.shape[2] < num_queries else tensor[:, :, row : row + 1]
 
     return {
-        "chosen": None if chosen is None else chosen.of_query(row),
+        "chosen": None if chosen is None else chosen.of_query(row, position),
         **options,
-        "query_offset": row + (key.shape[2] - num_queries if query_offset is None else int(query_offset)),
+        "query_offset": position,
         "matrix": cut(matrix),
         "bias": cut(bias),
         "terms": tuple(replace(term, values=cut(term.values)) for term in terms),

@@ -9,6 +9,10 @@ from models_cases import CASES, Case
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.weight_rows import weights_of_rows
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys, States
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import NO_MASK
+from hf_efficient_attn.patterns import Full
 
 ROWS = (0, 1, 7, 20)
 SPARSIFIED = ("llama", "gemma3", "bert", "modernbert", "bart", "t5")
@@ -65,3 +69,38 @@ def test_global_rows_with_projections() -> None:
     for layer in model.layers:
         layer.self_attn.global_attention.q_proj.weight.data.normal_()
     compare(model, 1e-6, input_ids=attention_models.token_ids(1, 21))
+
+
+def orders() -> dict[str, ChosenKeys]:
+    """Return choices of 30 keys for the last 13 queries, for two examples and two heads."""
+    rounds = torch.stack([torch.randperm(33) for _ in range(8)]).view(2, 2, 2, 33)
+    groups = torch.stack([torch.randperm(30)[:12] for _ in range(20)]).view(2, 2, 5, 12)
+    reads = torch.randint(-1, 14, (2, 1, 14, 3))
+    return {
+        "circle": hea.ChunkedOrder(rounds, 5, chunks_before=1, chunks_after=1),
+        "buckets": hea.ChunkedOrder(rounds, 5, buckets=rounds % 3, counts_duplicates=False),
+        "one order": hea.ChunkedOrder(rounds[:1, :1, :1], 40),
+        "listed": hea.ChunkedOrder(rounds, 5, reads=reads),
+        "groups": hea.KeyGroups(groups[..., :6], groups),
+        "places": hea.KeyGroups(groups[:1], groups, first_place=2),
+    }
+
+
+@pytest.mark.parametrize("name", ["circle", "buckets", "one order", "listed", "groups", "places"])
+def test_the_choice_of_one_query_is_its_row_and_holds_only_its_groups(name: str) -> None:
+    torch.manual_seed(0)
+    chosen: Any = orders()[name]
+    of_all = chosen.counts(Layout(Full(), 2, 13, 30, 17), NO_MASK, 2)
+    for query, position in enumerate(range(17, 30)):
+        layout = Layout(Full(), 2, 1, 30, position)
+        own = chosen.of_query(query, position)
+        own.check(States(2, 2, 2, 1, 30, torch.device("cpu")))
+        expected = of_all[:, :, query : query + 1]
+        assert torch.equal(own.counts(layout, NO_MASK, 2).expand_as(expected), expected)
+        if isinstance(own, hea.KeyGroups):
+            most = max(1, int((chosen.queries == position).sum((2, 3)).max()))
+            assert own.queries.shape[2] == own.keys.shape[2] == most
+        else:
+            # one chunk of each round, and those that it reads
+            width = chosen.groups().keys.shape[3] // chosen.chunk_tokens
+            assert own.num_chunks == chosen.order.shape[2] * (1 + width)

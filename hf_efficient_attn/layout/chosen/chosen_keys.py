@@ -88,9 +88,12 @@ class ChosenKeys:
         """Whether groups have outputs or labels of their own, and not only pairs that count once or more often."""
         return self.join != SOFTMAX or self.labels_count != POSITIONS
 
-    def of_query(self, query: int) -> "ChosenKeys":
-        """Return the choice of one query of the call, as that of a call with this query alone."""
-        return self
+    def of_query(self, query: int, position: int) -> "ChosenKeys":
+        """Return the choice of one query of the call, as that of a call with this query alone.
+
+        query, position: its number in the call, and its position on the axis.
+        """
+        raise NotImplementedError
 
     def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
         """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys]."""

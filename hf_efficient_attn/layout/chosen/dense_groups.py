@@ -15,12 +15,14 @@ from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.layout.terms import Term, look_up
 
 
-def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: AttentionCall) -> tuple[Tensor, Tensor]:
+def in_groups(
+    scores: Tensor, values: Tensor | None, allowed: Tensor | None, call: AttentionCall
+) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, Nq, Dv] and the log-sum-exp [B, H, Nq]; that of a mean is the sum over all groups.
 
     Args:
         scores: [B, H, Nq, Nk], of all pairs, without terms.
-        values: [B, H, Nk, Dv].
+        values: [B, H, Nk, Dv]; None: return the weights [B, H, Nq, Nk] instead of the output.
         allowed: bool that broadcasts to the scores; None: all pairs.
     """
     layout, chosen = call.layout, call.chosen
@@ -45,9 +47,17 @@ def in_groups(scores: Tensor, values: Tensor, allowed: Tensor | None, call: Atte
     has_keys = is_read.any(-1, keepdim=True)
     weights = torch.softmax(logits.masked_fill(~is_read & has_keys, -torch.inf), -1).masked_fill(~is_read, 0.0)
     lse = logits.masked_fill(~is_read & has_keys, -torch.inf).logsumexp(-1).masked_fill(~has_keys[..., 0], -torch.inf)
-    read = pad(values, (0, 0, 0, 1)).gather(2, keys.flatten(2)[..., None].expand(-1, -1, -1, values.shape[3]))
-    outs = drop(weights, call.dropout) @ read.view(*keys.shape, -1)
+    outs = _summed(drop(weights, call.dropout), values, keys, num_keys)
     return _joined(outs.flatten(2, 3), lse.flatten(2), rows.flatten(2), call)
+
+
+def _summed(weights: Tensor, values: Tensor | None, keys: Tensor, num_keys: int) -> Tensor:
+    """Return the output [B, H, groups, places, Dv] of each place of a query, or its weights of all keys."""
+    if values is None:
+        none = weights.new_zeros(*weights.shape[:4], num_keys + 1)
+        return none.scatter_add(4, keys[:, :, :, None].expand_as(weights), weights)[..., :-1]
+    read = pad(values, (0, 0, 0, 1)).gather(2, keys.flatten(2)[..., None].expand(-1, -1, -1, values.shape[3]))
+    return weights @ read.view(*keys.shape, -1)
 
 
 def _by_place(term: Term, rows: Tensor, keys: Tensor) -> Tensor:

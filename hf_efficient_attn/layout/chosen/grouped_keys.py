@@ -1,7 +1,7 @@
 """Keys that are read in groups: lists of queries and of the keys that each of them reads."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from hf_efficient_attn.layout.chosen.chosen_keys import (
     near_places,
 )
 from hf_efficient_attn.layout.chosen.grouped_tiles import FEW_QUERIES, Chunks, chunk_tiles, group_tiles, place_counts
+from hf_efficient_attn.layout.chosen.holding_groups import holding_groups, of_groups
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -134,6 +135,12 @@ class KeyGroups(GroupedKeys):
             return TileWork(rows * width, rows, rows * width)
         return TileWork(num_groups * places * width, num_groups * places, num_groups * width)
 
+    def of_query(self, query: int, position: int) -> ChosenKeys:
+        """Return the groups that hold one query, which keep their places."""
+        found = self.groups()
+        holding = holding_groups(found.queries, position)
+        return replace(self, queries=of_groups(found.queries, holding), keys=of_groups(found.keys, holding))
+
     def place_counts(self, layout: Layout, sizes: Sizes) -> Tensor:
         """Return how many places of groups hold each query, [heads of all examples, queries]."""
         return place_counts(self.queries.long(), layout, sizes)
@@ -237,6 +244,24 @@ class ChunkedOrder(GroupedKeys):
             return TileWork(rows * width, rows, rows * width)
         rows = layout.num_heads * self.num_chunks * self.chunk_tokens
         return TileWork(rows * width, rows, rows if self.reads is None else rows * num_read)
+
+    def of_query(self, query: int, position: int) -> ChosenKeys:
+        """Return an order of the chunks that hold one query, and after them those that each of these reads."""
+        found = self.groups()
+        holding = holding_groups(found.queries, position)
+        count, width = holding.shape[2], found.keys.shape[3] // self.chunk_tokens
+        numbers = torch.arange(count * (1 + width), device=holding.device).view(-1, 1)
+        # no query of the chunks that are read, which may hold this one once more, reads anything
+        reads = torch.where(numbers < count, count + numbers * width + numbers.new_tensor(range(width)), -1)
+
+        def with_read(queries: Tensor, keys: Tensor) -> Tensor:
+            own, read = of_groups(queries, holding), of_groups(keys, holding)
+            return torch.cat((own.flatten(2), read.flatten(2)), 2)[:, :, None]
+
+        buckets = None
+        if found.query_buckets is not None and found.key_buckets is not None:
+            buckets = with_read(found.query_buckets, found.key_buckets)
+        return replace(self, order=with_read(found.queries, found.keys), buckets=buckets, reads=reads[None, None])
 
     def chunks(self, places: Tensor) -> Tensor:
         """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""

@@ -45,7 +45,7 @@ class ChosenTokens(ChosenKeys):
         """Raise InputError for tensors or numbers that do not fit the call."""
         self.check_tensor("tokens", states, {"queries": states.num_queries, "keys": None})
 
-    def of_query(self, query: int) -> ChosenKeys:
+    def of_query(self, query: int, position: int) -> ChosenKeys:
         """Return the choice of one query of the call, as that of a call with this query alone."""
         return replace(self, tokens=self.tokens[:, :, query : query + 1])
 
@@ -100,7 +100,7 @@ class ChosenBlocks(ChosenKeys):
         num_choices = -(-states.num_queries // self.queries_per_choice)
         self.check_tensor("blocks", states, {"choices": num_choices, "blocks": None})
 
-    def of_query(self, query: int) -> ChosenKeys:
+    def of_query(self, query: int, position: int) -> ChosenKeys:
         """Return the choice of one query of the call, as that of a call with this query alone."""
         choice = query // self.queries_per_choice
         return replace(self, blocks=self.blocks[:, :, choice : choice + 1], queries_per_choice=1)

@@ -110,8 +110,6 @@ def attend_groups(
         if added is not None:
             pairs = added > NEVER_READ if pairs is None else pairs & (added > NEVER_READ)
             scores = scores + added
-        every_key = torch.eye(key.shape[2], dtype=dtype, device=key.device)
-        # the weights are what groups return of values that name the keys
-        weights, _ = in_groups(scores, every_key.expand(*key.shape[:2], -1, -1), pairs, call)
+        weights, _ = in_groups(scores, None, pairs, call)
     weights = weights.to(value.dtype)
     return (weights @ value).transpose(1, 2).contiguous(), weights if need_weights else None
