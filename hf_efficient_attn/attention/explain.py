@@ -124,7 +124,7 @@ def explain(
     check_dtype(dtype)
     call = requested_call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
     call = call if chosen is None else with_chosen(call, chosen)
-    said = explained(call, request, request.backend if backend == AUTO else backend, line)
+    said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
     return replace(said, exchange=_exchange(what, call, request, sequence_ranks))
 

@@ -28,7 +28,7 @@ def explain_layers(
     found = []
     for request, layers in _groups(numbered.items()):
         call = requested_call(request, tokens, tokens, CPU, torch.float32, training=False, dropout=0.0)
-        found.append((layers, explained(call, request, request.backend, None)))
+        found.append((layers, explained(call, request, AUTO, None)))
     return found
 
 
@@ -47,7 +47,7 @@ def _all_layers(said: Explanation, groups: list[tuple[LayerRequest, list[int]]],
     total = total_baseline = 0.0
     for request, layers in groups:
         call = requested_call(request, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, said.call.dropout)
-        time, baseline = times(call, request, request.backend if backend == AUTO else backend)
+        time, baseline = times(call, request, backend)
         total += len(layers) * time
         total_baseline += len(layers) * baseline
     baselines = {BASELINES[request.is_causal] for request, _ in groups}
@@ -59,15 +59,9 @@ def _groups(numbered: Iterable[tuple[int, LayerRequest]]) -> list[tuple[LayerReq
     """Return the first of all layers that compute alike, and their numbers."""
     groups: list[tuple[LayerRequest, list[int]]] = []
     for layer, request in sorted(numbered, key=lambda each: each[0]):
-        known = next((layers for first, layers in groups if _are_alike(first, request)), None)
+        known = next((layers for first, layers in groups if first.likeness == request.likeness), None)
         if known is None:
             groups.append((request, [layer]))
         else:
             known.append(layer)
     return groups
-
-
-def _are_alike(first: LayerRequest, second: LayerRequest) -> bool:
-    """Return whether two layers differ at most in their index, on which the blocks depend that a pattern draws."""
-    other = replace(second, layer=first.layer, followed=replace(second.followed, layer=first.followed.layer))
-    return first == other

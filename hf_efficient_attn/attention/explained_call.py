@@ -12,7 +12,7 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.errors import InputError, WorkLimitError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError, WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
@@ -46,6 +46,7 @@ def requested_call(
     lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
     sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
     pattern, chosen = planned_choice(followed.pattern, asked.num_heads, num_queries, num_keys)
+    chosen = chosen if asked.chosen is None else asked.chosen
     return AttentionCall(
         layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
         inputs=Inputs(device, dtype, *sizes, needs_grad=training),
@@ -75,14 +76,13 @@ def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
 
 def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
     """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
-    wanted = _wanted(asked, wanted)
-    chosen, (time, baseline) = select(call, wanted), times(call, asked, wanted)
+    chosen, (time, baseline) = _selected(call, asked, wanted), _own_times(call, asked, wanted)
     said = Explanation(
         pattern=asked.followed.pattern,
         call=call,
         backend=chosen.NAME,
         reasons={
-            name: _reason(call, name, wanted, chosen, (baseline, BASELINES[asked.is_causal]))
+            name: _reason(call, name, _wanted(asked, wanted), chosen, (baseline, BASELINES[asked.is_causal]))
             for name in sorted(BACKENDS)
             if name != chosen.NAME
         },
@@ -95,21 +95,63 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
         model=line,
         notes=asked.notes if call.softcap is None else (*asked.notes, UNCAPPED),
     )
-    return _with_bias(said) if asked.has_bias else said
+    said = _with_bias(said) if asked.has_bias else said
+    return said if asked.beside is None else _with_beside(said, asked, asked.beside, wanted)
 
 
 def times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:
-    """Return the estimated times of a call and of its baseline, in scores of dense attention."""
-    chosen, baseline = select(call, _wanted(asked, wanted)), sdpa.dense_cost(call, asked.is_causal)
+    """Return the estimated times of a layer and of its baseline, in scores of dense attention."""
+    time, baseline = _own_times(call, asked, wanted)
+    if asked.beside is None:
+        return time, baseline
+    others = times(_call_beside(call, asked.beside), asked.beside, wanted)
+    return time + others[0], baseline + others[1]
+
+
+def _own_times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:
+    chosen, baseline = _selected(call, asked, wanted), sdpa.dense_cost(call, asked.is_causal)
     if asked.has_bias:
         return baseline, baseline
     cost = chosen.cost(call)
     return cost if isfinite(cost) else float(chosen.computed_pairs(call)), baseline
 
 
+def _call_beside(call: AttentionCall, asked: LayerRequest) -> AttentionCall:
+    """Return the call of the other heads of a layer, on inputs that are alike."""
+    layout, inputs = call.layout, call.inputs
+    lengths = (layout.num_queries, layout.num_keys)
+    return requested_call(asked, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
+
+
+def _with_beside(said: Explanation, asked: LayerRequest, others: LayerRequest, wanted: str) -> Explanation:
+    """Return the explanation of all heads of a layer, of which some do something else."""
+    beside = explained(_call_beside(said.call, others), others, wanted, None)
+    time, baseline = times(said.call, asked, wanted)
+    return replace(
+        said,
+        allowed_pairs=said.allowed_pairs + beside.allowed_pairs,
+        computed_pairs=said.computed_pairs + beside.computed_pairs,
+        total_pairs=said.total_pairs + beside.total_pairs,
+        memory_bytes=said.memory_bytes + beside.memory_bytes,
+        relative_cost=time / baseline,
+        beside=beside,
+    )
+
+
+def _selected(call: AttentionCall, asked: LayerRequest, wanted: str) -> Backend:
+    """Return the backend for a call; a refusal names the heads, where others of the layer do something else."""
+    try:
+        return select(call, _wanted(asked, wanted))
+    except UnsupportedBackendError as refusal:
+        if not asked.heads:
+            raise
+        raise UnsupportedBackendError(f"The {asked.heads} of the layer: {refusal}") from refusal
+
+
 def _wanted(asked: LayerRequest, wanted: str) -> str:
     if asked.has_bias:
         return sdpa.NAME
+    wanted = asked.backend if wanted == AUTO else wanted
     return preferred_backend() if wanted == AUTO else wanted
 
 
@@ -129,7 +171,24 @@ def asked_pairs(call: AttentionCall, asked: LayerRequest) -> int:
     pattern = asked.followed.pattern
     if pattern.chooses_by_content:
         return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
+    if call.chosen is not None and asked.most_keys is not None:
+        return most_pairs(call.layout, asked.most_keys, call.chosen.reads_self_last)
     return allowed_pairs(call.layout) if call.chosen is None else chosen_pairs_of(call, call.chosen)
+
+
+@cached()
+def most_pairs(layout: Layout, most_keys: int, reads_self_last: bool) -> int:
+    """Return how many pairs a layout allows, in all heads, of queries that read at most so many keys.
+
+    >>> from hf_efficient_attn.patterns.bands import Causal
+    >>> most_pairs(Layout(Causal(), num_heads=2, num_queries=5, num_keys=5), 3, reads_self_last=False)
+    24
+    """
+    queries = range(layout.query_offset, layout.query_offset + layout.num_queries)
+    counts = (layout.pattern.num_keys_of(query, layout.num_keys) for query in queries)
+    if reads_self_last:
+        counts = (max(1, count - 1) for count in counts)
+    return layout.num_heads * sum(min(count, most_keys) for count in counts)
 
 
 def allowed_pairs(layout: Layout) -> int:

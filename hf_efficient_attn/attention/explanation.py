@@ -53,6 +53,8 @@ class Explanation:
         model: which layer of which model this is; None: a pattern was explained.
         notes: what the numbers leave out, in sentences.
         exchange: what processes that share the text send; None: one process has all of it.
+        beside: what is said of the other heads of the layer, where some do something else: pattern, call, backend and
+            reasons are then those of the first, and pairs, cost and memory those of both.
         all_layers: the cost of all layers of the model's part; None: a pattern was explained, or a note says why not.
     """
 
@@ -69,7 +71,13 @@ class Explanation:
     model: str | None = None
     notes: tuple[str, ...] = ()
     exchange: LayerExchange | None = None
+    beside: "Explanation | None" = None
     all_layers: AllLayers | None = None
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads the layer has."""
+        return self.call.layout.num_heads + (0 if self.beside is None else self.beside.num_heads)
 
     @property
     def density(self) -> float:
@@ -90,6 +98,10 @@ class Explanation:
             return ""
         return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
 
+    def _in_short(self) -> str:
+        chosen = "" if self.call.chosen is None else ", chosen keys"
+        return f"{self.num_heads} heads, {_expression(self.pattern)}{chosen}, backend {self.backend}"
+
     def __str__(self) -> str:
         layout, inputs = self.call.layout, self.call.inputs
         keys_shared = inputs.num_key_heads != layout.num_heads
@@ -102,6 +114,7 @@ class Explanation:
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
             f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
             "backend": self.backend + self._elsewhere(),
+            **({} if self.beside is None else {"beside": self.beside._in_short()}),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
@@ -141,6 +154,7 @@ class Explanation:
             "relative_cost": self.relative_cost,
             "memory_bytes": self.memory_bytes,
             "notes": list(self.notes),
+            "beside": None if self.beside is None else self.beside.to_dict(),
             "exchange": None if self.exchange is None else self.exchange.to_dict(),
             "all_layers": None if self.all_layers is None else asdict(self.all_layers),
         }

@@ -1,6 +1,6 @@
 """What one attention layer of a model asks the engine for, as far as it does not depend on the text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from hf_efficient_attn.attention.direction import is_named_cross
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, part_of
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.terms import Label
 
 
@@ -29,6 +30,10 @@ class LayerRequest:
         has_sinks, has_bias: whether it has learned sinks, and whether it adds a matrix to its scores.
         backend: which backend it asks for.
         notes: what this leaves out, in sentences.
+        chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
+        most_keys: how many of the chosen keys a query reads at most.
+        heads: what these heads are called, where others of the layer do something else.
+        beside: what these others ask for.
     """
 
     followed: LayerPattern
@@ -47,6 +52,18 @@ class LayerRequest:
     has_bias: bool = False
     backend: str = AUTO
     notes: tuple[str, ...] = ()
+    chosen: ChosenKeys | None = None
+    most_keys: int | None = None
+    heads: str = ""
+    beside: "LayerRequest | None" = None
+
+    @property
+    def likeness(self) -> list[Any]:
+        """What is equal in layers that compute alike: all but their index, on which blocks depend that are drawn."""
+        followed = replace(self.followed, layer=0)
+        own = replace(self, layer=None, followed=followed, chosen=None, beside=None)
+        chosen = None if self.chosen is None else self.chosen.traits
+        return [own, chosen, None if self.beside is None else self.beside.likeness]
 
 
 def asked_by(

@@ -80,9 +80,17 @@ def pattern_of(config: PreTrainedConfig) -> Any:
 def row(part: str | None, layers: list[int], said: Explanation) -> str:
     """Return a line of the table."""
     where = f"{part} {numbers(layers)}" if part else numbers(layers)
-    text = expression(said.pattern).replace("|", "\\|")
-    keys = said.allowed_pairs / (said.call.layout.num_heads * said.call.layout.num_queries)
-    return f"| {where} | `{text}` | {keys:,.1f} | {said.relative_cost:.3f} × {said.baseline} |"
+    text = reading(said).replace("|", "\\|")
+    keys = said.allowed_pairs / (said.num_heads * said.call.layout.num_queries)
+    return f"| {where} | {text} | {keys:,.1f} | {said.relative_cost:.3f} × {said.baseline} |"
+
+
+def reading(said: Explanation) -> str:
+    """Return what a token reads, in Markdown: patterns of all heads, and whether keys are chosen among them."""
+    is_gathered = "" if said.call.chosen is None else f" keys chosen by what tokens say ({said.backend})"
+    heads = "" if said.beside is None else f"{said.call.layout.num_heads} of {said.num_heads} heads: "
+    others = "" if said.beside is None else f"; the other {said.beside.num_heads}: {reading(said.beside)}"
+    return f"{heads}`{expression(said.pattern)}`{',' * bool(is_gathered)}{is_gathered}{others}"
 
 
 def numbers(layers: list[int]) -> str:
@@ -107,7 +115,7 @@ def expression(pattern: Pattern) -> str:
 
 def drawing(said: Explanation, part: str | None, layer: int, tokens: int) -> list[str]:
     """Return the lines of a pattern's drawing, and what they mean."""
-    pattern = said.pattern
+    pattern = said.pattern if said.beside is None else said.beside.pattern
     step = -(-tokens // SIGNS)
     try:
         drawn_text = drawn(pattern, tokens, None, layer, 0, 0, step)

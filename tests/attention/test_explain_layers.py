@@ -11,6 +11,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention import explain_layers
 from hf_efficient_attn.attention.explanation import AllLayers
 from hf_efficient_attn.cli import main
+from hf_efficient_attn.hub.card_attention import attention_text
 from hf_efficient_attn.patterns import Band, Causal, Full, GlobalTokens, Pattern, PerHead
 
 SINKS = Band(64, 0) | GlobalTokens([0, 1, 2, 3])
@@ -122,3 +123,22 @@ def test_an_estimate_below_that_of_the_choice_is_not_given_as_a_reason() -> None
     assert hea.explain(Causal(), 512, backend="blocked").relative_cost < said.relative_cost
     assert "its cost would be" not in said.reasons["blocked"]
     assert "sdpa is the fastest without masks" in said.reasons["blocked"]
+
+
+def test_a_layer_of_hash_buckets_counts_the_chosen_keys() -> None:
+    config = hea.EfficientReformerConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, attn_layers=["local", "lsh"], num_hashes=2,
+        lsh_attn_chunk_length=16, is_causal=True,
+    )  # fmt: skip
+    said = hea.explain(config, 4096, layer=1)
+    # two rounds of 31 other tokens; the first token reads itself
+    assert said.allowed_pairs == 4 * (1 + sum(range(1, 62)) + (4096 - 62) * 62)
+    assert said.computed_pairs == 4 * 2 * 4096 * 32
+    assert said.backend == "gathered"
+    assert said.relative_cost < 1 / 2
+    assert hea.explain(config, 4096, layer=1, backend="gathered").relative_cost == said.relative_cost
+    local = hea.explain(config, 4096)
+    assert said.all_layers is not None
+    assert said.all_layers.relative_cost == pytest.approx((said.relative_cost + local.relative_cost) / 2)
+    assert hea.explain(config, 8, layer=1).allowed_pairs == 4 * (1 + sum(range(1, 8)))
+    assert "(gathered)" in attention_text(config)

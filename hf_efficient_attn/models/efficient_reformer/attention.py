@@ -1,5 +1,6 @@
 """The two kinds of attention of a Reformer: within hash buckets, and within chunks of neighbouring tokens."""
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -207,8 +208,14 @@ class LSHAttention(ReformerAttention):
         config = self.config
         chunks = 1 + config.lsh_num_chunks_before + config.lsh_num_chunks_after
         count = min(num_keys, config.num_hashes * config.lsh_attn_chunk_length * chunks)
-        note = f"Of these pairs, hashing chooses at most {count} for each token, which depend on the text."
-        return super().layer_request(num_keys, task, (*notes, note))
+        note = f"Hashing chooses at most {count} keys for each token; which they are depends on the text."
+        buckets = torch.empty(
+            1, config.num_attention_heads, config.num_hashes, num_keys, dtype=torch.long, device="meta"
+        )
+        # in each round a token meets itself, which it reads only if it may read nothing else
+        most = max(1, config.num_hashes * (config.lsh_attn_chunk_length * chunks - 1))
+        chosen = self.chosen(buckets, NO_MASK, None, 1)
+        return replace(super().layer_request(num_keys, task, (*notes, note)), chosen=chosen, most_keys=most)
 
 
 def unit(vectors: Tensor) -> Tensor:

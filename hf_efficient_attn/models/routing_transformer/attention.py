@@ -16,7 +16,7 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.terms import Distance
+from hf_efficient_attn.layout.terms import Distance, Label
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
@@ -28,7 +28,7 @@ from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
 from .centroids import Centroids, Seen, joined, on_sphere, seen, similarities
-from .group_attention import DistanceVectors, attend_groups, key_groups
+from .group_attention import DENSE, DistanceVectors, attend_groups, key_groups
 from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups
 
 # the numbers of clusters lie in the cache in two digits, which every dtype holds exactly
@@ -112,37 +112,59 @@ class RoutingAttention(nn.Module):
         return out, None if weights[0] is None else torch.cat(weights, 1), shown
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what the local heads of this layer ask the engine for, in a sentence what its routing heads do.
+        """Return what routing heads ask the engine for, and beside it what local heads do."""
+        if not self.num_routing:
+            return self._asked_locally()
+        asked = self._asked_by_routing(num_keys)
+        return replace(asked, beside=self._asked_locally(), heads="routing heads") if self.num_local else asked
 
-        In a layer without local heads, it is what routing heads may read at most.
-        """
-        followed, notes, labels = self._followed_by_routing(), (), ()
-        if self.num_routing:
-            kind = "balanced clusters" if self.config.has_balanced_clusters else "members of its cluster"
-            notes = (
-                f"{self.num_routing} of {self.num_heads} heads route: a query reads {self.config.cluster_tokens} "
-                f"tokens at most of each of {self.config.num_clusters} {kind}, which is not counted."
-                if self.config.has_balanced_clusters
-                else f"{self.num_routing} of {self.num_heads} heads route: a query reads the last "
-                f"{self.config.cluster_tokens} {kind} at most, which is not counted.",
-            )
-        if self.num_local:
-            followed = self._followed_locally()
+    def _asked_locally(self) -> LayerRequest:
+        labels: tuple[Label, ...] = ()
         if self.local_distances is not None:
             labels = (Distance(self.local_distances.first, self.local_distances.last),)
+        asked = self._asked(self._followed_locally(), self.num_local)
+        return replace(asked, labels=labels, heads="local heads" if self.num_routing else "")
+
+    def _asked_by_routing(self, num_keys: int) -> LayerRequest:
+        config, is_balanced = self.config, self.config.has_balanced_clusters
+        documents = torch.zeros(1, num_keys, dtype=torch.long, device="meta")
+        shape = (1, self.num_routing, num_keys, config.num_clusters if is_balanced else 2)
+        likeness = documents.new_empty(shape, dtype=torch.float32)
+        queries = likeness if config.shares_qk else torch.empty_like(likeness)
+        groups = self._groups((queries, likeness), documents, documents[0], False)
+        labels: tuple[Label, ...] = ()
+        if self.member_distances is not None:
+            labels = (Distance(self.member_distances.first - groups.shift, self.member_distances.last - groups.shift),)
+        kind = f"tokens at most of each of {config.num_clusters} balanced clusters"
+        says = (
+            f"{config.cluster_tokens} {kind}"
+            if is_balanced
+            else f"the last {config.cluster_tokens} members of its cluster at most"
+        )
+        most = config.cluster_tokens * (config.num_clusters if is_balanced else 1)
+        asked = self._asked(self._followed_by_routing(), self.num_routing)
+        return replace(
+            asked,
+            labels=labels,
+            backend=DENSE.get(asked.backend, asked.backend),
+            notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
+            chosen=key_groups(groups, is_balanced, self.member_distances is not None),
+            # a token is a member of its own cluster, whether it reads itself or not
+            most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
+        )
+
+    def _asked(self, followed: LayerPattern, num_heads: int) -> LayerRequest:
         return LayerRequest(
             followed,
-            self.num_local or self.num_routing,
-            self.num_local or self.num_routing,
+            num_heads,
+            num_heads,
             self.head_dim,
             self.head_dim,
             self.config,
             part=part_of(self),
             is_causal=self.is_causal,
             layer=self.layer_idx,
-            labels=labels,
             backend=backend_of(self.config),
-            notes=notes,
         )
 
     def _heads(self, projection: nn.Linear, hidden_states: Tensor) -> Tensor:
