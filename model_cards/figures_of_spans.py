@@ -47,7 +47,12 @@ def heads(found: dict[str, Any]) -> str:
 def along_text(found: dict[str, Any]) -> str:
     """Return in a sentence how far a dynamic model reads in the text of its picture."""
     cost, text = SpanReport.from_dict(found).cost, found["settings"]["text"]
+    (beside,) = (each for each in results("spans_adaptive")["compared"] if each["kind"] == cost.kind)
+    tested = results("compare_spans")["kinds"][cost.kind]
     return (
-        f"Over {text} it reads {cost.average_span:,.0f} keys on average, {cost.max_span:,} at most; the table's "
-        f"average is over code. `{found['command']}`"
+        f"Over {text} it reads {cost.average_span:,.1f} keys on average, {cost.max_span:,} at most. The picture above "
+        f"has {beside['average_span']:,.1f}, over all of it, of which this one leaves out the end; the table has "
+        f"{tested['average_span']:,.1f}, over the code it was tested on. Multiply-adds are those of these averages: "
+        f"{cost.flops_per_token:,.0f}, {beside['flops_per_token']:,.0f} and {tested['flops_per_token']:,.0f}. "
+        f"`{found['command']}`"
     )
