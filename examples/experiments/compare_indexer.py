@@ -4,7 +4,7 @@
     python examples/experiments/compare_indexer.py
 
 gives SmolLM2 of 135 million weights lightning indexers (`hea.index`), which learn from its attention on pages of
-Python's documentation (the warm-up of DeepSeek-V3.2, arXiv:2512.02556; the model itself does not change). Before and
+Python's documentation (the warm-up of DeepSeek's paper, arXiv:2512.02556; the model itself does not change). Before and
 after, it measures on other pages which share of the attention the chosen keys have, and the loss of the model that
 reads only these, against that of the model that reads everything. A model and a text of yours:
 

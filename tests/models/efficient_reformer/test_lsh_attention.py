@@ -56,10 +56,10 @@ def test_outputs_and_gradients_are_those_of_the_definition(fields: dict[str, Any
         torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:output_attentions")
 def test_weights_are_those_of_the_output() -> None:
     layer, states = attention(num_hashes=2), torch.randn(2, 11, 16, dtype=torch.float64)
-    with pytest.warns(UserWarning, match="output_attentions"):
-        out, weights = layer(states, output_attentions=True)
+    out, weights = layer(states, output_attentions=True)
     assert weights is not None
     read = weights @ layer.heads(layer.v_proj, states)
     torch.testing.assert_close(layer.o_proj(read.transpose(1, 2).flatten(2)), out)
