@@ -29,6 +29,7 @@ from hf_efficient_attn.bench.attention.figure import NAMES
 from hf_efficient_attn.bench.attention.summary import by_contestant
 from hf_efficient_attn.bench.blocks import report as blocks_report
 from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
+from hf_efficient_attn.bench.content import report as content_report
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.models import report as models_report
 from hf_efficient_attn.bench.sequence import report as sequence_report
@@ -38,6 +39,7 @@ BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figure
 REPORTS: dict[str, Any] = {
     "attention": attention_report,
     "blocks": blocks_report,
+    "content": content_report,
     "models": models_report,
     "sequence": sequence_report,
     "spans": spans_report,

@@ -1,0 +1,235 @@
+"""The layers that `bench content` compares: one causal attention layer each, with its projections."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import ReformerConfig
+from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
+from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
+from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
+from hf_efficient_attn.models.efficient_reformer.modeling_efficient_reformer import MAX_STEP
+from hf_efficient_attn.models.routing_transformer.attention import RoutingAttention
+from hf_efficient_attn.models.routing_transformer.centroids import update_all
+from hf_efficient_attn.models.routing_transformer.configuration_routing_transformer import RoutingTransformerConfig
+from hf_efficient_attn.patterns.bands import Causal
+from hf_efficient_attn.patterns.block_top_k import BlockTopK
+
+DENSE, REFORMER, IN_TREE = "dense", "reformer", "transformers_reformer"
+ROUTING, BLOCKS, TOKENS = "routing", "block_top_k", "chosen_tokens"
+SEED = 0
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the compared layers have in common, and how many keys they choose.
+
+    Attributes:
+        hash_chunk_tokens: tokens of a chunk of the Reformers, which read their own chunk and the one before.
+        cluster_tokens: how many tokens of its cluster a routing head reads at most; there is a cluster for as many.
+        chosen_tokens: keys of a query that are given to it, drawn from its past.
+    """
+
+    tokens: int
+    heads: int
+    head_dim: int
+    batch_size: int
+    hashes: int
+    hash_chunk_tokens: int
+    cluster_tokens: int
+    block_tokens: int
+    chosen_blocks: int
+    chosen_tokens: int
+    dtype: str
+    device: str
+
+    @property
+    def width(self) -> int:
+        """Width of the states."""
+        return self.heads * self.head_dim
+
+    def states(self) -> Tensor:
+        """Return the hidden states [batch_size, tokens, width], always the same."""
+        generator = torch.Generator().manual_seed(SEED)
+        states = torch.randn(self.batch_size, self.tokens, self.width, generator=generator)
+        return states.to(self.device, getattr(torch, self.dtype)).requires_grad_()
+
+
+class ProjectedAttention(nn.Module):
+    """Attention between the usual projections: what chooses keys by given numbers or by blocks, and dense attention."""
+
+    def __init__(self, shape: Shape, attend: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.head_dim, self.attend = shape.head_dim, attend
+        self.projections = nn.ModuleList(nn.Linear(shape.width, shape.width, bias=False) for _ in range(3))
+        self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        heads = (each(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in self.projections)
+        return self.o_proj(self.attend(*heads).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Reformer(nn.Module):
+    """LSH attention of our family. Training draws new rotations at every call, as the whole model does."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention = LSHAttention(reformer_config(shape), 0)
+
+    def forward(self, states: Tensor) -> Tensor:
+        step = torch.randint(MAX_STEP, (), device=states.device) if self.training else None
+        return self.attention(states, hash_step=step)[0]  # type: ignore[no-any-return]
+
+
+class InTreeReformer(nn.Module):
+    """LSH attention of transformers with as many buckets, and the output projection that follows it there."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        config = ReformerConfig(
+            hidden_size=shape.width,
+            num_attention_heads=shape.heads,
+            attention_head_size=shape.head_dim,
+            attn_layers=["lsh"],
+            num_hashes=shape.hashes,
+            # it writes this field itself where there is none, of one text
+            num_buckets=in_tree_buckets(shape),
+            lsh_attn_chunk_length=shape.hash_chunk_tokens,
+            lsh_attention_probs_dropout_prob=0.0,
+            max_position_embeddings=shape.tokens,
+            is_decoder=True,
+        )
+        self.attention = LSHSelfAttention(config, layer_idx=0)
+        self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.o_proj(self.attention(states).hidden_states)  # type: ignore[no-any-return]
+
+
+class Routing(nn.Module):
+    """Attention of a Routing Transformer all of whose heads route. Training moves its centroids."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        config = RoutingTransformerConfig(
+            hidden_size=shape.width,
+            num_hidden_layers=1,
+            num_attention_heads=shape.heads,
+            num_routing_heads=shape.heads,
+            num_clusters=max(1, shape.tokens // shape.cluster_tokens),
+            cluster_tokens=shape.cluster_tokens,
+            position_embedding_type="none",
+            attention_dropout=0.0,
+        )
+        self.attention, self.commitment_weight = RoutingAttention(config, 0), config.commitment_weight
+        self.attention.centroids.initialize()  # type: ignore[union-attr]
+        self.register_buffer("documents", torch.zeros(1, shape.tokens, dtype=torch.long))
+        self.register_buffer("positions", torch.arange(shape.tokens))
+        self.loss: Tensor | None = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        centroids: Any = self.attention.centroids
+        means = centroids.means.clone() if self.training else None
+        places = {"documents": self.documents, "query_positions": self.positions}
+        out, _, shown = self.attention(states, means=means, **places)
+        if shown:
+            update_all([centroids], [shown])
+            self.loss = self.commitment_weight * shown.distance
+        return out  # type: ignore[no-any-return]
+
+
+def reformer_config(shape: Shape, **fields: Any) -> EfficientReformerConfig:
+    """Return the config of our Reformer in this shape, without dropout and positions."""
+    return EfficientReformerConfig(
+        hidden_size=shape.width,
+        num_attention_heads=shape.heads,
+        num_hashes=shape.hashes,
+        lsh_attn_chunk_length=shape.hash_chunk_tokens,
+        max_position_embeddings=shape.tokens,
+        position_embedding_type="none",
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        is_causal=True,
+        **{"num_hidden_layers": 1, "attn_layers": ["lsh"], **fields},
+    )
+
+
+def in_tree_buckets(shape: Shape) -> int | list[int]:
+    """Return the buckets of our Reformer as transformers' config takes them."""
+    factors = reformer_config(shape).bucket_factors
+    return list(factors) if len(factors) > 1 else prod(factors)
+
+
+def dense(shape: Shape) -> nn.Module:
+    """Causal attention to all keys by torch's SDPA."""
+    return ProjectedAttention(shape, lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def block_top_k(shape: Shape) -> nn.Module:
+    """The blocks that fit a query best (MoBA)."""
+    pattern = BlockTopK(shape.block_tokens, shape.chosen_blocks)
+    return ProjectedAttention(shape, lambda q, k, v: attention(q, k, v, pattern))
+
+
+def chosen_tokens(shape: Shape) -> nn.Module:
+    """Tokens that are given to each query, the same for all heads (DSA); their choice is not timed."""
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = torch.rand(shape.batch_size, 1, shape.tokens, min(shape.chosen_tokens, shape.tokens), generator=generator)
+    chosen = ChosenTokens((drawn * torch.arange(1, shape.tokens + 1)[:, None]).long().to(shape.device))
+    return ProjectedAttention(shape, lambda q, k, v: attention(q, k, v, Causal(), chosen=chosen))
+
+
+LAYERS: dict[str, Callable[[Shape], nn.Module]] = {
+    DENSE: dense,
+    IN_TREE: InTreeReformer,
+    REFORMER: Reformer,
+    ROUTING: Routing,
+    BLOCKS: block_top_k,
+    TOKENS: chosen_tokens,
+}
+
+
+def build_layer(name: str, shape: Shape) -> nn.Module:
+    """Return one of `LAYERS`, always with the same weights."""
+    torch.manual_seed(SEED)
+    return LAYERS[name](shape).to(shape.device, getattr(torch, shape.dtype))
+
+
+def forward_step(layer: nn.Module, states: Tensor) -> Step:
+    """Return a function that computes the output without a graph, in evaluation mode."""
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        return layer.eval()(states)  # type: ignore[no-any-return]
+
+    return step
+
+
+def training_step(layer: nn.Module, states: Tensor) -> Step:
+    """Return a function that computes output and gradients, of the states and all weights, which it then frees."""
+    gradient = torch.ones_like(states)
+
+    def step() -> None:
+        out = layer.train()(states)
+        loss = layer.loss if isinstance(layer, Routing) else None
+        roots = ([out], [gradient]) if loss is None else ([out, loss], [gradient, torch.ones_like(loss)])
+        torch.autograd.backward(*roots)
+        layer.zero_grad()
+        states.grad = None
+
+    return step
+
+
+def build_training_step(name: str, shape: dict[str, Any]) -> Step:
+    """Return the training step of a new layer; arguments of JSON types, `shape` has the fields of `Shape`."""
+    sizes = Shape(**shape)
+    return training_step(build_layer(name, sizes), sizes.states())

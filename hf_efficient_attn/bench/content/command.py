@@ -1,0 +1,206 @@
+"""Time and memory of keys chosen by content, against dense attention and transformers' Reformer.
+
+One causal layer each, projections included, which take turns: `dense`, torch's SDPA; `transformers_reformer`, the LSH
+attention in transformers; `reformer`, ours; `routing`, heads that read their k-means cluster; `block_top_k`, the blocks
+of keys that fit a query best (MoBA); `chosen_tokens`, keys that are given to every query (DSA), drawn at random from
+its past. A training step is a forward and a backward pass. Then the memory of Reformer layers against their number,
+reversible and plain. Times are in milliseconds, memory is in MiB, lengths are in tokens:
+    hf-efficient-attn bench content --lengths 1024 4096 16384 --layers dense reformer
+"""
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from hf_efficient_attn.bench.content.cases import (
+    DENSE,
+    IN_TREE,
+    LAYERS,
+    Shape,
+    Step,
+    build_layer,
+    build_training_step,
+    forward_step,
+    training_step,
+)
+from hf_efficient_attn.bench.content.depth import STACKS, build_stack_step
+from hf_efficient_attn.bench.content.report import results_figure, results_markdown
+from hf_efficient_attn.bench.content.targets import MEASURES, Row, add_ratios
+from hf_efficient_attn.bench.harness.memory import peak_memory
+from hf_efficient_attn.bench.harness.options import (
+    DTYPES,
+    add_counts,
+    add_device,
+    add_results,
+    check_counts,
+    fill_options,
+    leave_open,
+    make_folder,
+)
+from hf_efficient_attn.bench.harness.report import check_at_least_one, describe_machine, publish, resolve_device
+from hf_efficient_attn.bench.harness.timing import Case, time_once, time_within
+from hf_efficient_attn.errors import InputError
+
+LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
+MEMORY_LENGTHS = [4096, 16384, 65536]
+DEPTHS = [2, 4, 8, 12]
+# {name: (default, help)}; the first are fields of `Shape`
+SIZES = {
+    "heads": (8, "heads"),
+    "head_dim": (64, "width of a head"),
+    "batch_size": (1, "texts"),
+    "hashes": (1, "rounds of hashing of the Reformers"),
+    "hash_chunk_tokens": (64, "tokens of a chunk of the Reformers; lengths are multiples of it"),
+    "cluster_tokens": (256, "tokens of its cluster that a routing head reads at most"),
+    "block_tokens": (512, "tokens of a block of block_top_k"),
+    "chosen_blocks": (3, "blocks that a query of block_top_k reads"),
+    "chosen_tokens": (256, "keys of a query of chosen_tokens"),
+}
+COUNTS = {
+    **SIZES,
+    "dense_limit": (16384, "longest text of dense attention"),
+    "peer_limit": (16384, "longest text of transformers' Reformer"),
+    "depth_tokens": (4096, "tokens of the text of the stacks of layers"),
+    "repeats": (10, "timed rounds, as far as there is time; a round runs every layer once"),
+}
+QUICK = {"lengths": [1024, 4096], "memory_lengths": [4096], "depths": [2, 4], "repeats": 2}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench content`."""
+    lists = {
+        "lengths": (LENGTHS, "lengths in tokens (default 1024 to 65536)"),
+        "memory_lengths": (
+            MEMORY_LENGTHS,
+            "which of the lengths peak memory is measured at (default 4096 16384 65536)",
+        ),
+        "depths": (DEPTHS, "numbers of layers whose memory is measured (default 2 4 8 12)"),
+    }
+    for name, (default, text) in lists.items():
+        how = "+" if name == "lengths" else "*"
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs=how, type=int, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="layers to compare (default all)"
+    )
+    add_counts(parser, COUNTS)
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of all layers (default float32, on CUDA bfloat16)")
+    add_device(parser)
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of torch on a CPU (default: as torch chooses)"
+    )
+    parser.add_argument(
+        "--max-seconds", type=float, default=30.0, metavar="S",
+        help="seconds of timed rounds per length, two at least (default 30)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="unless said otherwise, two lengths, two depths and two rounds"
+    )
+    add_results(parser, "outputs/bench_content")
+    leave_open(parser, *QUICK)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure, print the tables, and write content.json, content.md and content.png into `args.output`.
+
+    Raises:
+        EfficientAttentionError: a count below 1, a length that the Reformers cannot cut into chunks, or CUDA without a
+            device.
+    """
+    fill_options(args, QUICK)
+    check_counts(args, COUNTS, "lengths", *(name for name in ("memory_lengths", "depths") if getattr(args, name)))
+    if args.threads is not None:
+        check_at_least_one(threads=args.threads)
+        torch.set_num_threads(args.threads)
+    for tokens in (*args.lengths, *args.memory_lengths):
+        if IN_TREE in args.layers and tokens % args.hash_chunk_tokens:
+            raise InputError(
+                f"{IN_TREE} needs a multiple of hash_chunk_tokens={args.hash_chunk_tokens} tokens, not {tokens}. Give "
+                "such lengths, or leave it out of --layers."
+            )
+    device = resolve_device(args.device)
+    make_folder(args)
+    results = measure(settings_of(args, device), device)
+    publish(args, "content", results, results_markdown(results), results_figure)
+
+
+def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Return the options that the results depend on."""
+    settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds")}
+    settings["dtype"] = args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    lists = {name: sorted(set(getattr(args, name))) for name in ("lengths", "memory_lengths", "depths")}
+    return {**settings, **lists, "layers": [name for name in LAYERS if name in args.layers]}
+
+
+def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return all results in JSON types: `machine`, `settings`, `results` with a row per length and layer, `depth`."""
+    # first, while this process is small
+    depth = measure_depth(settings, device)
+    peaks = measure_memory(settings, device)
+    rows: list[Row] = []
+    for tokens in logging.tqdm(settings["lengths"], desc="lengths", unit="length", leave=False):
+        rows += measure_length(tokens, settings, device)
+    for row in rows:
+        row["peak_memory_bytes"] = peaks.get((row["tokens"], row["layer"]))
+    add_ratios(rows)
+    return {"machine": describe_machine(device), "settings": settings, "results": rows, "depth": depth}
+
+
+def shape_of(tokens: int, settings: dict[str, Any], device: torch.device) -> Shape:
+    """Return the shape of the layers at one length."""
+    sizes = {name: settings[name] for name in (*SIZES, "dtype")}
+    return Shape(tokens=tokens, device=device.type, **sizes)
+
+
+def layers_of(tokens: int, settings: dict[str, Any]) -> list[str]:
+    """Return the layers that are measured at a length."""
+    limits = {DENSE: settings["dense_limit"], IN_TREE: settings["peer_limit"]}
+    return [name for name in settings["layers"] if tokens <= limits.get(name, tokens)]
+
+
+def measure_depth(settings: dict[str, Any], device: torch.device) -> list[Row]:
+    """Return the peak bytes of a training step beyond weights and their gradients, by number of layers and stack."""
+    shape = asdict(shape_of(settings["depth_tokens"], settings, device))
+    rows = [{"layers": count, "stack": kind} for count in settings["depths"] for kind in STACKS]
+    for row in logging.tqdm(rows, desc="memory against depth", unit="stack", leave=False):
+        arguments = {"kind": row["stack"], "num_layers": row["layers"], "shape": shape}
+        row["peak_memory_bytes"] = peak_memory(build_stack_step, arguments, device)
+    return rows
+
+
+def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple[int, str], int]:
+    """Return the peak bytes of a training step, beyond weights and states, by length and layer."""
+    lengths = [tokens for tokens in settings["lengths"] if tokens in settings["memory_lengths"]]
+    wanted = [(tokens, name) for tokens in lengths for name in layers_of(tokens, settings)]
+    peaks = {}
+    for tokens, name in logging.tqdm(wanted, desc="memory", unit="layer", leave=False):
+        arguments = {"name": name, "shape": asdict(shape_of(tokens, settings, device))}
+        peaks[tokens, name] = peak_memory(build_training_step, arguments, device)
+    return peaks
+
+
+def case_of(step: Step) -> Case:
+    """Return the case of a step, which needs no preparation."""
+    return Case(lambda _: step())
+
+
+def measure_length(tokens: int, settings: dict[str, Any], device: torch.device) -> list[Row]:
+    """Return a row per layer: each measure has {"milliseconds", "samples"}, or is empty beyond the layer's limit."""
+    shape = shape_of(tokens, settings, device)
+    states = shape.states()
+    cases: dict[str, Case] = {}
+    for name in layers_of(tokens, settings):
+        layer = build_layer(name, shape)
+        steps = {"forward": forward_step(layer, states), "training": training_step(layer, states)}
+        cases |= {f"{name} {measure}": case_of(step) for measure, step in steps.items()}
+    # the first calls make layouts and caches
+    for case in cases.values():
+        time_once(case, device)
+    timings = time_within(cases, settings["repeats"], settings["max_seconds"], tokens, device)
+    rows = [{"tokens": tokens, "layer": name, **{each: {} for each in MEASURES}} for name in settings["layers"]]
+    for key, timing in timings.items():
+        name, measure = key.split()
+        next(row for row in rows if row["layer"] == name)[measure] = timing.record(1)
+    return rows
