@@ -6,6 +6,7 @@ from torch import Tensor
 def holding_groups(queries: Tensor, position: int) -> Tensor:
     """Return which groups [batch, heads, groups, places] hold a position: [batch, heads, n], others where fewer do.
 
+    >>> import torch
     >>> holding_groups(torch.tensor([[[[0, 1], [2, 3], [3, 4]]]]), 3).sort().values.tolist()
     [[[1, 2]]]
     """
