@@ -15,16 +15,20 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 
 NUM_TOKENS = 30
 # an indexer in every layer; one that layers share; one with sinks; blocks of keys
-MODELS: dict[str, Any] = {
-    "deepseek_v32": tr.DeepseekV32ForCausalLM,
-    "glm_moe_dsa": tr.GlmMoeDsaForCausalLM,
-    "hy_v4": tr.HYV4ForCausalLM,
-    "minimax_m3": tr.MiniMaxM3VLForCausalLM,
+CLASSES = {
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
+    "hy_v4": "HYV4ForCausalLM",
+    "minimax_m3": "MiniMaxM3VLForCausalLM",
 }
+pytestmark = pytest.mark.skipif(
+    not all(hasattr(tr, each) for each in CLASSES.values()),
+    reason="in older versions of transformers indexers read masks in another way, and their models are refused",
+)
 
 
 def tiny(name: str) -> Any:
-    model_class = MODELS[name]
+    model_class = getattr(tr, CLASSES[name])
     heads = {} if name == "minimax_m3" else {"num_key_value_heads": 4}
     return build(model_class, tiny_config(model_class.config_class, "causal", **heads))
 
@@ -37,7 +41,7 @@ def trained(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Te
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_outputs_and_gradients_are_those_of_eager(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids, mask = tiny(name), token_ids(2, NUM_TOKENS), torch.ones(2, NUM_TOKENS, dtype=torch.long)
     if (name, side) == ("minimax_m3", "left"):
