@@ -14,7 +14,7 @@ INTERNAL = {"register_families", "write_cards", "write_stubs"}
 PUBLIC_MODULES = {"hub", "patterns"}
 
 
-FACES = [hea, *(getattr(hea, name) for name in PUBLIC_MODULES)]
+FACES = [hea, *(getattr(hea, name) for name in sorted(PUBLIC_MODULES))]
 
 
 @pytest.mark.parametrize("face", FACES)
