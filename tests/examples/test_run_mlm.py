@@ -110,5 +110,5 @@ def test_too_little_text_is_refused_in_a_sentence(folder: Path, tmp_path: Path) 
     command = ["--model_name_or_path", str(folder / "bert"), "--train_file", str(folder / "held_out.jsonl")]
     output = run(tmp_path, *command, "--max_seq_length", "3000", exit_code=1)
     assert output.splitlines()[-1].startswith(
-        "There are no train blocks: more text, samples, or a smaller --max_seq_length"
+        "There are no train blocks: give more text, samples, or a smaller --max_seq_length"
     )
