@@ -14,7 +14,6 @@ made long, and rows of your own in JSON or CSV:
 
 from collections import Counter
 from dataclasses import dataclass
-from statistics import mode
 
 import torch
 from datasets import ClassLabel, DatasetDict, Value, load_dataset
@@ -68,14 +67,14 @@ def main() -> None:
         said, true = output[0].argmax(-1), output[1]
         return {"accuracy": accuracy_score(true, said), "f1_macro": f1_score(true, said, average="macro")}
 
-    options = {"train_dataset": data["train"], "eval_dataset": data["validation"], "processing_class": tokenizer}
-    trainer = Trainer(model, training, DataCollatorWithPadding(tokenizer), compute_metrics=compute_metrics, **options)
+    trainer = Trainer(model, training, DataCollatorWithPadding(tokenizer), *data.values(), tokenizer)
+    trainer.compute_metrics = compute_metrics
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:
-        most, labels = mode(data["train"]["labels"]), data["validation"]["labels"][:]
+        most, labels = Counter(data["train"]["labels"]).most_common(1)[0][0], data["validation"]["labels"][:]
         metrics = trainer.evaluate() | {"accuracy_of_most_frequent": labels.count(most) / len(labels)}
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
@@ -90,7 +89,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         try:
             data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+            raise SystemExit(f"No rows of .json, .jsonl or .csv in {' or '.join(files.values())}.") from error
     elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
         raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
@@ -104,6 +103,8 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     data = DatasetDict({part: data[split] for part, split in parts.items() if split in data})
     if any(None in rows[name] for rows in data.values() for name in (text, label)):
         raise SystemExit(f"A row has no {text} or no {label}: leave it out.")
+    if "string" not in getattr(columns[text], "dtype", "") or not isinstance(columns[label], Value | ClassLabel):
+        raise SystemExit(f"{text} must hold strings, not {columns[text]}, and {label} a class, not {columns[label]}.")
     if not isinstance(columns[label], ClassLabel):
         data = data.cast_column(label, Value("string"))
         names = sorted(set(data["train"][label]))
@@ -141,9 +142,8 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple:
     size = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     size |= {"max_position_embeddings": args.max_seq_length, "vocab_size": len(tokenizer)}
     style = {"attention_pattern": Band(left=64, right=64), "global_tokens": "first", "norm_position": "pre"}
-    style |= {"position_embedding_type": "rope", "pad_token_id": tokenizer.pad_token_id}
-    config = hea.SparseTransformerConfig(**size, **style, **classes)
-    return AutoModelForSequenceClassification.from_config(config), tokenizer
+    style |= {"position_embedding_type": "rope", "pad_token_id": tokenizer.pad_token_id, **classes}
+    return AutoModelForSequenceClassification.from_config(hea.SparseTransformerConfig(**size, **style)), tokenizer
 
 
 if __name__ == "__main__":

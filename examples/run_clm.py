@@ -109,7 +109,7 @@ def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
         try:
             data = load_dataset("text" if lines else "json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+            raise SystemExit(f"No rows of .txt, .json or .jsonl in {' or '.join(files.values())}.") from error
     elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
         raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:

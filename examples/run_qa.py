@@ -98,14 +98,15 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         try:
             data = load_dataset("json", data_files=files)
         except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"{' or '.join(files.values())} is missing, has no rows, or wrong ones.") from error
+            raise SystemExit(f"No rows of .json or .jsonl in {' or '.join(files.values())}.") from error
     elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
         raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
     else:
         from example_data import dictionary_questions
 
         data = dictionary_questions(num_entries=16)
-        data = DatasetDict(train=data["train"].take(1000), validation=data["validation"].take(300))
+        limits = {"train": args.max_train_samples or 1000, "validation": args.max_eval_samples or 300}
+        data = DatasetDict({split: data[split].take(limit) for split, limit in limits.items()})
     if without := {"question", "context", "answers"}.difference(columns := data["train"].column_names):
         raise SystemExit(f"No column is called {' or '.join(sorted(without))}; the data has {', '.join(columns)}.")
     if not {"validation", "test"} & set(data):

@@ -93,6 +93,16 @@ from hf_efficient_attn.models.sparse_transformer import (
     SparseTransformerForTokenClassification,
     SparseTransformerModel,
 )
+from hf_efficient_attn.models.star_transformer import (
+    StarTransformerConfig,
+    StarTransformerForMaskedLM,
+    StarTransformerForMultipleChoice,
+    StarTransformerForQuestionAnswering,
+    StarTransformerForSequenceClassification,
+    StarTransformerForTokenClassification,
+    StarTransformerModel,
+)
+from hf_efficient_attn.training.auxiliary_loss_callback import AuxiliaryLossCallback
 from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
 from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
 from hf_efficient_attn.training.full_attention_phase import FullAttentionPhase
@@ -121,6 +131,7 @@ __all__ = [
     "AdaptiveSpanForSequenceClassification",
     "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
+    "AuxiliaryLossCallback",
     "CheckpointError",
     "ChosenBlocks",
     "ChosenTokens",
@@ -175,6 +186,13 @@ __all__ = [
     "SparseTransformerForSequenceClassification",
     "SparseTransformerForTokenClassification",
     "SparseTransformerModel",
+    "StarTransformerConfig",
+    "StarTransformerForMaskedLM",
+    "StarTransformerForMultipleChoice",
+    "StarTransformerForQuestionAnswering",
+    "StarTransformerForSequenceClassification",
+    "StarTransformerForTokenClassification",
+    "StarTransformerModel",
     "StopOnNonFiniteLoss",
     "Term",
     "TextSegments",

@@ -24,6 +24,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("bench", "models"): "hf_efficient_attn.bench.models.command",
     ("bench", "sequence"): "hf_efficient_attn.bench.sequence.command",
     ("bench", "spans"): "hf_efficient_attn.bench.spans.command",
+    ("bench", "star"): "hf_efficient_attn.bench.star.command",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",

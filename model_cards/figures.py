@@ -16,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures_of_choices
 import figures_of_neighbours
 import figures_of_spans
+import figures_of_stars
 import figures_of_texts
 import figures_of_training
 import picture_digest
@@ -34,6 +36,7 @@ from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.models import report as models_report
 from hf_efficient_attn.bench.sequence import report as sequence_report
 from hf_efficient_attn.bench.spans import report as spans_report
+from hf_efficient_attn.bench.star import report as star_report
 
 BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 REPORTS: dict[str, Any] = {
@@ -43,6 +46,7 @@ REPORTS: dict[str, Any] = {
     "models": models_report,
     "sequence": sequence_report,
     "spans": spans_report,
+    "star": star_report,
 }
 NONE = "–"
 OTHERS = "another library"
@@ -212,6 +216,11 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "llama, prefill": figures_of_training.llama_prefill,
     "summaries": figures_of_texts.summaries,
     "translations": figures_of_texts.translations,
+    "masked summation": figures_of_stars.masked_summation,
+    "copied symbols": figures_of_choices.copied_symbols,
+    "routing losses": figures_of_choices.routing_losses,
+    "block losses": figures_of_choices.block_losses,
+    "indexer recall": figures_of_choices.indexer_recall,
     "kills": kills,
     "neighbours": figures_of_neighbours.neighbours_table,
     "versions": figures_of_neighbours.versions_table,

@@ -18,7 +18,8 @@ def neighbours_table(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     numbered = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
     table = markdown_table(["", *found["columns"]], lines)
-    return f"{table}\n\nWhat is refused, in the words that a user reads, or cannot be:\n\n{numbered}\n\n*{versions}*"
+    said = "What is refused, in the words that a user reads (… is a name), or cannot be:"
+    return f"{table}\n\n{said}\n\n{numbered}\n\n*{versions}*"
 
 
 def versions_table(found: list[dict[str, Any]]) -> str:

@@ -11,20 +11,23 @@ import figures_of_training
 import pictures_of_families
 from committed import CARDS, results
 
-from hf_efficient_attn.analysis.draw import patterns_figure, read_pattern
+from hf_efficient_attn.analysis.draw import patterns_figure
+from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.analysis.plot_signal import signal_figure
 from hf_efficient_attn.analysis.plot_spans import spans_figure
 from hf_efficient_attn.analysis.signal_report import SignalReport
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport
 from hf_efficient_attn.bench.attention.figure import results_figure as attention_figure
 from hf_efficient_attn.bench.blocks.report import results_figure as blocks_figure
+from hf_efficient_attn.bench.content.report import results_figure as content_figure
 from hf_efficient_attn.bench.models.report import results_figure as models_figure
 from hf_efficient_attn.bench.sequence.report import results_figure as sequence_figure
 from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_figure
 
-# what compare_spans.py draws at the end of a run
+# what experiments draw at the end of a run
 sys.path.append(str(CARDS.parent / "examples" / "experiments"))
 
+from comparison.marked_vectors import draw_errors  # noqa: E402
 from comparison.span_curves import draw_span_curves  # noqa: E402
 
 PIXELS_PER_INCH, PIXELS_PER_INCH_OF_FAMILIES = 160, 100
@@ -88,9 +91,11 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "sparsify_llama": lambda: figures_of_training.llama_figure(results("sparsify_llama")),
     "bench_attention": lambda: attention_figure(results("attention")),
     "bench_blocks": lambda: blocks_figure(results("blocks")),
+    "bench_content": lambda: content_figure(results("content")),
     "bench_models": lambda: models_figure(results("models")),
     "bench_sequence": lambda: sequence_figure(results("sequence")),
     "bench_spans": lambda: bench_spans_figure(results("spans")),
+    "masked_summation": lambda: draw_errors(results("masked_summation")),
     "families/sparse_transformer": pictures_of_families.sparse_transformer,
     "families/sparse_seq2seq": pictures_of_families.sparse_seq2seq,
     "families/adaptive_span": lambda: pictures_of_families.adaptive_span(
@@ -99,5 +104,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "families/simplified_transformer": pictures_of_families.simplified_transformer,
     "families/efficient_reformer": pictures_of_families.efficient_reformer,
     "families/routing_transformer": pictures_of_families.routing_transformer,
+    "families/star_transformer": pictures_of_families.star_transformer,
     "families/any_model": pictures_of_families.any_model,
 }

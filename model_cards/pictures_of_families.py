@@ -1,6 +1,7 @@
 """The small pictures in the README's table of families, for `figures.py`."""
 
 from collections.abc import Sequence
+from math import cos, pi, sin
 from random import Random
 from typing import Any
 
@@ -9,7 +10,8 @@ from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from hf_efficient_attn.analysis.draw import COLOR, read_pattern
+from hf_efficient_attn.analysis.draw import COLOR
+from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.analysis.span_report import SpanReport
 from hf_efficient_attn.pictures import new_figure
 
@@ -114,6 +116,28 @@ def routing_transformer() -> Figure:
         for query in range(NUM_TOKENS)
     ]
     _draw_groups(right, "routing head", colors)
+    return figure
+
+
+def star_transformer() -> Figure:
+    """Return a ring of tokens around a relay, and what the relay, the first row, and the tokens read of each other."""
+    num_shown = 10
+    figure, (left, right) = _panels(2)
+    places = [(sin(2 * pi * token / num_shown), cos(2 * pi * token / num_shown)) for token in range(num_shown)]
+    for (x, y), (next_x, next_y) in zip(places, places[1:] + places[:1], strict=True):
+        left.plot([x, next_x], [y, next_y], color=COLOR, linewidth=1.5, zorder=0)
+        left.plot([x, 0], [y, 0], color=ORANGE, linewidth=1, zorder=0)
+    left.scatter(*zip(*places, strict=True), color=COLOR, s=45)
+    left.scatter([0], [0], color=ORANGE, s=160)
+    left.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
+    left.set_axis_off()
+    left.set_title("ring and relay", fontsize=LETTERS)
+    ring = [[2] * (NUM_TOKENS + 1)]
+    for query in range(NUM_TOKENS):
+        near = [int((query - key) % NUM_TOKENS in (0, 1, NUM_TOKENS - 1)) for key in range(NUM_TOKENS)]
+        ring.append([2, *near])
+    right.imshow(ring, cmap=ListedColormap([WHITE, COLOR, ORANGE]), vmin=0, vmax=2)
+    right.set_title("who reads whom", fontsize=LETTERS)
     return figure
 
 

@@ -18,8 +18,10 @@ from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.grid import Grid
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.sized_grid import SizedGrid
 from hf_efficient_attn.patterns.span_tree import SpanTree
 from hf_efficient_attn.patterns.tables import KeyTable
 
@@ -49,13 +51,17 @@ PATTERNS: dict[str, Pattern] = {
     "gathered keys": GatheredKeys(Band(20, 7) | GlobalTokens([1]), [(0, 3), (9, 40), (60, 300)]),
     "key table": KeyTable([{query, query // 2, *range(query * 7 % 5, query % 40)} for query in range(700)]),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
+    "grid": SizedGrid([8, 8], [Band(1, 1), Dilated(2, 4, 2)], 1),
 }
 # its positions are the nodes of a tree, so that few lengths are possible
 SPAN_TREE = "span tree"
+# it has to fit the input: 101 tokens
+GRID = "whole grid"
 # for numbers of heads that three divides
 THREE_PATTERNS = "three patterns"
 MORE_PATTERNS: dict[str, Pattern] = {
     SPAN_TREE: SpanTree(2),
+    GRID: Grid([10, 10], [Band(2, 2), Band(1, 3)], 1, "shifted"),
     THREE_PATTERNS: PerHead([Band(2, 0), bigbird(4, 1, plan="authors"), Causal()]) | Dilated(9, 9, 3),
 }
 # what lies where: views of drawn tensors [batch, heads, tokens, width] that no kernel may take for contiguous ones

@@ -18,17 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from families import FAMILIES, SPARSIFIED
+
 VARIABLE = "CAPABILITIES"
 TABLE = Path(__file__).parents[1] / "model_cards" / "neighbours.json"
-FAMILIES = (
-    "simplified_transformer",
-    "sparse_transformer",
-    "sparse_seq2seq",
-    "adaptive_span",
-    "efficient_reformer",
-    "routing_transformer",
-    "sparsified",
-)
+ROWS = tuple(family.name for family in FAMILIES)
 COLUMNS = (
     "Hub with",
     "Hub without",
@@ -65,7 +59,7 @@ def capability(family: str, column: str, refusal: str | None = None, reason: str
 
     A refusal or a reason beside what a family can do is a note to its cell; alone, it is the cell.
     """
-    assert family in FAMILIES, family
+    assert family in ROWS, family
     assert column in COLUMNS, column
     file = os.environ.get(VARIABLE)
     if file:
@@ -75,7 +69,7 @@ def capability(family: str, column: str, refusal: str | None = None, reason: str
 
 def family_of(config: Any) -> str:
     """Return the row of a config, or of its class, in the table."""
-    return config.model_type if config.model_type in FAMILIES else "sparsified"
+    return config.model_type if config.model_type in ROWS else SPARSIFIED.name
 
 
 def main(file: str) -> None:
@@ -89,8 +83,8 @@ def main(file: str) -> None:
         for kind, note in (("refused", refusal), ("reasons", reason)):
             if note is not None:
                 cell[kind] = sorted({*cell.get(kind, []), note})
-    known = {family: {**table["cells"].get(family, {}), **cells.get(family, {})} for family in FAMILIES}
-    table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in FAMILIES}
+    known = {family: {**table["cells"].get(family, {}), **cells.get(family, {})} for family in ROWS}
+    table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in ROWS}
     installed = {each.name: each.version for each in importlib.metadata.distributions() if each.name in LIBRARIES}
     # what is not installed has filled no cell, and the versions of older cells stay
     table["columns"], table["versions"] = list(COLUMNS), {**table.get("versions", {}), **installed}

@@ -49,6 +49,13 @@ def blocks(sizes: Sizes) -> ChosenKeys:
     return ChosenBlocks(numbers(sizes.num_keys // 7, sizes.batch_size, sizes.num_heads, sizes.num_queries, 3), 7)
 
 
+def own_blocks(sizes: Sizes) -> ChosenKeys:
+    """Return for every query its own block, and others."""
+    own = (torch.arange(sizes.num_queries) + sizes.num_keys - sizes.num_queries) // 9
+    others = numbers(sizes.num_keys // 9, sizes.batch_size, sizes.num_heads, sizes.num_queries, 2)
+    return ChosenBlocks(torch.cat([others, own[:, None].expand(*others.shape[:3], 1)], 3), 9)
+
+
 def blocks_of_key_heads(sizes: Sizes) -> ChosenKeys:
     """Return blocks of the axis for every key head."""
     drawn = numbers(sizes.num_keys // 16, sizes.batch_size, sizes.num_key_heads, sizes.num_queries, 2)
@@ -115,6 +122,7 @@ CHOICES: dict[str, Callable[[Sizes], ChosenKeys]] = {
     "tokens": tokens,
     "tokens of heads": tokens_of_heads,
     "blocks": blocks,
+    "own blocks": own_blocks,
     "blocks of key heads": blocks_of_key_heads,
     "blocks for blocks": blocks_for_blocks,
     "groups": groups,

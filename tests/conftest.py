@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from _pytest.doctest import DoctestModule
-from capabilities import capability as note_capability
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
@@ -45,8 +44,13 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 @pytest.fixture
 def capability() -> Any:
-    """Return the function by which a test says what a family can do with a neighbour, see capabilities.py."""
-    return note_capability
+    """Return the function by which a test says what a family can do with a neighbour, see capabilities.py.
+
+    Imported here, with all families: the process that deals out the tests needs none of them.
+    """
+    from capabilities import capability
+
+    return capability
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,18 +5,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from fuzz_drawn import draw_pattern, draw_tree
+from fuzz_choices import draw_choice
+from fuzz_drawn import draw_fitted, draw_pattern
 from fuzz_formula import Masks
 from torch import Tensor
 
+from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import Pattern
 
 DRAWN_BACKENDS = ("auto", "blocked", "sdpa", "reference")
+CHOSEN_BACKENDS = ("auto", "gathered", "gathered", "sdpa", "reference")
+CHOSEN_SHARE = 0.2
 # what flex compiles takes seconds
 FLEX_SHARE = 1 / 1000
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -46,6 +51,7 @@ class Case:
     num_model_heads: int | None = None
     backend: str = "auto"
     need_lse: bool = True
+    chosen: ChosenKeys | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -67,6 +73,7 @@ class Case:
         options += (f"softcap={self.softcap}", f"sinks={self.tensors['sinks'].tolist() if self.has_sinks else None}")
         masks += [f"cross, queries {vars(self.query_masks)}"] if self.query_masks else []
         masks += [f"heads from {self.first_head} of {self.num_model_heads}"] if self.num_model_heads else []
+        options += () if self.chosen is None else (f"chosen={self.chosen.traits}",)
         about = (str(self.dtype), *options, f"lse={self.need_lse}", f"masks={masks}", f"learned={self.learned}")
         return "\n  ".join([str(self.pattern), str(sizes), " ".join(about), f"terms={self.labels} {self.notes}"])
 
@@ -78,12 +85,11 @@ def draw_case(rng: random.Random) -> Case:
     batch, heads = rng.randint(1, 3), rng.choice((1, 2, 2, 4, 4, 6))
     key_heads = rng.choice([number for number in range(1, heads + 1) if heads % number == 0])
     keys = rng.choice((rng.randint(1, 24), rng.randint(1, 24), rng.randint(20, 80), rng.randint(60, 230)))
-    is_tree = rng.random() < 0.03
     model_heads = heads if rng.random() < 0.7 else heads * rng.randint(2, 3)
-    pattern = draw_pattern(rng, model_heads, keys)
-    if is_tree:
-        pattern, keys = draw_tree(rng)
-    is_cross = pattern.needs_two_axes or (not pattern.depends_on_length and rng.random() < 0.15)
+    fitted = draw_fitted(rng)
+    pattern, keys = fitted or (draw_pattern(rng, model_heads, keys), keys)
+    may_be_cross = fitted is None and not pattern.depends_on_length
+    is_cross = pattern.needs_two_axes or (may_be_cross and rng.random() < 0.15)
     queries, offset = draw_queries(rng, keys, is_cross)
     width = rng.choice((1, 2, 3, 4, 8, 16))
     value_width = width if rng.random() < 0.7 else rng.randint(1, 12)
@@ -100,8 +106,8 @@ def draw_case(rng: random.Random) -> Case:
     }
     for name, shape in shapes.items():
         add_tensor(case, rng, name, shape)
-    case.masks = Masks() if is_tree else draw_masks(rng, batch, keys)
-    if not is_tree:
+    case.masks = draw_masks(rng, batch, keys) if fitted is None else Masks()
+    if fitted is None:
         add_terms(case, rng)
     if is_cross:
         add_query_masks(case, rng)
@@ -110,7 +116,7 @@ def draw_case(rng: random.Random) -> Case:
         enlarge_scores(case, rng)
     add_sinks(case, rng)
     case.softcap = rng.choice((0.3, 2.0, 30, 1e30)) if rng.random() < 0.15 else None
-    if backend == "flex" and refusal_of_flex(case):
+    if backend == "flex" and flex.why_not(call_of(case)) is not None:
         case.backend = "auto"
     case.scale = rng.choice((None, None, 0.3, 1.0, -0.5, 0.0))
     case.layer, case.need_lse = rng.choice((0, 0, 1, 5)), rng.random() < 0.6
@@ -120,7 +126,19 @@ def draw_case(rng: random.Random) -> Case:
     if case.backend == "sdpa" and (case.softcap is not None or (case.has_sinks and case.learned)):
         # it says that it computes no cap, and sinks only where nothing is learned
         case.backend = rng.choice(("auto", "blocked", "reference"))
+    add_choice(case, rng)
     return case
+
+
+def add_choice(case: Case, rng: random.Random) -> None:
+    """Draw chosen keys for some cases, and a backend that computes them."""
+    if case.backend == "flex" or rng.random() > CHOSEN_SHARE:
+        return
+    case.chosen = draw_choice(rng, case.sizes[:5], case.is_cross)
+    case.backend = rng.choice(CHOSEN_BACKENDS)
+    learns_sinks = case.backend == "sdpa" and case.has_sinks and case.learned
+    if case.backend != "auto" and (learns_sinks or BACKENDS[case.backend].why_not(call_of(case)) is not None):
+        case.backend = "auto"
 
 
 def draw_queries(rng: random.Random, keys: int, is_cross: bool) -> tuple[int, int | None]:
@@ -133,13 +151,14 @@ def draw_queries(rng: random.Random, keys: int, is_cross: bool) -> tuple[int, in
     return keys, rng.choice((None, 0))
 
 
-def refusal_of_flex(case: Case) -> str | None:
-    """Return why flex cannot compute a case without gradients; None: it can."""
+def call_of(case: Case) -> AttentionCall:
+    """Return the call of a case, without its terms and what is learned."""
     batch, heads, key_heads, queries, keys, width, value_width = case.sizes
     layout = Layout(case.pattern, heads, queries, keys, 0, 0, case.first_head, case.num_model_heads, case.is_cross)
     inputs = Inputs("cpu", case.dtype, width, value_width, key_heads, batch)
     sinks = case.tensors.get("sinks")
-    return flex.why_not(AttentionCall(layout, inputs, TokenMask(**vars(case.masks)), sinks=sinks))
+    tokens = TokenMask(**vars(case.masks))
+    return AttentionCall(layout, inputs, tokens, sinks=sinks, softcap=case.softcap, chosen=case.chosen)
 
 
 def add_tensor(case: Case, rng: random.Random, name: str, shape: tuple[int, ...]) -> None:

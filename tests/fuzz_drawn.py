@@ -1,7 +1,8 @@
 """Random patterns of every public kind, for `tests/fuzz_engine.py`."""
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns import (
@@ -15,10 +16,12 @@ from hf_efficient_attn.patterns import (
     Full,
     GatheredKeys,
     GlobalTokens,
+    Grid,
     KeyTable,
     Pattern,
     PerHead,
     RandomBlocks,
+    SizedGrid,
     SizedSpanTree,
     SpanTree,
     Strided,
@@ -60,11 +63,40 @@ def draw_part(rng: random.Random, num_heads: int, num_keys: int, depth: int) -> 
         return pattern
 
 
+def draw_fitted(rng: random.Random) -> tuple[Pattern, int] | None:
+    """Draw a pattern that not every length fits, and one that does, for a few calls."""
+    draw = rng.choice((draw_tree, draw_grid))
+    return draw(rng) if rng.random() < 0.06 else None
+
+
 def draw_tree(rng: random.Random) -> tuple[Pattern, int]:
     """Draw a span tree, and how many nodes it has."""
     num_tokens = rng.randint(1, 40)
     num_nodes, is_causal, builder = rng.randint(1, 4), rng.random() < 0.5, rng.choice(("fixed", "release"))
     return SpanTree(num_nodes, is_causal, builder), span_tree_nodes(num_tokens)
+
+
+def draw_grid(rng: random.Random) -> tuple[Pattern, int]:
+    """Draw a grid, and how many tokens it has."""
+    shape = [rng.randint(1, size) for size in rng.choice(((60,), (12, 12), (4, 6, 6)))]
+    prefix, is_causal = rng.randint(0, 3), rng.random() < 0.3
+    borders, drawn = rng.choice((("cut", PLAIN), ("shifted", SHIFTED)))
+    listed = [draw_axis(rng, size, drawn) for size in shape]
+    num_tokens = prefix + math.prod(shape)
+    return Grid([rng.choice((None, shape[0])), *shape[1:]], listed, prefix, borders, is_causal), num_tokens
+
+
+def draw_axis(rng: random.Random, size: int, drawn: Sequence["Draw"]) -> Pattern:
+    """Draw the pattern of an axis."""
+    axis = rng.choice(drawn)(rng, size)
+    return Full() if axis.needs_two_axes else axis
+
+
+def sized_grid(rng: random.Random, num_keys: int) -> Pattern:
+    """Draw a grid of about as many tokens as there are."""
+    width = rng.randint(1, 8)
+    shape = [max(1, num_keys // width + rng.randint(-1, 1)), width]
+    return SizedGrid(shape, [draw_axis(rng, size, PLAIN) for size in shape], rng.randint(0, 2))
 
 
 def limit(rng: random.Random, num_keys: int) -> int | None:
@@ -120,10 +152,16 @@ PLAIN: tuple[Draw, ...] = (
     global_tokens,
     key_table,
 )
+SHIFTED: tuple[Draw, ...] = (
+    lambda rng, num_keys: Full(),
+    lambda rng, num_keys: Band(rng.randint(0, 6), rng.randint(0, 6)),
+    lambda rng, num_keys: Dilated(rng.randint(0, 9), rng.randint(0, 9), rng.randint(1, 4)),
+)
 ATOMS: tuple[Draw, ...] = (
     *PLAIN,
     random_blocks,
     big_bird,
+    sized_grid,
     lambda rng, num_keys: BigBirdBlocks(rng.randint(1, 3), rng.randint(1, 17), rng.randint(0, 5)),
     lambda rng, num_keys: SizedSpanTree(rng.randint(1, 40), rng.randint(1, 3), rng.random() < 0.5),
 )

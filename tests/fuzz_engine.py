@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from fuzz_cases import Case, draw_case
+from fuzz_choices import counts_of
 from fuzz_formula import Head, Scores, bias_of, cross_pairs_and_distances, formula, magnitudes, pairs_and_distances
 from torch import Tensor
 
@@ -54,6 +55,7 @@ def engine(case: Case) -> Results:
             layer=case.layer,
             first_head=case.first_head,
             num_model_heads=case.num_model_heads,
+            chosen=case.chosen,
         )
     out, lse = found if case.need_lse else (found, None)
     assert out.dtype == case.dtype, f"the output has dtype {out.dtype}"
@@ -79,7 +81,27 @@ def pairs_of(case: Case) -> tuple[Tensor, Tensor]:
         allowed, distances = cross_pairs_and_distances(case.pattern, (case.query_masks, case.masks), extent, listed)
     else:
         allowed, distances = pairs_and_distances(case.pattern, case.masks, batch, keys, listed)
-    return allowed[:, :, rows], distances[rows]
+    allowed, distances = allowed[:, :, rows], distances[rows]
+    return (allowed if case.chosen is None else allowed & chosen_pairs(case, allowed, distances)), distances
+
+
+def counts_of_case(case: Case) -> Tensor:
+    """Return how often its choice says that each pair is read."""
+    return counts_of(case.chosen, case.masks, case.sizes[:5], rows_of(case).start)
+
+
+def chosen_pairs(case: Case, allowed: Tensor, distances: Tensor) -> Tensor:
+    """Return the pairs that are chosen; in an order, a query reads itself only where it may read nothing else."""
+    chosen = counts_of_case(case) > 0
+    if not getattr(case.chosen, "reads_self_last", False):
+        return chosen
+    is_other = distances != 0
+    readable = allowed & chosen & is_other
+    # a span that ends before a key forbids it
+    for number, label in enumerate(case.labels):
+        term = case.views[f"term {number}"](case.tensors[f"term {number}"])
+        readable = readable & (bias_of(term, label, distances) > -torch.inf)
+    return chosen & (is_other | ~readable.any(-1, keepdim=True))
 
 
 @dataclass
@@ -105,6 +127,10 @@ def exact(case: Case, allowed: Tensor, distances: Tensor, dtype: torch.dtype) ->
         views["sinks"] = views["sinks"][case.first_head : case.first_head + case.sizes[1]]
     biases = [bias_of(views[f"term {n}"], label, distances) for n, label in enumerate(case.labels)]
     bias = sum(biases[1:], biases[0]) if biases else None
+    if case.chosen is not None:
+        # a key that is read several times counts as often
+        often = counts_of_case(case).clamp(min=1).to(dtype).log()
+        bias = often if bias is None else bias + often
     scale = case.sizes[5] ** -0.5 if case.scale is None else case.scale
     q, k, v = (views[name] for name in ("q", "k", "v"))
     answer = formula(q, k, v, allowed, Scores(scale, case.softcap, bias, sinks_of(case, views)))

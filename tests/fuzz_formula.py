@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from fuzz_grids import read_grid
 from torch import Tensor
 
 from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
@@ -38,9 +39,8 @@ def grid(num_tokens: int) -> tuple[Tensor, Tensor]:
 
 def read_distances(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     """Full, causal, band, dilated, strided: every step-th key, `left` before and `right` after the query at most."""
-    query, key = grid(num_tokens)
     left, right = (num_tokens if limit is None else limit for limit in (pattern.left, pattern.right))
-    ahead = key - query
+    ahead = -torch.sub(*grid(num_tokens))
     return (ahead.remainder(pattern.step) == 0) & (ahead >= -left) & (ahead <= right)
 
 
@@ -115,8 +115,7 @@ def read_drawn(pattern: Any, num_tokens: int, head: Head) -> Tensor:
 
 def read_tree(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     """The span tree's own line, which tests/patterns holds against the paper."""
-    reads: Tensor = pattern.resolve(num_tokens).allowed(*grid(num_tokens))
-    return reads
+    return torch.as_tensor(pattern.resolve(num_tokens).allowed(*grid(num_tokens)))
 
 
 READ: dict[str, Callable[[Any, int, Head], Tensor]] = {
@@ -131,6 +130,7 @@ READ: dict[str, Callable[[Any, int, Head], Tensor]] = {
     "intersection": read_intersection,
     "complement": read_complement,
     "per_head": read_per_head,
+    **dict.fromkeys(("grid", "sized_grid"), lambda *about: read_grid(*about, readable)),
     **dict.fromkeys(("random_blocks", "bigbird_blocks"), read_drawn),
     **dict.fromkeys(("span_tree", "sized_span_tree"), read_tree),
 }

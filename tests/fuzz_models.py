@@ -52,6 +52,8 @@ CONFIGS: list[Callable[[], Any]] = [
     lambda: hea.AdaptiveSpanConfig(num_hidden_layers=2, span_limit=16, **SMALL),
     lambda: hea.AdaptiveSpanConfig.modern(num_hidden_layers=2, span_limit=16, is_causal=False, **SMALL),
     lambda: hea.RoutingTransformerConfig(num_hidden_layers=2, **SMALL),
+    lambda: hea.EfficientReformerConfig(num_hidden_layers=2, max_position_embeddings=64, **SMALL),
+    lambda: hea.StarTransformerConfig(num_hidden_layers=2, max_position_embeddings=NUM_POSITIONS, **SMALL),
     lambda: hea.SparseTransformerConfig(
         num_hidden_layers=2, max_position_embeddings=NUM_POSITIONS, attention_pattern=[PATTERNS[1], None], **SMALL
     ),

@@ -20,6 +20,8 @@ PATTERNS: list[Pattern] = [
     patterns.bigbird(4, 1, plan="authors"),
     patterns.SpanTree(2, is_causal=True),
     patterns.BlockLocal(8) | patterns.SizedSpanTree(7, 2),
+    patterns.Grid([None, 4], [patterns.Band(1, 2), patterns.Full()], 1, is_causal=True),
+    patterns.SizedGrid([3, 4], [patterns.Band(1, 1), patterns.Dilated(2, 2, 2)], 1, "shifted"),
 ]
 EXPRESSIONS = [
     "band(3, None) | global(0, -1)",
@@ -27,6 +29,7 @@ EXPRESSIONS = [
     "per_head([causal(), blocks(band(1, right=0), 4)])",
     "random_blocks(2, 4, seed=3, exclude=strided(5)) | bigbird(4, 1, plan='authors')",
     "span_tree(2, is_causal=True) | block_local(8)",
+    "grid([3, 4], [band(1, 1), dilated(2, 2, 2)], 1, borders='shifted') & sized_grid([12], [full()])",
 ]
 PIECES = [
     "band(",

@@ -1,4 +1,4 @@
-"""The encoder-decoders under contract, and tiny models of them. A new one joins by its line in `CASES`."""
+"""Tiny encoder-decoders, and inputs for them; which there are, `families.py` says."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,8 @@ class Seq2SeqCase:
     preset: str
     fields: tuple[tuple[str, Any], ...]
     shows_a_route: bool = False
+    # whether it is compiled and exported, see `models_cases.Case`
+    is_traced: bool = True
 
     def config(self, **changes: Any) -> transformers.PreTrainedConfig:
         return getattr(self.config_class, self.preset)(**{**TINY, **dict(self.fields), **changes})
@@ -50,11 +52,6 @@ class Seq2SeqCase:
         """Auto class name → model class."""
         prefix = self.config_class.__name__.removesuffix("Config")
         return {name: getattr(hea, f"{prefix}{suffix}") for name, suffix in HEADS.items()}
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether it is compiled and exported: forward "vanilla-pre" runs no line that the others do not run."""
-        return self.name != "seq2seq-vanilla-pre"
 
     @property
     def fewest_layers(self) -> dict[str, int]:
@@ -75,28 +72,6 @@ class Seq2SeqCase:
     def inputs(self, auto_class: str = "AutoModelForSeq2SeqLM") -> dict[str, Any]:
         """Return inputs with labels for one head; see `head_inputs`."""
         return head_inputs(auto_class)
-
-
-def seq2seq(name: str, preset: str, shows_a_route: bool = False, **fields: Any) -> Seq2SeqCase:
-    return Seq2SeqCase(f"seq2seq-{name}", hea.SparseSeq2SeqConfig, preset, tuple(fields.items()), shows_a_route)
-
-
-CASES = [
-    seq2seq("led", "led", shows_a_route=True, attention_window=[4, 6]),
-    seq2seq("led-question", "led", attention_window=4, global_tokens={"token_ids": [60]}),
-    seq2seq("bigbird_pegasus", "bigbird_pegasus", block_tokens=2, num_random_blocks=1),
-    seq2seq("vanilla", "vanilla"),
-    seq2seq("vanilla-pre", "vanilla", norm_position="pre", position_embedding_type="learned", lm_head_bias=True),
-    seq2seq(
-        "both-sparse",
-        "vanilla",
-        attention_pattern={
-            "encoder": {"kind": "band", "left": 2, "right": 2},
-            "decoder": {"kind": "band", "left": 3, "right": 0},
-        },
-        norm_type="rmsnorm",
-    ),
-]
 
 
 def random_ids(rows: int, tokens: int, seed: int = 2) -> torch.Tensor:

@@ -66,9 +66,9 @@ ADDITIONS: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("hf_efficient_attn/__init__.py", '    "InputError",\n', "".join(f'    "{name}",\n' for name in FAMILY)),
         (
-            "tests/models_cases.py",
-            "\nCASES = [\n",
-            '    Case("local", hea.LocalEncoderConfig, (("reach_tokens", 3),)),\n',
+            "tests/families.py",
+            "\nOURS = (",
+            'Family("local_encoder", (Case("local", hea.LocalEncoderConfig, (("reach_tokens", 3),)),)), ',
         ),
     ],
 }
@@ -88,7 +88,12 @@ PROOFS: dict[str, tuple[list[str], str]] = {
         "backends and (prefix or globals or numbers or first_position) and not 10",
     ),
     "Add a family": (
-        ["tests/models/test_contract.py", "tests/models/test_shared_contract.py"],
+        [
+            "tests/models/test_contract.py",
+            "tests/models/test_shared_contract.py",
+            "tests/processes/test_pipeline.py",
+            "tests/training/test_sequence_parallel.py",
+        ],
         "[local and not compile and not export",
     ),
 }

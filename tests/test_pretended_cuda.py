@@ -7,11 +7,11 @@ from typing import Any
 
 import models_cases
 import pytest
-import seq2seq_cases
 import torch
 from backends_cases import Case
 from backends_contract import check
 from device_waits import Waits
+from families import BY_NAME
 from pretended_cuda import move_model, on_cuda, pretended_cuda, unwrap
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -30,6 +31,8 @@ CASES = [
     Case("per head", 90, num_queries=40),
     Case("causal band", 90, "right", torch.bfloat16, label=SoftSpan(ramp=20, num_inner=5)),
 ]
+# of every kind of choice one
+CHOSEN = [Case("causal", 90, "left", choice=choice) for choice in ("tokens", "blocks", "groups", "order")]
 MODELS = (
     "simplified-sas_p",
     "sparse-longformer",
@@ -50,6 +53,13 @@ MORE_WAITS = {"span-dynamic": models_cases.TINY["num_hidden_layers"]}
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("backend", [blocked, sdpa, reference], ids=lambda backend: backend.NAME)
 def test_backends_stay_on_the_device(backend: ModuleType, case: Case) -> None:
+    with pretended_cuda():
+        check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
+@pytest.mark.parametrize("backend", [gathered, sdpa, reference], ids=lambda backend: backend.NAME)
+def test_chosen_keys_stay_on_the_device(backend: ModuleType, case: Case) -> None:
     with pretended_cuda():
         check(case, backend, "cuda")
 
@@ -75,7 +85,7 @@ def loss_of(case: models_cases.Case, backend: str) -> tuple[Tensor, dict[str, Te
 @pytest.mark.parametrize("backend", ["blocked", "sdpa"])
 @pytest.mark.parametrize("name", MODELS)
 def test_families_stay_on_the_device_and_seldom_wait(name: str, backend: str) -> None:
-    case = next(case for case in models_cases.CASES if case.name == name)
+    case = BY_NAME[name]
     loss, gradients, waits = loss_of(case, backend)
     assert waits.of_package().total() <= MAX_WAITS + MORE_WAITS.get(name, 0), dict(waits)
     model = case.model()
@@ -99,8 +109,7 @@ def llama() -> torch.nn.Module:
 
 
 def family(name: str) -> Callable[[], torch.nn.Module]:
-    cases = [*models_cases.CASES, *seq2seq_cases.CASES]
-    return lambda: next(case for case in cases if case.name == name).model().eval()
+    return lambda: BY_NAME[name].model().eval()
 
 
 # a model, what it is called with besides tokens, and how often that waits at most

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comparison.long_texts import long_texts
 from comparison.losses_by_place import draw_losses, late, losses_by_place
 from comparison.run_folder import (
     open_run,
@@ -32,10 +33,9 @@ from comparison.run_folder import (
     save_picture,
     write_results,
 )
-from comparison.token_blocks import cut
 from comparison.training import StepClock
 from datasets import Dataset
-from example_data import pretrained_llama, python_documentation
+from example_data import pretrained_llama
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -58,7 +58,6 @@ COLUMNS = {
     "late_loss": ("last quarter of a text", "{:.3f}"),
     "train_seconds": ("training (s)", "{:.0f}"),
 }
-HELD_OUT = 0.1
 
 
 @dataclass
@@ -128,23 +127,8 @@ def prepare(args: Arguments) -> Run:
     """Load the tokenizer, and cut the text."""
     source = args.model_name_or_path or pretrained_llama()
     tokenizer = AutoTokenizer.from_pretrained(source)
-    if args.train_file:
-        text = Path(args.train_file).read_text(encoding="utf-8")
-        end = len(text) - round(HELD_OUT * len(text))
-        parts = [[text[:end]], [text[end:]]]
-    else:
-        pages = python_documentation()
-        parts = [list(pages[split]["text"]) for split in ("train", "validation")]
-    train, held_out = (cut(texts, tokenizer, args.text_tokens) for texts in parts)
-    if not (train and held_out):
-        raise SystemExit(
-            f"--text_tokens {args.text_tokens}: the text has fewer tokens than one to train on and one to test."
-        )
-    num_held_out = min(args.max_eval_blocks, len(held_out))
-    spread = [held_out[index * len(held_out) // num_held_out] for index in range(num_held_out)]
-    return Run(
-        args, open_run(args), source, tokenizer, Dataset.from_dict({"input_ids": train, "labels": train}), spread
-    )
+    texts = long_texts(tokenizer, args.train_file, args.text_tokens, args.max_eval_blocks)
+    return Run(args, open_run(args), source, tokenizer, texts.train, texts.held_out)
 
 
 def train(run: Run, model: PreTrainedModel, name: str) -> dict[str, Any]:
@@ -222,7 +206,9 @@ last {args.full_attention_share:.0%} of its steps. "Above all keys": against the
 as long with all keys.
 The loss of the last quarter of a text is that of tokens with the most keys to choose from."""
     save_picture(draw_losses(rows, losses), run.folder / "losses.png")
-    content = {"settings": {"pattern": blocks, "held_out_texts": len(run.held_out)}, "rows": rows, "losses": losses}
+    sizes = {name: getattr(args, name) for name in ("text_tokens", "max_steps", "full_attention_share")}
+    settings = {"pattern": blocks, "held_out_texts": len(run.held_out), **sizes}
+    content = {"settings": settings, "rows": rows, "losses": losses}
     print(write_results(run.folder, "Chosen blocks of keys against all keys", content, text))
     print(f"Models: {run.folder / 'blocks'} {run.folder / 'dense'}. Picture: {run.folder / 'losses.png'}")
 

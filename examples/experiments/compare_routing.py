@@ -146,7 +146,7 @@ def train(args: Arguments, kind: str, data: TokenBlocks, folder: Path) -> dict[s
         "bits_per_token": bits.mean().item(),
         "bits_per_late_token": late(bits, 0.5).mean().item(),
         "bits_per_byte": bits.mean().item() * math.log(2) * data.bits_per_byte_of_one_nat,
-        "history": trainer.history("loss", "eval_loss"),
+        "history": trainer.history("loss", "eval_loss", "eval_bits_per_byte"),
     }
     text = f"Trained on {tokens:,} tokens: {result['bits_per_token']:.3f} bits per token of held-out documentation."
     save(model, data.tokenizer, folder, "text-generation", f"A language model, {kind} attention", text)

@@ -1,23 +1,22 @@
 """Draw who may read whom under patterns, as text and as a picture.
 
-The pattern is an expression, JSON, or a file with JSON, also the config.json of a model:
+The pattern is an expression, JSON, or a file with JSON, or that of a layer of a saved model, of which the folder or the
+config.json is given; a model says itself whether it is causal, and a layer without a pattern draws what it reads:
     hf-efficient-attn draw "band(4, 4) | global(0)" --tokens 24
-    hf-efficient-attn draw path/to/config.json --layer 3 --png pattern.png
+    hf-efficient-attn draw path/to/model --layer 3 --png pattern.png
     hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --png patterns.png
 """
 
 import argparse
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.messages import cut, shown
-from hf_efficient_attn.patterns.expressions import parse_pattern
-from hf_efficient_attn.patterns.layers import patterns_per_layer
-from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
+from hf_efficient_attn.attention.model_parts import PARTS
+from hf_efficient_attn.attention.model_requests import layer_request
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
 
 PIXELS_PER_INCH = 180
@@ -29,12 +28,13 @@ PANEL_INCHES = 2.8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    text = "an expression such as 'band(4, 4) | global(0)', JSON, or a file with JSON"
+    text = "an expression such as 'band(4, 4) | global(0)', JSON, a file with JSON, or the folder of a saved model"
     parser.add_argument("pattern", nargs="+", help=text)
     parser.add_argument("--tokens", type=int, default=32, help="length of the sequence in tokens (default %(default)s)")
     parser.add_argument("--layer", type=int, default=0, help="index of the layer, if layers differ (default 0)")
     parser.add_argument("--head", type=int, default=0, help="index of the head, if heads differ (default 0)")
-    parser.add_argument("--causal", action="store_true", help="draw the causal form of the patterns")
+    parser.add_argument("--part", choices=sorted(PARTS), help="part of an encoder-decoder (default encoder)")
+    parser.add_argument("--causal", action="store_true", help="draw the causal form of patterns")
     parser.add_argument(
         "--png", metavar="FILE", help="draw all patterns into one picture, FILE, instead of printing them"
     )
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Print the patterns, or draw their picture."""
     ending = ", causal" if args.causal else ""
+    check_length("--tokens", args.tokens)
     titles = args.titles or [source + ending for source in args.pattern]
     if len(titles) != len(args.pattern):
         raise ConfigurationError(f"There are {len(args.pattern)} patterns but {len(titles)} titles; give one for each.")
@@ -56,9 +57,7 @@ def main(args: argparse.Namespace) -> None:
         raise ConfigurationError("--titles are those of a picture: give --png, too.")
     drawings = {}
     for title, source in zip(titles, args.pattern, strict=True):
-        pattern = read_pattern(source, args.layer)
-        pattern = pattern.causal() if args.causal else pattern
-        drawings[title] = pattern.draw(args.tokens, layer=args.layer, head=args.head)
+        drawings[title] = drawn(source, args)
     for text in () if args.png else drawings.values():
         print(f"{text}\n{density_line(text)}")
     if args.png:
@@ -67,59 +66,30 @@ def main(args: argparse.Namespace) -> None:
         print(f"Written: {args.png}")
 
 
-def read_pattern(source: str, layer: int = 0) -> Pattern:
-    """Return the pattern of a layer from an expression, from JSON text, or from a JSON file.
-
-    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one.
+def drawn(source: str, args: argparse.Namespace) -> str:
+    """Return the drawing of a pattern, or of what a layer of a saved model reads.
 
     Raises:
-        ConfigurationError: it is none of these, or the layer has no pattern.
+        EfficientAttentionError: no such pattern, model, layer or head, or options that do not belong to it.
     """
-    if layer < 0:
-        raise ConfigurationError(f"layer={layer} must be at least 0: layers are counted from 0.")
-    patterns = read_layer_patterns(source, layer + 1)
-    pattern = patterns[layer] if layer < len(patterns) else None
-    if pattern is None:
-        raise ConfigurationError(f"Layer {layer} has no pattern; layers are counted from 0 to {len(patterns) - 1}.")
-    return pattern
-
-
-def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, ...]:
-    """Return the patterns of all layers, as `read_pattern` reads them; None: the layer keeps its own attention.
-
-    Args:
-        num_layers: how many there are, where the source does not say it.
-
-    Raises:
-        ConfigurationError: as `read_pattern`.
-    """
-    if not source.endswith(".json") and Path(source).is_file():
-        raise ConfigurationError(f"{source} is a file, but no .json. Give a file with JSON, or an expression.")
-    text = _text_of_file(source) if source.endswith(".json") else source
-    if not text.lstrip().startswith(("{", "[")):
-        return (parse_pattern(text),) * num_layers
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"{shown(source)} is no valid JSON, or nests too deep: {cut(str(error), 160, 40)}."
-        ) from error
-    if isinstance(data, dict) and ("attention_pattern" in data or "model_type" in data):
-        if data.get("attention_pattern") is None:
-            raise ConfigurationError(f"{shown(source)} is the config of a model without an attention_pattern.")
-        num_layers = data.get("num_hidden_layers", num_layers)
-        data = data["attention_pattern"]
-    return patterns_per_layer(data, len(data) if isinstance(data, list) else num_layers)
-
-
-def _text_of_file(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"There is no file {shown(path)} with text ({cut(str(error), 160, 40)}); give the path of a JSON file, or "
-            "an expression."
-        ) from error
+    config = read_config(source)
+    if config is None:
+        if args.part is not None:
+            raise InputError(f"--part {args.part} is for models that are encoder-decoders; a pattern has no parts.")
+        pattern = read_pattern(source, args.layer)
+        pattern = pattern.causal() if args.causal else pattern
+        return pattern.draw(args.tokens, layer=args.layer, head=args.head)
+    if args.causal:
+        raise InputError(f"--causal is for patterns; {source} is a model, which says itself whether it is causal.")
+    asked, _, _ = layer_request(config, args.layer, args.part, args.tokens)
+    if not 0 <= args.head < asked.num_heads:
+        raise InputError(f"--head {args.head}: the layer has {asked.num_heads} heads, counted from 0.")
+    if asked.chosen is not None:
+        raise InputError(
+            f"Layer {args.layer} of {source} chooses what it reads by what the tokens say, which a drawing without "
+            "text cannot show. hf-efficient-attn explore --model shows it on a text."
+        )
+    return asked.followed.pattern.draw(args.tokens, layer=asked.followed.layer, head=args.head)
 
 
 def patterns_figure(drawings: Mapping[str, str]) -> Any:

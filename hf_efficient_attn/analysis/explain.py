@@ -9,8 +9,9 @@ Lengths are in tokens, memory is in MiB. Pairs are those of all heads of one exa
 over that of the baseline that is named beside it: dense attention, or dense causal attention where the layer is causal.
 Of a model the cost of all its layers is printed beside that of the one layer. With --json: {"model", "pattern", "call",
 "backend", "reasons", "allowed_pairs", "computed_pairs", "total_pairs", "baseline", "relative_cost", "memory_bytes",
-"notes", "exchange", "all_layers"}, where "reasons" says why not the other backends, and "all_layers" is null for
-patterns, else {"num_layers", "relative_cost", "baseline"}.
+"notes", "beside", "exchange", "all_layers"}, where "reasons" says why not the other backends, "beside" is the same of
+the other heads of a layer in which some do something else, or null, and "all_layers" is null for patterns, else
+{"num_layers", "relative_cost", "baseline"}.
 """
 
 import argparse
@@ -19,17 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
-from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
 from hf_efficient_attn.analysis.span_sources import load_span_model
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.model_parts import PARTS
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.hub.saved_config import load_config
-from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.expressions import is_pattern_name
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -101,40 +98,3 @@ def main(args: argparse.Namespace) -> None:
         sequence_ranks=args.sequence_ranks,
     )
     print(json.dumps(explanation.to_dict(), indent=1) if args.json else explanation)
-
-
-def read_config(source: str) -> PreTrainedConfig | None:
-    """Return the config of a saved model, its folder or its config.json; None: the source is neither.
-
-    Raises:
-        InputError: a folder without config.json, or a config that transformers cannot read.
-    """
-    path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise InputError(f"{source} is a folder without config.json. Give the folder of a saved model.")
-        return load_config(path)
-    # the name of a pattern without its brackets is refused as a pattern, which says how it is written
-    is_expression = any(sign in source for sign in "({[") or is_pattern_name(source)
-    if path.is_file() and path.suffix != ".json":
-        raise InputError(
-            f"{source} is a file, but no .json. Give a file with JSON, the folder of a model, or a pattern."
-        )
-    if not (path.suffix == ".json" or is_expression):
-        raise InputError(
-            f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
-            "models of the Hub to a folder first."
-        )
-    if path.suffix != ".json" or not path.is_file() or not _has_model_type(path):
-        return None
-    return load_config(path)
-
-
-def _has_model_type(path: Path) -> bool:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    # what is no JSON is refused as a pattern
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and "model_type" in data

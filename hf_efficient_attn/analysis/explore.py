@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_efficient_attn.analysis.draw import read_layer_patterns
-from hf_efficient_attn.analysis.explore_html import render_page
+from hf_efficient_attn.analysis.explore_html import MOST, render_page
 from hf_efficient_attn.analysis.explore_model import followed_patterns, load_explored, model_data
 from hf_efficient_attn.analysis.explore_patterns import LENGTHS, Own, explanations, presets
 from hf_efficient_attn.analysis.explore_rows import DEFAULT_ROWS, read_rows, sampled_rows
 from hf_efficient_attn.analysis.explore_tokens import MAX_TOKENS, read_tokens
 from hf_efficient_attn.analysis.model_text import read_bytes
+from hf_efficient_attn.analysis.pattern_sources import read_layer_patterns
 from hf_efficient_attn.analysis.signal_sources import label
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import check_length
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=int, metavar="N", help=f"query heads ({HEADS}, or the model's)")
     parser.add_argument("--model", metavar="FOLDER", help="a saved model, or its name on the Hub, to show on --text")
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8; the model reads its first --tokens tokens")
-    rows = "tokens of the text whose weights are kept, spread evenly (%(default)s)"
-    parser.add_argument("--num-rows", type=int, default=DEFAULT_ROWS, metavar="N", help=rows)
+    rows = f"tokens of the text whose weights are kept, spread evenly ({DEFAULT_ROWS})"
+    parser.add_argument("--num-rows", type=int, metavar="N", help=rows)
     parser.add_argument("--rows", default="", metavar="N,N", help="further tokens whose weights are kept, from 0")
     parser.add_argument("--causal", action="store_true", help="the causal form of the patterns")
     parser.add_argument("--device", default="cpu", help="for which backends are explained (%(default)s)")
@@ -62,19 +62,37 @@ def main(args: argparse.Namespace) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--output {args.output}: the page is HTML; give a file that ends with .html.")
     check_destination(path)
+    check_options(args)
     page = render_page(page_data(args))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     print(f"Written: {path} ({len(page.encode()) / MEGABYTE:.1f} MB). Open it in a browser; it needs no network.")
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """Raise InputError for an option that is out of range, or that would change nothing, in a sentence."""
+    for name in ("tokens", "layers", "heads", "num_rows"):
+        number, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if number is not None:
+            check_length(option, number)
+            if number > MOST.get(name, number):
+                raise InputError(f"{option} {number:,}: the page shows at most {MOST[name]:,} {name}.")
+    if (args.model is None) != (args.text is None):
+        raise InputError("--model and --text belong together: give the folder of a model and a text that it reads.")
+    of_text = {"--num-rows": args.num_rows, "--rows": args.rows}
+    for name, value in of_text.items() if args.model is None else ():
+        if value:
+            raise InputError(f"{name} {value} is for a model on a text: give --model and --text, too.")
+    if args.causal and not args.pattern:
+        raise InputError(
+            "--causal is for the patterns that are given, and there are none; the page has a box for the causal form."
+        )
+
+
 def page_data(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the page shows, in JSON types."""
-    for name in ("tokens", "layers", "heads", "num_rows"):
-        if getattr(args, name) is not None:
-            check_length(f"--{name.replace('_', '-')}", getattr(args, name))
     sources = [(source, read_layer_patterns(source, args.layers or LAYERS), args.causal) for source in args.pattern]
-    if args.model is None and args.text is None:
+    if args.model is None:
         return pattern_data(args, sources, args.tokens or TOKENS, args.layers or LAYERS, args.heads or HEADS) | {
             "model": None
         }
@@ -89,6 +107,7 @@ def pattern_data(args: argparse.Namespace, own: Sequence[Own], tokens: int, laye
     return {
         "version": VERSION,
         "tokens": tokens,
+        "most": MOST,
         "heads": heads,
         "lengths": sorted({*LENGTHS, tokens}),
         "presets": offered,
@@ -100,18 +119,16 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
     """Return what the page shows of `--model` on `--text`, and the patterns that the model follows.
 
     Raises:
-        InputError: one of them without the other, no text, before the model is loaded, or what `load_explored`,
-            `read_tokens` and `read_rows` refuse.
+        InputError: no text, before the model is loaded, or what `load_explored`, `read_tokens` and `read_rows` refuse.
     """
-    if args.model is None or args.text is None:
-        raise InputError("--model and --text belong together: give the folder of a model and a text that it reads.")
-    rows = args.rows.split(",") if args.rows else []
-    if not all(row.strip().isdecimal() for row in rows):
+    wanted = args.rows.split(",") if args.rows else []
+    if not all(row.strip().isdecimal() for row in wanted):
         raise InputError(f"--rows {args.rows}: give the numbers of tokens, counted from 0, such as 0,17.")
     content = read_bytes(args.text)
     model, name = load_explored(args.model), label(args.model)
     text = read_tokens(args.model, model.config.get_text_config(), content, args.tokens)
-    read = read_rows(model, text.ids, sampled_rows(len(text.ids), args.num_rows, [int(row) for row in rows]))
+    rows = sampled_rows(len(text.ids), args.num_rows or DEFAULT_ROWS, list(map(int, wanted)))
+    read = read_rows(model, text.ids, rows)
     patterns, is_causal = followed_patterns(model, read.global_tokens)
     followed: list[Own] = [(f"{name}, all layers", patterns, is_causal)] if patterns else []
     return model_data(name, model, text, read, patterns), followed

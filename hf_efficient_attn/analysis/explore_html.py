@@ -1,10 +1,15 @@
 """The page of `explore`: its parts, which lie in `explore_page/`, and its data in one HTML file."""
 
 import json
+from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
+from torch import Tensor
+
 STYLES = ("page.css", "views.css")
+# of tokens, layers and heads on the page, which stays fluent with so many
+MOST = {"tokens": 262_144, "layers": 128, "heads": 256}
 # later ones use what earlier ones define
 SCRIPTS = (
     "intervals.js",
@@ -12,6 +17,7 @@ SCRIPTS = (
     "random_numbers.js",
     "random_blocks.js",
     "span_tree.js",
+    "grids.js",
     "kinds.js",
     "expression.js",
     "page.js",
@@ -23,6 +29,7 @@ SCRIPTS = (
     "backend_facts.js",
     "pattern_view.js",
     "model_data.js",
+    "memberships.js",
     "heads_map.js",
     "text_view.js",
     "start.js",
@@ -51,6 +58,16 @@ def embedded(data: Any) -> str:
     '"\\u003c/script>\\u003c!--"'
     """
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def packed(tensor: Tensor, dtype: str) -> str:
+    """Return numbers as the page reads them: little-endian, of a dtype of numpy such as "<f4", in base64.
+
+    >>> import torch
+    >>> packed(torch.tensor([1, 258]), "<u4")
+    'AQAAAAIBAAA='
+    """
+    return b64encode(tensor.contiguous().numpy().astype(dtype).tobytes()).decode()
 
 
 def _part(name: str) -> str:

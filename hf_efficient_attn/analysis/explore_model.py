@@ -1,15 +1,16 @@
 """A model on a text, as the page of `explore` shows it: loaded, its patterns, and what it reads in JSON types."""
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from math import ceil
 from operator import or_
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from hf_efficient_attn.analysis.explore_html import packed
+from hf_efficient_attn.analysis.explore_memberships import membership_data
 from hf_efficient_attn.analysis.explore_rows import ReadRows
 from hf_efficient_attn.analysis.explore_tokens import ShownTokens
 from hf_efficient_attn.analysis.signal_sources import load_model
@@ -85,16 +86,13 @@ def model_data(
         "rows": read.rows,
         "kept": read.keys.shape[3],
         "spans": spans,
+        "memberships": membership_data(read.memberships, num_layers, len(text.ids), read.rows),
         "notes": _notes(model),
-        "keys": _packed(read.keys, "<u4"),
-        "weights": _packed(read.weights, "<f4"),
-        "num_read": _packed(read.num_read, "<u4"),
-        **{field: _packed(getattr(read, field), "<f4") for field in ("share", "distance", "effective", "first")},
+        "keys": packed(read.keys, "<u4"),
+        "weights": packed(read.weights, "<f4"),
+        "num_read": packed(read.num_read, "<u4"),
+        **{field: packed(getattr(read, field), "<f4") for field in ("share", "distance", "effective", "first")},
     }
-
-
-def _packed(tensor: Tensor, dtype: str) -> str:
-    return b64encode(tensor.contiguous().numpy().astype(dtype).tobytes()).decode()
 
 
 def _notes(model: nn.Module) -> list[str]:

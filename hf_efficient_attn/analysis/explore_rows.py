@@ -1,8 +1,8 @@
 """What some tokens of a text read, in every layer and head of a model: the strongest weights, and measures of all."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from hf_efficient_attn.attention.weight_rows import weights_of_rows
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.parts.memberships import Membership, memberships
 
 DEFAULT_ROWS = 64
 # weights in the page, each with its key: about 3 MB
@@ -33,6 +34,7 @@ class ReadRows:
         distance, effective, first: float32 [L, H, R]: the mean distance in tokens; the number of tokens of equal weight
             that have the same entropy; the weight on the first token.
         global_tokens: those that the model reads, and lets read, everything.
+        memberships: the clusters or buckets of all tokens, by the index of the layer that has chosen them.
     """
 
     rows: tuple[int, ...]
@@ -44,6 +46,7 @@ class ReadRows:
     effective: Tensor
     first: Tensor
     global_tokens: tuple[int, ...] = ()
+    memberships: Mapping[int, Membership] = field(default_factory=dict)
 
 
 def sampled_rows(num_tokens: int, num_rows: int, wanted: Sequence[int]) -> tuple[int, ...]:
@@ -77,7 +80,12 @@ def read_rows(model: Any, ids: Sequence[int], rows: Sequence[int]) -> ReadRows:
     order = sorted(range(len(rows)), key=[row for part in parts for row in part].__getitem__)
     kept = max(4, min(MOST_PER_ROW, MAX_KEPT // (num_layers * num_heads * len(rows)), len(ids)))
     found: list[list[dict[str, Tensor]]] = []
-    with _progress(model, num_layers * num_parts), _global_tokens(model) as global_tokens, torch.no_grad():
+    with (
+        _progress(model, num_layers * num_parts),
+        _global_tokens(model) as global_tokens,
+        memberships() as chosen,
+        torch.no_grad(),
+    ):
         for part in parts:
             with weights_of_rows(part):
                 weights = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
@@ -89,7 +97,7 @@ def read_rows(model: Any, ids: Sequence[int], rows: Sequence[int]) -> ReadRows:
         for name in found[0][0]
     }
     in_order = {name: tensor[:, :, order] for name, tensor in joined.items()}
-    return ReadRows(tuple(rows), **in_order, global_tokens=tuple(sorted(global_tokens)))
+    return ReadRows(tuple(rows), **in_order, global_tokens=tuple(sorted(global_tokens)), memberships=chosen)
 
 
 def _reduced(weights: Tensor, rows: Sequence[int], kept: int) -> dict[str, Tensor]:

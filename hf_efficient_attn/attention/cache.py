@@ -1,5 +1,6 @@
 """A cache that holds only the keys that a pattern can still read: the first tokens, and those of its band."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicCache
 
+from hf_efficient_attn.attention.block_cache_layer import BlockLayer
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.attention.cache_positions import CACHE, TEXT, StreamingLayer, key_rotations
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
@@ -28,7 +30,8 @@ class PatternCache(Cache):
 
     `model.generate(..., past_key_values=PatternCache(model.config))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
-    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them.
+    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them. A
+    layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new token chooses some.
     Another model that reads more is refused, and so is one on another attention, such as a dense model on "sdpa".
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
@@ -51,9 +54,9 @@ class PatternCache(Cache):
 
     Args:
         config: the config of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left,
-            ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ...; also per head, and differently
-            from layer to layer. With `positions="cache"` the model itself, on its device and in evaluation mode: it
-            computes one token, which shows whether its `rotary_emb` is all that rotates its keys.
+            ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ..., also per head; or `BlockTopK`; and
+            differently from layer to layer. With `positions="cache"` the model itself, on its device and in evaluation
+            mode: it computes one token, which shows whether its `rotary_emb` is all that rotates its keys.
         positions: "text" or "cache", where positions are counted.
 
     Raises:
@@ -81,6 +84,9 @@ class PatternCache(Cache):
                 layers[layer] = StreamingLayer(num_first, left, self.padding, rotations[layer])
             elif left is not None:
                 layers[layer] = PatternLayer(num_first, left, self.padding)
+        for layer, pattern in enumerate(patterns_of(text_config)):
+            if pattern is not None and pattern.chooses_by_content:
+                layers[layer] = BlockLayer(pattern.block_tokens, self.padding)
         self.rope = rope_of(text_config) if positions == CACHE else None
         self.checked_spec = getattr(text_config, FIELD)
         # torch 2.11 cannot trace how it is made
@@ -264,7 +270,14 @@ def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
     Raises:
         ConfigurationError: a layer can read tokens that no `PatternCache` keeps.
     """
+    return tuple(
+        None if pattern is None or pattern.chooses_by_content else readable_tokens(pattern.causal())
+        for pattern in patterns_of(config)
+    )
+
+
+def patterns_of(config: Any) -> Sequence[Any]:
+    """Return the pattern of each layer in the config of a text model; None: the layer's own attention."""
     # a config whose layers read more than the pattern has this method
     own_patterns = getattr(config, "readable_patterns", None)
-    patterns = config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()
-    return tuple(None if pattern is None else readable_tokens(pattern.causal()) for pattern in patterns or ())
+    return (config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()) or ()

@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys, States
+from hf_efficient_attn.layout.onnx import refuse_choice
 from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
@@ -154,9 +155,10 @@ def check_softcap(softcap: float | None) -> None:
 
 
 def check_chosen(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cross: bool, sinks: Tensor | None) -> None:
-    """Raise InputError for chosen keys that do not fit q and k, or that the mean of groups leaves without a sink."""
+    """Raise an error for chosen keys that do not fit q and k, or a mean of groups with sinks, or if ONNX is written."""
     if chosen is None:
         return
+    refuse_choice()
     if not isinstance(chosen, ChosenKeys):
         raise InputError(
             f"chosen is a {type(chosen).__name__}; it must be ChosenTokens, ChosenBlocks, KeyGroups or ChunkedOrder, "

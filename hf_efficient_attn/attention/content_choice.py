@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.select import AUTO, preferred_backend
+from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.chosen.block_choice import choose_blocks
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
@@ -24,12 +26,13 @@ def with_choice(
     key: Tensor,
     tokens: TokenMask,
     query_offset: int | Tensor | None,
+    backend: str = AUTO,
 ) -> tuple[LayerPattern, ChosenKeys | None]:
     """Return what a layer follows by position, and the keys that are chosen; without such a pattern, what it was given.
 
     Args:
         query, key: [B, H, Nq, D] and [B, Hkv, Nk, D], after rotary positions.
-        query_offset: as for `attention`.
+        query_offset, backend: as for `attention`.
 
     Raises:
         InputError: keys were chosen already, or masks that do not fit.
@@ -45,7 +48,8 @@ def with_choice(
         raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention: leave cross=True out.")
     is_compiling = torch.compiler.is_compiling()
     # lengths may be symbols to a compiler
-    if not is_compiling and key.shape[2] <= pattern.reads_all_up_to():
+    is_short = not is_compiling and key.shape[2] <= pattern.reads_all_up_to()
+    if is_short and not is_for_choices(backend):
         return replace(followed, pattern=Causal()), None
     tokens.check(query.shape[0], key.shape[2], query.device)
     start = query_offset if is_compiling and isinstance(query_offset, Tensor) else None
@@ -56,11 +60,18 @@ def with_choice(
     return replace(followed, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
 
 
-def planned_choice(pattern: Any, num_heads: int, num_queries: int, num_keys: int) -> tuple[Pattern, ChosenKeys | None]:
+def is_for_choices(backend: str) -> bool:
+    """Return whether the backend that was asked for computes nothing but choices, also those of all keys."""
+    return (preferred_backend() if backend == AUTO else backend) == gathered.NAME
+
+
+def planned_choice(
+    pattern: Any, num_heads: int, num_queries: int, num_keys: int, backend: str = AUTO
+) -> tuple[Pattern, ChosenKeys | None]:
     """Return what `with_choice` would make of a pattern, with a choice that has a shape but no contents."""
     if not pattern.chooses_by_content:
         return pattern, None
-    if num_keys <= pattern.reads_all_up_to():
+    if num_keys <= pattern.reads_all_up_to() and not is_for_choices(backend):
         return Causal(), None
     blocks = torch.empty(1, num_heads, num_queries, pattern.num_chosen, dtype=torch.int32, device="meta")
     return Causal(), ChosenBlocks(blocks, pattern.block_tokens)

@@ -122,7 +122,9 @@ def explain(
     check_numbers(request.followed.pattern, None, dropout, None, request.followed.layer)
     dtype = torch.float32 if dtype is None else dtype
     check_dtype(dtype)
-    call = requested_call(request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout)
+    call = requested_call(
+        request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout, backend
+    )
     call = call if chosen is None else with_chosen(call, chosen)
     said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)

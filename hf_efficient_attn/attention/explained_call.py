@@ -18,6 +18,7 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys, States
 from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs as dense_pairs
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.terms import Term
@@ -39,14 +40,21 @@ def requested_call(
     dtype: torch.dtype,
     training: bool,
     dropout: float,
+    backend: str = AUTO,
 ) -> AttentionCall:
     """Return the call that a layer makes, without tensors."""
     followed = asked.followed
     offset = 0 if followed.is_cross else num_keys - num_queries
     lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
     sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
-    pattern, chosen = planned_choice(followed.pattern, asked.num_heads, num_queries, num_keys)
-    chosen = chosen if asked.chosen is None else asked.chosen
+    pattern, chosen = planned_choice(
+        followed.pattern, asked.num_heads, num_queries, num_keys, asked.backend if backend == AUTO else backend
+    )
+    if asked.chosen is not None:
+        chosen = asked.chosen
+    elif asked.most_keys is not None and num_keys > asked.most_keys:
+        # an indexer's, the same for all heads
+        chosen = ChosenTokens(torch.empty(1, 1, num_queries, asked.most_keys, dtype=torch.int32, device="meta"))
     return AttentionCall(
         layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
         inputs=Inputs(device, dtype, *sizes, needs_grad=training),
@@ -76,7 +84,8 @@ def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
 
 def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
     """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
-    chosen, (time, baseline) = _selected(call, asked, wanted), _own_times(call, asked, wanted)
+    chosen = _selected(call, asked, wanted)
+    time, baseline = _own_times(call, asked, chosen)
     said = Explanation(
         pattern=asked.followed.pattern,
         call=call,
@@ -96,20 +105,20 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
         notes=asked.notes if call.softcap is None else (*asked.notes, UNCAPPED),
     )
     said = _with_bias(said) if asked.has_bias else said
-    return said if asked.beside is None else _with_beside(said, asked, asked.beside, wanted)
+    return said if asked.beside is None else _with_beside(said, (time, baseline), asked.beside, wanted)
 
 
 def times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:
     """Return the estimated times of a layer and of its baseline, in scores of dense attention."""
-    time, baseline = _own_times(call, asked, wanted)
+    time, baseline = _own_times(call, asked, _selected(call, asked, wanted))
     if asked.beside is None:
         return time, baseline
     others = times(_call_beside(call, asked.beside), asked.beside, wanted)
     return time + others[0], baseline + others[1]
 
 
-def _own_times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:
-    chosen, baseline = _selected(call, asked, wanted), sdpa.dense_cost(call, asked.is_causal)
+def _own_times(call: AttentionCall, asked: LayerRequest, chosen: Backend) -> tuple[float, float]:
+    baseline = sdpa.dense_cost(call, asked.is_causal)
     if asked.has_bias:
         return baseline, baseline
     cost = chosen.cost(call)
@@ -123,17 +132,17 @@ def _call_beside(call: AttentionCall, asked: LayerRequest) -> AttentionCall:
     return requested_call(asked, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
 
 
-def _with_beside(said: Explanation, asked: LayerRequest, others: LayerRequest, wanted: str) -> Explanation:
-    """Return the explanation of all heads of a layer, of which some do something else."""
-    beside = explained(_call_beside(said.call, others), others, wanted, None)
-    time, baseline = times(said.call, asked, wanted)
+def _with_beside(said: Explanation, own: tuple[float, float], others: LayerRequest, wanted: str) -> Explanation:
+    """Return the explanation of all heads of a layer, of which some do something else; `own`: times without these."""
+    call = _call_beside(said.call, others)
+    beside, (time, baseline) = explained(call, others, wanted, None), times(call, others, wanted)
     return replace(
         said,
         allowed_pairs=said.allowed_pairs + beside.allowed_pairs,
         computed_pairs=said.computed_pairs + beside.computed_pairs,
         total_pairs=said.total_pairs + beside.total_pairs,
         memory_bytes=said.memory_bytes + beside.memory_bytes,
-        relative_cost=time / baseline,
+        relative_cost=(own[0] + time) / (own[1] + baseline),
         beside=beside,
     )
 

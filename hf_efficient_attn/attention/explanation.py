@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_efficient_attn.attention.choice_in_words import choice_in_words
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange
 from hf_efficient_attn.layout.call import AttentionCall
@@ -108,7 +109,7 @@ class Explanation:
         rows = {
             **({} if self.model is None else {"model": self.model}),
             "pattern": _expression(self.pattern),
-            **({} if self.call.chosen is None else {"chosen": str(self.call.chosen)}),
+            **({} if self.call.chosen is None else {"chosen": choice_in_words(self.call.chosen)}),
             "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"

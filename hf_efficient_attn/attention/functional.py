@@ -113,7 +113,7 @@ def attention(
         raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
     followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
     tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
-    followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset)
+    followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
     call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
     out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
     return out if lse is None or not return_lse else (out, lse)

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.cache_positions import in_cache_positions
+from hf_efficient_attn.attention.cached_choice import cached_choice
 from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.given_choice import given_choice
 from hf_efficient_attn.attention.guard import guard_models
@@ -97,6 +98,8 @@ def efficient_attention_forward(
     followed, chosen, matrix = given_choice(module, followed, kwargs, attention_mask if is_matrix else None, tokens)
     states = (query, key, scale)
     chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, chosen)
+    if chosen is None and matrix is None:
+        followed, chosen = cached_choice(module, followed, query, key, tokens, query_offset)
     query, key, value = in_cache_positions(module, query, key, value)
     out, weights = attend_layer(
         query,

@@ -31,7 +31,7 @@ class LayerRequest:
         backend: which backend it asks for.
         notes: what this leaves out, in sentences.
         chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
-        most_keys: how many of the chosen keys a query reads at most.
+        most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
         heads: what these heads are called, where others of the layer do something else.
         beside: what these others ask for.
     """

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_efficient_attn.attention.indexed.config_field import INDEXER
+from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_check import check_class
 from hf_efficient_attn.attention.model_parts import ENCODER, PARTS
@@ -42,7 +44,8 @@ def layer_request(
         )
     request = numbered[layer]
     line = _line(name, config, request, layer, len(numbered))
-    return replace(request, notes=request.notes + _others(numbered, layer)), line, numbered
+    notes = (*request.notes, *_others(numbered, layer), *_beyond(config, num_keys))
+    return replace(request, notes=notes), line, numbered
 
 
 def numbered_requests(
@@ -102,7 +105,24 @@ def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, 
     if own:
         return [module.layer_request(num_keys, getattr(model, "task", None)) for module in own]
     check_class(model_class, config)
-    return trial_requests(model_class, config) or []
+    asked = trial_requests(model_class, config) or []
+    text_config = config.get_text_config()
+    notes = getattr(text_config, "attention_notes", ())
+    # trials leave indexers out
+    found = [with_indexer(each, getattr(text_config, INDEXER, None)) for each in asked]
+    return [replace(each, notes=(*each.notes, *notes)) for each in found]
+
+
+def with_indexer(asked: LayerRequest, field: dict[str, Any] | None) -> LayerRequest:
+    """Return what a layer asks for with the indexer that the config has, which `index` gave it; None: it has none."""
+    if field is None or field["stage"] == DENSE:
+        return asked
+    top_k = field["top_k"]
+    what = f"An indexer of {field['num_heads']} heads of {field['head_dim']} dimensions"
+    if field["stage"] == WARMUP:
+        return replace(asked, notes=(*asked.notes, f"{what} learns which {top_k:,} keys are worth reading."))
+    note = f"{what} chooses up to {top_k:,} keys for a query; the time of its scores is left out."
+    return replace(asked, most_keys=top_k, notes=(*asked.notes, note))
 
 
 def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]:
@@ -113,6 +133,14 @@ def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]
         return ()
     which = f"layer {others[0]} reads" if len(others) == 1 else f"layers {shown(others)} read"
     return (f"{which} otherwise: layer={others[0]} explains the first of them.",)
+
+
+def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
+    """Return a note on the positions of a model that has fewer than the text, if it says how many."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(limit, int) or not 0 < limit < num_keys:
+        return ()
+    return (f"The model is made for {limit:,} positions, and the text has {num_keys:,} tokens.",)
 
 
 def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int, num_layers: int) -> str:

@@ -44,6 +44,9 @@ FIELDS = (
     "num_hashes",
     "chunk_by_bucket",
     "hash_seed",
+    "ring",
+    "relay_init",
+    "separate_sentences",
 )
 # the fields that distinguish models that processes may train side by side
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

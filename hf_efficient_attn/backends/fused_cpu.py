@@ -46,7 +46,15 @@ def fused_attention(
 
 
 def fused_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    is_causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; all tensors, `grad` and `out` included, have plain rows.
 
@@ -54,4 +62,4 @@ def fused_attention_backward(
         lse: +inf for rows whose weights are 0, masked or not.
     """
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return kernel(grad, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
+    return kernel(grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]

@@ -26,22 +26,28 @@ FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class FusedCPU:
-    """The fused operator of torch on CPUs. It takes no dropout and no learned terms, and values as wide as keys."""
+    """The fused operator of torch on CPUs. It takes no dropout and no learned terms, and values as wide as keys.
+
+    Attributes:
+        is_causal: whether query i reads the keys 0 … i of its block, in place of a bias; the scale is above 0.
+    """
 
     scale: float
+    is_causal: bool = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the output [h, n, q, d] and the log-sum-exp [h, n, q] of each row over the keys of its block.
 
         A row whose bias is all -inf has output 0 and log-sum-exp 0.
         """
-        return fused_attention(q, k, v, mask_of(bias, q.dtype), self.scale)
+        return fused_attention(q, k, v, mask_of(bias, q.dtype), self.scale, self.is_causal)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v; `out` and `lse` are those of the whole rows, see `lse_of_weights`."""
-        return fused_attention_backward(grad, q, k, v, out, lse, mask_of(bias, q.dtype), self.scale)
+        mask = mask_of(bias, q.dtype)
+        return fused_attention_backward(grad, q, k, v, out, lse, mask, self.scale, self.is_causal)
 
 
 def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

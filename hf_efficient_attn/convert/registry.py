@@ -50,7 +50,8 @@ def check_source(model_type: str) -> None:
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(
             f"No table of names for model_type {shown(model_type)}. Known are: "
-            f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}."
+            f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}. hea.sparsify(model, pattern) gives a sparse pattern to "
+            "models of other types, as they are."
         )
 
 

@@ -9,6 +9,7 @@ import transformers
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedConfig
 
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.saved_architectures import is_in_tree, stock_name
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.hub.card_attention import attention_text
@@ -107,7 +108,10 @@ def written_part(model_or_config: Any, repo_id: str | None) -> str:
     """Return what stands between the marks of a card: the attention, and how the model is loaded."""
     config = getattr(model_or_config, "config", model_or_config)
     [name] = _class_names(model_or_config)[:1] or [type(config).__name__]
-    whose = "of Transformers, whose attention follows a pattern" if is_in_tree(config) else "of hf_efficient_attn"
+    what = (
+        "whose queries read keys that indexers choose" if has_indexer(config) else "whose attention follows a pattern"
+    )
+    whose = f"of Transformers, {what}" if is_in_tree(config) else "of hf_efficient_attn"
     text = ["## Attention", "", f"`{name}` {whose}.", "", attention_text(model_or_config)]
     return "\n".join([BEGIN, *text, "", "## How to load it", "", *loading(model_or_config, repo_id), END])
 

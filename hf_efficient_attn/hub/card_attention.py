@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from hf_efficient_attn.attention.explain_layers import explain_layers
 from hf_efficient_attn.attention.explanation import Explanation
-from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.messages import cut, shown
@@ -28,8 +28,8 @@ TABLE = """| layers | each token reads | keys it reads, on average | time over d
 def attention_text(model_or_config: Any) -> str:
     """Return the section of a model or config, in Markdown, without its heading."""
     config = getattr(model_or_config, "config", model_or_config)
-    tokens = described_tokens(config)
     try:
+        tokens = described_tokens(config)
         described = {part: explain_layers(model_or_config, tokens, part) for part in parts_of(config)}
     except EfficientAttentionError as refusal:
         pattern = pattern_of(config)
@@ -57,14 +57,19 @@ def attention_text(model_or_config: Any) -> str:
 
 
 def described_tokens(config: PreTrainedConfig) -> int:
-    """Return the length of text that is described.
+    """Return the length of text that is described: one that the patterns of all layers can have.
 
     >>> from transformers import BertConfig
     >>> described_tokens(BertConfig())
     512
     """
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return min(longest, MOST_TOKENS) if isinstance(longest, int) and longest > 0 else TOKENS
+    tokens = min(longest, MOST_TOKENS) if isinstance(longest, int) and longest > 0 else TOKENS
+    spec = pattern_of(config)
+    for part in parts_of(config) if spec is not None else ():
+        for pattern in config_patterns(spec, config.get_text_config(), part or ENCODER) or ():
+            tokens = tokens if pattern is None else pattern.fitting_length(tokens)
+    return tokens
 
 
 def parts_of(config: PreTrainedConfig) -> tuple[str | None, ...]:

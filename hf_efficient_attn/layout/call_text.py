@@ -5,10 +5,14 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Label
+from hf_efficient_attn.layout.terms import Label, Term
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import written_fields
 
@@ -79,6 +83,36 @@ def read_layout(call_text: str, num_heads: int, num_queries: int, num_keys: int,
     pattern, layer, _, first_head, num_model_heads, is_cross = read_call_text(call_text)
     place = (query_offset, layer, first_head, num_model_heads, is_cross)
     return Layout(pattern, num_heads, num_queries, num_keys, *place)
+
+
+def read_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    masks: list[Tensor | None],
+    term_values: list[Tensor],
+    sinks: Tensor | None,
+    query_start: Tensor | None,
+    call_text: str,
+    query_offset: int,
+    softcap: float | None,
+    scale: float,
+    dropout: float,
+    chosen: ChosenKeys | None = None,
+) -> AttentionCall:
+    """Return the call made of an operator's arguments, which can only be tensors, numbers and text.
+
+    Args:
+        masks: the tensors of the token mask.
+        term_values: the values of the terms whose labels are in the text.
+        query_start: int64 scalar that replaces `query_offset`.
+    """
+    query_offset = query_offset if query_start is None else int(query_start)
+    layout = read_layout(call_text, q.shape[1], q.shape[2], k.shape[2], query_offset)
+    labels = read_call_text(call_text)[2]
+    terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
+    numbers = (softcap, scale, dropout)
+    return AttentionCall(layout, inputs_of(q, k, v), TokenMask(*masks), terms, sinks, *numbers, chosen=chosen)
 
 
 @cached()

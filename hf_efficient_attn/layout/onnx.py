@@ -28,6 +28,18 @@ def refuse_operator(name: str, call_text: str) -> None:
         )
 
 
+def refuse_choice() -> None:
+    """Raise UnsupportedBackendError during `torch.onnx.export`: keys are chosen by sorting, and read as chosen.
+
+    The exporter writes no stable sort, and without one ties would be broken otherwise.
+    """
+    if is_written():
+        raise UnsupportedBackendError(
+            "Keys that are chosen by what tokens say (LSH and routing layers, BlockTopK, indexers) cannot be written "
+            "as ONNX, whose exporter has no stable sort. Use torch.export.export, which writes them."
+        )
+
+
 def written_groups(layout: Layout, tokens: TokenMask) -> HeadGroups:
     """Return the patterns of the heads, as `Layout.head_groups`.
 

@@ -12,6 +12,7 @@ from hf_efficient_attn.models.routing_transformer import modeling_routing_transf
 from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
 from hf_efficient_attn.models.sparse_seq2seq import modeling_sparse_seq2seq
 from hf_efficient_attn.models.sparse_transformer import modeling_sparse_transformer
+from hf_efficient_attn.models.star_transformer import modeling_star_transformer
 
 FAMILIES: tuple[ModuleType, ...] = (
     modeling_simplified_transformer,
@@ -20,6 +21,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     modeling_adaptive_span,
     modeling_efficient_reformer,
     modeling_routing_transformer,
+    modeling_star_transformer,
 )
 HEADS = (
     "CausalLM",

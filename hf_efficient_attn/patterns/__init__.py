@@ -9,10 +9,12 @@ from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.grid import Grid
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
+from hf_efficient_attn.patterns.sized_grid import SizedGrid
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree, SpanTree, span_tree_nodes
 from hf_efficient_attn.patterns.tables import KeyTable
 from hf_efficient_attn.patterns.token_order import TokenOrder
@@ -30,11 +32,13 @@ __all__ = [
     "Full",
     "GatheredKeys",
     "GlobalTokens",
+    "Grid",
     "Intersection",
     "KeyTable",
     "Pattern",
     "PerHead",
     "RandomBlocks",
+    "SizedGrid",
     "SizedSpanTree",
     "SpanTree",
     "Strided",

@@ -84,6 +84,11 @@ class OfBlocks(Pattern):
             for order in self.pattern.token_orders(last - first + 1, num_blocks, first)
         )
 
+    def fitting_length(self, num_tokens: int) -> int:
+        num_blocks = self._num_blocks(num_tokens)
+        fitting = self.pattern.fitting_length(num_blocks)
+        return num_tokens if fitting == num_blocks else fitting * self.block_tokens
+
     def global_positions(self) -> tuple[GlobalPosition, ...]:
         return tuple(
             found._replace(block_tokens=found.block_tokens * self.block_tokens) for found in super().global_positions()

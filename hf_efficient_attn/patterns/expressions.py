@@ -117,6 +117,8 @@ def _value(node: ast.expr) -> Any:
     if constant is None or isinstance(constant, int | str):
         return constant
     written = _written(node)
+    if isinstance(node, ast.Name) and _factory(written) is None:
+        raise ConfigurationError(f"No pattern is called {shown(written)}; {allowed_names(written, _factories())}")
     factory = _factory(written)
     if factory is not None:
         needed = _signature(written, [argument for argument in _arguments(factory) if "=" not in argument])

@@ -7,6 +7,7 @@ bounds, so that no method ever looks at all pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from math import lcm
 from typing import Any, ClassVar, NoReturn
 
@@ -31,8 +32,6 @@ class Pattern(Operators):
     - what makes it faster, or usable in more places: every default is right, but means that nothing is known;
     - what it defines if it holds other patterns: `parts` and `with_parts`;
     - what it defines if it uses lookup tables: `with_tables`, `table_sizes` and `is_traceable`.
-
-    The rest is the same for all patterns.
     """
 
     kind: ClassVar[str] = ""
@@ -62,9 +61,6 @@ class Pattern(Operators):
         """Return intervals that contain every key which some query of first_query..last_query (inclusive) may read.
 
         They are exact for one query, for atoms and for unions, and an upper bound otherwise.
-
-        Raises:
-            ConfigurationError: the pattern depends on the length and has to be resolved first.
         """
         self._needs_length()
 
@@ -197,6 +193,10 @@ class Pattern(Operators):
     def global_positions(self) -> tuple[GlobalPosition, ...]:
         """Return the positions that the pattern names, all of which an input should have."""
         return tuple(position for part in self.parts for position in part.global_positions())
+
+    def fitting_length(self, num_tokens: int) -> int:
+        """Return a length near this one that an input may have; the same where any may."""
+        return reduce(lambda length, part: part.fitting_length(length), self.parts, num_tokens)
 
     def drawn_blocks(self) -> DrawnBlocks | None:
         """Return how many blocks it draws at random for each row of blocks; None: it is another kind of pattern."""

@@ -77,6 +77,11 @@ class SpanTree(Pattern, kind="span_tree"):
             raise InputError(f"No span tree has {num_keys} nodes; give {near}, as span_tree_nodes(num_tokens) counts.")
         return SizedSpanTree(num_tokens, self.num_nodes, self.is_causal, self.builder)
 
+    def fitting_length(self, num_tokens: int) -> int:
+        """Return how many nodes the largest tree has that is not larger; at least those of one token."""
+        fitting = bisect_left(range(num_tokens + 1), num_tokens + 1, lo=1, key=span_tree_nodes) - 1
+        return span_tree_nodes(max(1, fitting))
+
 
 class _Context(NamedTuple):
     """Neighbours on one side of a query in one level, as positions in the sequence.

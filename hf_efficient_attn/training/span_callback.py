@@ -13,6 +13,7 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans.memory import SegmentMemory
 from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.training.auxiliary_loss_callback import refuse_label_smoothing
 from hf_efficient_attn.training.segment_memory_files import file_names, read_memory, write_memory
 from hf_efficient_attn.training.text_segments import TextSegments
 
@@ -64,12 +65,9 @@ class SpanCallback(TrainerCallback, ExportableState):
                 "them, such as AdaptiveSpanForCausalLM."
             )
         config: Any = model.config
-        if args.label_smoothing_factor and config.span_penalty:
-            raise InputError(
-                f"label_smoothing_factor={args.label_smoothing_factor}: Trainer then computes the loss itself, without "
-                f"the penalty of the spans (span_penalty={config.span_penalty}). Set label_smoothing_factor=0, or "
-                "span_penalty=0.0. A compute_loss_func must add outputs.auxiliary_loss."
-            )
+        if config.span_penalty:
+            what = f"the penalty of the spans (span_penalty={config.span_penalty})"
+            refuse_label_smoothing(args, what, ", or span_penalty=0.0")
         memory = _memory(model)
         if memory is not None:
             check_rows(kwargs.get("train_dataloader"), args)

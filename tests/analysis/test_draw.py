@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
-from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn import RoutingTransformerConfig
+from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns import Band, Full, PerHead, layers_to_dict
+from hf_efficient_attn.patterns import Band, Full, GlobalTokens, PerHead, layers_to_dict
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +26,32 @@ def test_layer_and_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "■⬚\n⬚■\n2 of 4 pairs, 50.0%\n"
     with pytest.raises(ConfigurationError, match="Layer 2 has no pattern; .* 0 to 1"):
         read_pattern(str(path), layer=2)
+
+
+def test_a_model_says_its_direction_and_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+    config = LlamaConfig(vocab_size=8, **sizes, attn_implementation="efficient")
+    config.attention_pattern = layers_to_dict([Band(0, 0) | GlobalTokens([0]), None])
+    config.save_pretrained(tmp_path)
+    main(["draw", str(tmp_path), "--tokens", "3"])
+    assert capsys.readouterr().out.splitlines()[:3] == ["■⬚⬚", "■■⬚", "■⬚■"]
+    # a layer without a pattern reads the past
+    main(["draw", str(tmp_path / "config.json"), "--tokens", "3", "--layer", "1"])
+    assert capsys.readouterr().out.splitlines()[:3] == ["■⬚⬚", "■■⬚", "■■■"]
+    for options, said in {
+        ("--head", "2"): "--head 2: the layer has 2 heads",
+        ("--causal",): "is a model, which says itself",
+        ("--layer", "2"): "layer=2 of LlamaModel has no attention",
+        ("--part", "decoder"): "LlamaConfig is none: leave it out",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["draw", str(tmp_path), *options])
+        assert said in capsys.readouterr().err
+    config = RoutingTransformerConfig(vocab_size=8, num_routing_heads=1, num_clusters=2, cluster_tokens=4, **sizes)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["draw", str(tmp_path)])
+    assert "chooses what it reads by what the tokens say" in capsys.readouterr().err
 
 
 def test_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,6 +84,7 @@ def test_json_text() -> None:
         ('{"model_type": "bert"}', "is the config of a model without an attention_pattern"),
         ('{"side": 1}', "The dict of a pattern has a kind"),
         ("[null]", "Layer 0 has no pattern"),
+        ("[]", "Layer 0 has no pattern; the list has none."),
     ],
 )
 def test_refusals(source: str, message: str) -> None:

@@ -1,7 +1,6 @@
 """The page of `explore` with a model and a text: exact weights, tokens as they are written, and the page itself."""
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy
 import pytest
 import torch
 from analysis.browser import Page, chromium
+from analysis.explore_pages import data_of, explore, save_pieces
 from analysis.span_models import adaptive
 from models_cases import TINY, randomize
 
@@ -21,36 +21,6 @@ from hf_efficient_attn.analysis.explore_tokens import read_tokens
 from hf_efficient_attn.cli import main
 
 SCRIPT = "a <script>document.title = 'no'</script> & </script> \u00e9\n" * 3
-
-
-def data_of(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
-    return dict(json.loads(text))
-
-
-def explore(folder: Path, text: str, *arguments: str) -> Path:
-    (folder / "text.txt").write_text(text, encoding="utf-8")
-    path = folder / "page.html"
-    main(["explore", "--model", str(folder), "--text", str(folder / "text.txt"), "--output", str(path), *arguments])
-    return path
-
-
-def save_pieces(folder: Path) -> None:
-    """Save a byte-level tokenizer of 61 tokens that begins and ends texts with special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    letters = [*"abcdefghijklmnopqrstuvwxyz<>/=.'&", "Ġ", "Ċ", "Ã", "©"]
-    words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, **{letter: index + 3 for index, letter in enumerate(letters)}}
-    raw = Tokenizer(models.BPE(words, [], unk_token="[PAD]"))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    raw.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
-    ).save_pretrained(folder)
 
 
 def longformer() -> Any:

@@ -99,6 +99,9 @@ def test_pairs_are_those_of_python(
         ("bigbird(64, 2, 1, 'transformers')", 1024),
         ("per_head([band(1, 1), bigbird(8, 2, plan='authors')])", 200),
         ("span_tree(2)", 12),
+        ("grid([7, 9], [band(1, 2), dilated(2, 4, 2)], 1, 'shifted')", 64),
+        ("grid([None, 8], [band(2, 2), full()], is_causal=True)", 61),
+        ("grid([None, 8], [band(2, 2), full()])", 61),
     ],
 )
 def test_longer_ones(shared: Page, text: str, num_tokens: int) -> None:
@@ -225,6 +228,13 @@ def test_contrast(scheme: int) -> None:
         (["per_head([full(), causal(), full()])"], "cannot share 8 heads evenly"),
         (["--output", "{folder}/page.pdf"], "give a file that ends with .html"),
         (["--device", "abacus"], "is not one that torch knows"),
+        (["--tokens", "10000000"], "--tokens 10,000,000: the page shows at most 262,144 tokens"),
+        (["--layers", "129"], "--layers 129: the page shows at most 128 layers"),
+        (["--num-rows", "5"], "--num-rows 5 is for a model on a text: give --model and --text"),
+        (["--rows", "3"], "--rows 3 is for a model on a text"),
+        (["--causal"], "--causal is for the patterns that are given"),
+        (["{folder}"], "is a folder, not a pattern"),
+        (["{folder}"], "hf-efficient-attn explore --model {folder} --text FILE"),
     ],
 )
 def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +245,7 @@ def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line.startswith("hf-efficient-attn: error: ")
-    assert message in line
+    assert message.format(folder=tmp_path) in line
     assert not list(tmp_path.iterdir())
 
 

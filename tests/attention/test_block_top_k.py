@@ -10,7 +10,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
-from hf_efficient_attn.patterns import Band, BlockTopK, Causal, Full
+from hf_efficient_attn.patterns import BlockTopK, Causal, Full
 
 PATTERN = BlockTopK(block_tokens=4, num_chosen=3)
 
@@ -37,7 +37,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, pattern: BlockTopK) -> Tensor
     return scores.softmax(-1) @ v
 
 
-@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "gathered", "auto"])
 @pytest.mark.parametrize("pattern", [PATTERN, BlockTopK(4, 1), BlockTopK(7, 2)])
 @pytest.mark.parametrize("num_tokens", [1, 4, 23])
 def test_against_its_definition(num_tokens: int, pattern: BlockTopK, backend: str) -> None:
@@ -54,6 +54,7 @@ def test_against_its_definition(num_tokens: int, pattern: BlockTopK, backend: st
 def test_short_texts_are_causal_and_one_block_is_local() -> None:
     given = states(12)
     assert torch.equal(hea.attention(*given, PATTERN), hea.attention(*given, Causal()))
+    assert hea.explain(PATTERN, 12, backend="gathered").computed_pairs >= hea.explain(PATTERN, 12).allowed_pairs
     given, local = states(22), hea.patterns.BlockLocal(4) & Causal()
     torch.testing.assert_close(hea.attention(*given, BlockTopK(4, 1)), hea.attention(*given, local))
 
@@ -149,8 +150,6 @@ def test_refusals() -> None:
         hea.attention(q, k, v, PATTERN, cross=True)
     with pytest.raises(InputError, match="key_mask"):
         hea.attention(q, k, v, PATTERN, key_mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ConfigurationError, match="PatternCache"):
-        hea.PatternCache(llama([PATTERN, Band(4, 0)]).config)
     with pytest.raises(ConfigurationError, match="stands for a whole layer"):
         hea.sparsify(tr.LlamaConfig(**DECODER), {"encoder": PATTERN | Full(), "decoder": None})
 

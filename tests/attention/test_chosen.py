@@ -155,7 +155,7 @@ def test_the_choice_of_a_backend_and_what_explain_says() -> None:
     assert said.baseline == "dense causal attention"
     # each chunk reads itself and the one before; of the own chunk, its triangle without the diagonal; and one first row
     assert said.allowed_pairs == 8 * (4 * 64 * 63 // 2 + 3 * 64 * 64 + 1)
-    assert "chunk_tokens=64" in str(said)
+    assert "in chunks of 64" in str(said)
     shared = hea.ChosenTokens(torch.zeros(1, 1, 128, 64, dtype=torch.long))
     assert hea.explain(Causal(), 128, chosen=shared).backend == "sdpa"
     assert said.relative_cost > 0

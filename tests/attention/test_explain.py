@@ -184,6 +184,9 @@ def test_notes_say_what_the_numbers_leave_out() -> None:
     assert "depend on the text" in str(question)
     assert "depend on the text" not in str(first)
     assert len(first.call.layout.pattern.members()) == 1 + len(question.call.layout.pattern.members())
+    short = transformers.BartConfig(max_position_embeddings=1024)
+    assert "made for 1,024 positions, and the text has 1,025 tokens" in str(hea.explain(short, 1025))
+    assert "positions" not in str(hea.explain(short, 1024))
 
 
 def test_model_that_keeps_no_cache_is_explained_and_sparsified() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import attention_models
 import pytest
 import torch
-from models_cases import CASES, Case
+from families import CASES
+from models_cases import Case
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.weight_rows import weights_of_rows

@@ -1,11 +1,12 @@
 """The cases on which backends are compared with `reference`, in lists by what they vary."""
 
 import torch
-from backends_cases import MEMORY, PATTERNS, SPAN_TREE, Case
+from backends_cases import GRID, MEMORY, PATTERNS, SPAN_TREE, Case
 
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, SpanRelation
 
 TREE_TOKENS, TREE_POSITIONS = 64, 127
+GRID_TOKENS = 101
 SOFT_SPAN = SoftSpan(ramp=20, num_inner=5)
 LENGTHS = (1, 2, 63, 64, 65, 127, 750, 512)
 MASKS = ("none", "left", "right", "holes", "documents", "globals")
@@ -78,6 +79,8 @@ def special_cases() -> list[Case]:
         Case("causal", 90, needs_grad=False, has_sinks=True, num_queries=1),
         *(Case(pattern, 90, scale=scale) for pattern in ("full", "causal", "band") for scale in (-0.5, 0.0)),
         Case("causal", 90, value_dim=8),
+        *(Case(GRID, GRID_TOKENS, dtype=dtype) for dtype in DTYPES),
+        Case(GRID, GRID_TOKENS, label=Distance(-3, 6), has_sinks=True),
         Case(SPAN_TREE, TREE_POSITIONS),
         Case(SPAN_TREE, TREE_POSITIONS, label=SpanRelation(TREE_TOKENS, 2, clip_distance=3)),
     ]

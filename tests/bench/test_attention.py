@@ -11,7 +11,8 @@ from torch._inductor.exc import InductorError
 from hf_efficient_attn.bench.attention.cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of
 from hf_efficient_attn.bench.attention.measure import OWN_FAILURES, attempt
 from hf_efficient_attn.bench.attention.peers import PEERS, Problem, build_peer
-from hf_efficient_attn.bench.attention.summary import add_ratios, crossover
+from hf_efficient_attn.bench.attention.summary import add_ratios
+from hf_efficient_attn.bench.harness.curves import crossover
 from hf_efficient_attn.bench.harness.timing import Case as TimingCase
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.patterns import bigbird

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.bench.attention import profile as attention_profile
 from hf_efficient_attn.bench.attention.cases import Shape
 from hf_efficient_attn.bench.attention.profile import Round, least_of, profile_case

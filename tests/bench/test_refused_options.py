@@ -17,6 +17,7 @@ from hf_efficient_attn.cli import main
         ("attention", ["--quick", "--lengths", 0], "lengths=0 must be at least 1"),
         ("attention", ["--profile", "--lengths", 64, "--no-memory"], "no use of --lengths, --no-memory"),
         ("blocks", ["--num-layers", 0, "--quick"], "num_layers=0 must be at least 1"),
+        ("blocks", ["--counts", "--tokens", 5, "--compile"], "--counts makes no use of --tokens, --compile"),
         ("content", ["--hashes", 0], "hashes=0 must be at least 1"),
         ("content", ["--depths", 2, 0], "depths=0 must be at least 1"),
         ("content", ["--lengths", 100], "needs a multiple of hash_chunk_tokens=64 tokens, not 100"),
@@ -32,6 +33,8 @@ from hf_efficient_attn.cli import main
         ("spans", ["--threads", 0], "threads=0 must be at least 1"),
         ("spans", ["--attention-dropout", 1], "attention_dropout=1.0 must be at least 0 and below 1"),
         ("spans", ["--positions", "alibi"], "invalid choice: 'alibi'"),
+        ("star", ["--repeats", 0], "repeats=0 must be at least 1"),
+        ("star", ["--hidden-size", 24], "hidden_size=24 must be a multiple of 2 · heads=16"),
     ],
 )
 def test_refusals(command: str, options: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from run_example import finish_example, refusal, start_forked
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 SCRIPT = "experiments/compare_indexer.py"
-GIVEN = ["--model_name_or_path", "llama", "--text_file", "own.txt", "--top_k", "8", "--num_heads", "2"]
+GIVEN = ["--model_name_or_path", "llama", "--train_file", "own.txt", "--top_k", "8", "--num_heads", "2"]
 TINY = ["--text_tokens", "40", "--max_steps", "20", "--max_eval_samples", "2", "--learning_rate", "1e-2"]
 
 
@@ -21,9 +21,12 @@ def test_the_choice_becomes_better(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "llama")
     (tmp_path / "own.txt").write_text("".join(f"import os{number}\n" for number in range(100)))
     output = finish_example(start_forked(tmp_path, SCRIPT, *GIVEN, *TINY))
-    assert "chosen, after the warm-up" in output
-    rows = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
-    assert rows["chosen, after the warm-up"]["recall"] > rows["chosen, before the warm-up"]["recall"]
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["attention_indexer"]["stage"] == "warmup"
+    assert "chosen after the warm-up" in output
+    _, before, after = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
+    assert after["recall"] > before["recall"]
+    assert after["reload_difference"] < 1e-5
+    assert (
+        json.loads((tmp_path / "run" / "model" / "config.json").read_text())["attention_indexer"]["stage"] == "warmup"
+    )
     said = refusal(start_forked(tmp_path, SCRIPT, *GIVEN, "--text_tokens", "9000"))
-    assert said == "There are 0 texts of 9,000 tokens; more than --max_eval_samples are needed."
+    assert said == "--text_tokens 9000: the text has fewer tokens than one to train on and one to test."

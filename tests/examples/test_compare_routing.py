@@ -37,4 +37,6 @@ def test_heads_that_route_are_compared_with_local_ones(tmp_path: Path) -> None:
         evaluated = [entry["eval_loss"] for entry in result["history"] if "eval_loss" in entry]
         assert evaluated[-1] / math.log(2) == pytest.approx(result["bits_per_token"], rel=1e-5)
         assert result["bits_per_token"] == pytest.approx(math.log2(270), rel=0.15)
+    fastest = min(kinds.values(), key=lambda result: result["train_seconds"])
+    assert fastest["bits_per_byte_at_equal_time"] == pytest.approx(fastest["bits_per_byte"], rel=1e-5)
     assert (tmp_path / "run" / "loss_curves.png").stat().st_size > 10_000

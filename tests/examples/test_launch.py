@@ -105,12 +105,14 @@ def test_two_processes_train_in_shards(example: str, folder: Path) -> None:
 
 
 @pytest.mark.neighbours
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed"])
 def test_two_processes_train(name: str, folder: Path) -> None:
-    """As from a shell; with `--use_cpu` on CPUs, where accelerate makes DDP of FSDP."""
+    """As from a shell; with `--use_cpu` on CPUs, where accelerate makes DDP of FSDP, and DeepSpeed an operator."""
+    if name == "deepspeed":
+        pytest.importorskip("deepspeed")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / f"{name}.yaml"]
     command = [*launch, "--num_processes", "2", EXAMPLES / "run_clm.py", "--output_dir", "run", *TINY]
-    command += SMALL["run_clm"]
+    command += [*SMALL["run_clm"], *(["--bf16"] if name == "deepspeed" else [])]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **environment(folder)}, capture_output=True, text=True, timeout=280
     )

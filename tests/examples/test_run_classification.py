@@ -72,6 +72,8 @@ def test_numbers_are_classes_and_epochs_are_counted(tmp_path: Path) -> None:
         (documents(20), ["--label_column", "kind"], "No column is called kind; the data has body, topic."),
         (documents(20), ["--text_column", "text"], "No column is called text; the data has body, topic."),
         (documents(20), ["--train_file", "nowhere.jsonl"], "nowhere.jsonl"),
+        ([{"body": 1, "topic": "a"}, {"body": 2, "topic": "b"}] * 9, [], "body must hold strings, not Value('int64')"),
+        ([{"body": "a", "topic": ["b"]}] * 9, [], "and topic a class, not List(Value('string'))"),
     ],
 )
 def test_wrong_inputs_are_refused(rows: list[dict], arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sharing.shared_models import MODELS, shared_model
 import hf_efficient_attn as hea
 from hf_efficient_attn.hub.card import BEGIN, END
 from hf_efficient_attn.hub.written_cards import TEMPLATE, template_text, write_card
-from hf_efficient_attn.patterns import Band, GlobalTokens
+from hf_efficient_attn.patterns import Band, Full, GlobalTokens, Grid
 
 TINY = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
 RESULT = EvalResult("text-generation", "you/data", "Data", "perplexity", 3.14159, dataset_split="test")
@@ -49,6 +49,13 @@ def test_layers_that_read_alike_share_a_line_and_the_sparsest_is_drawn() -> None
     assert len(lines) == 24
     assert lines[0] == "■" + "⬚" * 23
     assert lines[1] == "■■" + "⬚" * 22
+
+
+def test_a_grid_is_described_at_its_own_length() -> None:
+    grid, sizes = Grid([8, 6], [Band(1, 1), Full()], 1), {**TINY, "image_size": (32, 24), "patch_size": 4}
+    text = hea.hub.model_card(hea.sparsify(transformers.ViTModel(transformers.ViTConfig(**sizes)), grid)).text
+    assert "In a text of 49 tokens" in text
+    assert "| 0–2 | `grid([8, 6], [band(1, 1), full()], prefix_tokens=1)` | 18.1 |" in text
 
 
 def test_encoder_and_decoder_have_lines_of_their_own() -> None:

@@ -23,6 +23,7 @@ from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
+from hf_efficient_attn.patterns.sized_grid import SizedGrid
 from hf_efficient_attn.patterns.span_tree import SpanTree
 
 CPU = torch.device("cpu")
@@ -44,6 +45,10 @@ PATTERNS = {
     "random": bigbird(block_tokens=16, num_random_blocks=2),
     "keyless blocks": BlockLocal(8) & ~GlobalTokens(range(8, 16)),
     "few random blocks": RandomBlocks(1, 8) & Band(9, 0),
+    # 333 tokens
+    "grid": SizedGrid([18, 18], [Band(2, 3), Dilated(4, 2, 2)], 9),
+    "causal grid": SizedGrid([111, 3], [Band(4, 4), Full()], is_causal=True) | Band(2, 0),
+    "shifted video": SizedGrid([4, 9, 9], [Band(1, 0), Band(2, 2), Band(2, 2)], 9, "shifted"),
     "per head": PerHead([Band(5, 5), Dilated(40, 40, 4)]) | GlobalTokens([7]),
 }
 

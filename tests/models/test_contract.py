@@ -2,9 +2,10 @@
 
 import pytest
 import transformers
+from families import CASES
 from models.contract import FamilyContract
 from models.generation_contract import GenerationContract
-from models_cases import CASES, CODE_OF_OTHERS, parametrize_cases
+from models_cases import parametrize_cases
 
 import hf_efficient_attn as hea
 
@@ -30,4 +31,3 @@ def test_import_again_registers_nothing_new() -> None:
 def test_case_names_are_unique() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
-    assert set(CODE_OF_OTHERS) < set(names)

@@ -48,17 +48,17 @@ def test_only_indexers_learn_in_warmup_and_each_from_its_own_loss_when_sparse() 
     out.loss.backward()
     assert names_with_gradients(model) == own
     plain = build("llama")(ids, labels=ids).loss
-    torch.testing.assert_close(out.loss, plain + out.index_loss)
+    torch.testing.assert_close(out.loss, plain + out.auxiliary_loss)
 
     model = llama("sparse").train()
     out = model(ids, labels=ids)
     rest = {name for name, _ in model.named_parameters()} - own
-    (out.loss - out.index_loss).backward(retain_graph=True)
+    (out.loss - out.auxiliary_loss).backward(retain_graph=True)
     assert names_with_gradients(model) == rest
     model.zero_grad()
-    out.index_loss.backward()
+    out.auxiliary_loss.backward()
     assert names_with_gradients(model) == own
-    assert not hasattr(model.eval()(ids, labels=ids), "index_loss")
+    assert not hasattr(model.eval()(ids, labels=ids), "auxiliary_loss")
 
 
 def test_checkpointed_layers_learn_the_same() -> None:
@@ -116,7 +116,7 @@ def test_a_saved_model_is_the_same(tmp_path: Path, stage: str) -> None:
         assert torch.equal(each.eval()(ids).logits, model(ids).logits)
         learning = {name for name, parameter in each.named_parameters() if parameter.requires_grad}
         assert learning == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        assert each.train()(ids, labels=ids).index_loss > 0
+        assert each.train()(ids, labels=ids).auxiliary_loss > 0
 
 
 @pytest.mark.parametrize("stage", ["warmup", "sparse"])

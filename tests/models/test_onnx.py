@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models_cases import CASES
+from families import BY_NAME
 
 from hf_efficient_attn.attention.select import use_backend
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def build(name: str) -> torch.nn.Module:
-    return next(case for case in CASES if case.name == name).model()
+    return BY_NAME[name].model()
 
 
 def test_runs_at_any_batch_and_length(tmp_path: Path) -> None:

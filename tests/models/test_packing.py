@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import CASES, TOLERANCE, Case, first_tensor, random_ids
-from seq2seq_cases import CASES as SEQ2SEQ_CASES
+from families import BY_NAME, CASES, SEQ2SEQ_CASES
+from models_cases import TOLERANCE, Case, first_tensor, random_ids
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
@@ -53,7 +53,7 @@ def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
 def test_documents_that_are_known_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mask function: only those of transformers' own models must be asked."""
     monkeypatch.delattr(Probe, "allowed")
-    case = next(case for case in CASES if case.name == "sparse-sliding-grouped")
+    case = BY_NAME["sparse-sliding-grouped"]
     case.model("AutoModel")(random_ids(1, 15), position_ids=POSITIONS)
 
 
@@ -97,13 +97,13 @@ def test_encoder_decoders_refuse_packing(said: dict[str, Any]) -> None:
 
 
 def test_segments_of_texts_have_no_documents() -> None:
-    model = next(case for case in CASES if case.name == "span-adaptive").model()
+    model = BY_NAME["span-adaptive"].model()
     with pytest.raises(hea.InputError, match="segment_index and seq_idx exclude each other"):
         model(random_ids(1, 15), segment_index=torch.zeros(1, dtype=torch.long), seq_idx=NUMBERS)
 
 
 def test_collator_with_flattening_needs_no_positions() -> None:
-    model = next(case for case in CASES if case.name == "sparse-longformer-causal").model()
+    model = BY_NAME["sparse-longformer-causal"].model()
     rows = [{"input_ids": row[: 3 + index]} for index, row in enumerate(random_ids(4, 9).tolist())]
     collate = transformers.DataCollatorWithFlattening
     losses = [

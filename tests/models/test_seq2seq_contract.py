@@ -1,10 +1,10 @@
 """Run the encoder-decoders' contract for every case of every family."""
 
 import pytest
+from families import SEQ2SEQ_CASES as CASES
 from models.seq2seq_contract import Seq2SeqContract
 from models.seq2seq_generation_contract import Seq2SeqGenerationContract
 from models_cases import parametrize_cases
-from seq2seq_cases import CASES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

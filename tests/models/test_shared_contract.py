@@ -1,13 +1,13 @@
 """Run the contract of heads, inputs, dropout and training for every case of every family, encoder-decoders included."""
 
 import pytest
-import seq2seq_cases
+from families import CASES, SEQ2SEQ_CASES
 from models.shared_contract import SharedContract
-from models_cases import CASES, parametrize_cases
+from models_cases import parametrize_cases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize_cases(metafunc, [*CASES, *seq2seq_cases.CASES])
+    parametrize_cases(metafunc, [*CASES, *SEQ2SEQ_CASES])
 
 
 class TestSharedContract(SharedContract): ...

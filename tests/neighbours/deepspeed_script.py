@@ -16,14 +16,18 @@ import deepspeed
 import torch
 import transformers
 from accelerate import DistributedType, PartialState
+from families import FAMILIES, SPARSE
 from models_cases import switch_off_dropout
-from processes.trainer_script import FAMILIES, RANK, WAYS, build_model, build_trainer
+from processes.trainer_script import RANK, WAYS, build_model, build_trainer
 from torch import distributed
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.global_tokens.projections import CopiedLinear
 
 STAGES = {"zero-2": 2, "zero-3": 3}
+# of every family, the case that ZeRO trains, and the families of which another one is refused
+CASES = {family.name: case for family in FAMILIES for case in family.column("ZeRO")}
+REFUSED = {family.name: family.refuses["ZeRO"] for family in FAMILIES if "ZeRO" in family.refuses}
 
 
 def arguments(stage: int) -> dict[str, Any]:
@@ -36,17 +40,16 @@ def arguments(stage: int) -> dict[str, Any]:
     return {"deepspeed": config, "use_cpu": False, "ddp_backend": None, "save_strategy": "steps", "save_steps": 1}
 
 
-def load(folder: Path) -> Any:
+def load(folder: Path, family: str) -> Any:
     """Return a saved model without dropout, whose weights are loaded into shards under ZeRO-3."""
-    is_seq2seq = json.loads((folder / "config.json").read_text()).get("is_encoder_decoder", False)
-    model = getattr(transformers, f"AutoModelFor{'Seq2Seq' if is_seq2seq else 'Causal'}LM").from_pretrained(folder)
+    model = getattr(transformers, CASES[family].main_head).from_pretrained(folder)
     switch_off_dropout(model)
     return model
 
 
 def train(family: str, way: str, folder: Path) -> dict[str, Any]:
     """Train the saved model, and go on from the last complete checkpoint; return what was run."""
-    trainer = build_trainer(family, way, folder, build=lambda family, seed: load(folder / family))
+    trainer = build_trainer(family, way, folder, build=lambda family, seed: load(folder / family, family))
     trainer.train()
     trainer.save_model(str(folder / f"{family}-{way}-trained"))
     output = Path(trainer.args.output_dir)
@@ -55,17 +58,17 @@ def train(family: str, way: str, folder: Path) -> dict[str, Any]:
         (output / f"checkpoint-{trainer.state.global_step}" / "latest").unlink()
     distributed.barrier()
     begun = hea.last_complete_checkpoint(output)
-    again = build_trainer(family, way, folder, build=lambda family, seed: load(folder / family))
+    again = build_trainer(family, way, folder, build=lambda family, seed: load(folder / family, family))
     again.train(resume_from_checkpoint=begun)
     again.save_model(str(folder / f"{family}-{way}-resumed"))
     stage = trainer.model_wrapped.zero_optimization_stage()  # type: ignore[union-attr,operator]
     return {"stage": stage, "processes": trainer.args.world_size, "begun": begun and Path(begun).name}
 
 
-def refusal(way: str, folder: Path) -> str:
-    """Return what is said of spans that are parameters."""
+def refusal(family: str, way: str, folder: Path) -> str:
+    """Return what is said of the model that other processes train."""
     try:
-        build_trainer("adaptive_span", way, folder).train()
+        build_trainer(family, way, folder).train()
     except hea.EfficientAttentionError as error:
         return str(error)
     return "nothing"
@@ -87,13 +90,14 @@ def main(folder: Path) -> None:
     # where DeepSpeed is wanted, accelerate looks for GPUs, and counts one process if there are none: it is told
     with patch.object(PartialState, "_prepare_backend", return_value=("gloo", DistributedType.MULTI_CPU)):
         for way in STAGES:
-            report |= {f"{family}-{way}": train(family, way, folder) for family in FAMILIES}
-            report[f"refused-{way}"] = refusal(way, folder)
-        config = build_model("sparse_transformer", 0).config
+            report |= {f"{family}-{way}": train(family, way, folder) for family in CASES}
+            report |= {f"refused-{family}-{way}": refusal(family, way, folder) for family in REFUSED}
+        (case,) = SPARSE.column("ZeRO")
+        config = build_model(SPARSE.name, 0).config
         report["differing"] = {
-            "built": num_differing(transformers.AutoModelForCausalLM.from_config(config)),
-            "loaded": num_differing(load(folder / "sparse_transformer")),
-            "loaded without them": num_differing(load(folder / "local")),
+            "built": num_differing(getattr(transformers, case.main_head).from_config(config)),
+            "loaded": num_differing(load(folder / SPARSE.name, SPARSE.name)),
+            "loaded without them": num_differing(load(folder / "local", SPARSE.name)),
         }
     if RANK == 0:
         (folder / "report.json").write_text(json.dumps(report))

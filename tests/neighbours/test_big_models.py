@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from families import WRITERS
 from models_cases import first_tensor, random_ids
-from neighbours.saved_models import ALL, save_model
+from neighbours.saved_models import save_model
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 pytest.importorskip("accelerate")
@@ -23,10 +24,10 @@ def on_disk(model: Any) -> dict[str, str]:
     return placed
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", WRITERS)
 @pytest.mark.parametrize("is_automatic", [False, True], ids=["half on disk", "auto"])
 def test_half_of_the_blocks_on_disk(family: str, is_automatic: bool, tmp_path: Path) -> None:
-    model = save_model(tmp_path / "model", ALL[family])
+    model = save_model(tmp_path / "model", WRITERS[family])
     auto: Any = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
     size = sum(tensor.numel() * tensor.itemsize for tensor in model.state_dict().values())
     spread = (

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from neighbours.saved_models import ALL, save_model
+from families import WRITERS
+from neighbours.saved_models import save_model
 
 pytest.importorskip("lm_eval")
 TEXTS = ["w1 w2 w3 w4 w5", "w9 w8 w7 w6 w5 w4 w3"]
@@ -49,9 +50,9 @@ metric_list: [{metric: exact_match}]
 }
 
 
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("family", WRITERS)
 def test_likelihoods_choices_and_generation(family: str, tmp_path: Path, capability: Any) -> None:
-    model = save_model(tmp_path / "model", ALL[family])
+    model = save_model(tmp_path / "model", WRITERS[family])
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     for name, task in TASKS.items():
         (tmp_path / f"{name}.yaml").write_text(task.replace("DATA", str(tmp_path / "texts.jsonl")))

@@ -8,8 +8,8 @@ from typing import Any
 import peft
 import pytest
 import torch
+from families import FAMILIES, WRITERS
 from models_cases import first_tensor, random_ids
-from neighbours.saved_models import ALL, build_model
 
 import hf_efficient_attn as hea
 
@@ -25,9 +25,10 @@ ADAPTERS: dict[str, Callable[..., Any]] = {
     "prefix": partial(peft.PrefixTuningConfig, num_virtual_tokens=3),
 }
 MERGED = ("lora", "dora", "ia3")
-# prefixes lack what decides on the clusters of a key
-REFUSED = (("routing_transformer", "prefix"),)
-PAIRS = [(family, kind) for kind in ADAPTERS for family in ALL if (family, kind) not in REFUSED]
+REFUSED = {
+    (family.name, kind): family.refuses[kind] for family in FAMILIES for kind in ADAPTERS if kind in family.refuses
+}
+PAIRS = [(family, kind) for kind in ADAPTERS for family in WRITERS if (family, kind) not in REFUSED]
 
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:
@@ -52,7 +53,7 @@ def train_a_step(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_adapters(family: str, kind: str, tmp_path: Path, capability: Any) -> None:
-    base = build_model(ALL[family])
+    base = WRITERS[family].model()
     task = "SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM"
     model = peft.get_peft_model(base, ADAPTERS[kind](task_type=task)).eval()
     inputs = inputs_of(model)
@@ -61,7 +62,7 @@ def test_adapters(family: str, kind: str, tmp_path: Path, capability: Any) -> No
     with torch.no_grad():
         expected = first_tensor(model(**inputs))
         model.save_pretrained(tmp_path)
-        loaded = peft.PeftModel.from_pretrained(build_model(ALL[family]), tmp_path).eval()
+        loaded = peft.PeftModel.from_pretrained(WRITERS[family].model(), tmp_path).eval()
         torch.testing.assert_close(first_tensor(loaded(**inputs)), expected, atol=1e-5, rtol=1e-5)
         if kind in MERGED:
             merged = loaded.merge_and_unload()
@@ -84,8 +85,8 @@ def test_prefixes_before_global_projections_are_refused(capability: Any) -> None
 
 
 @pytest.mark.parametrize(("family", "kind"), REFUSED)
-def test_prefixes_before_routing_heads_are_refused(family: str, kind: str, capability: Any) -> None:
-    model = peft.get_peft_model(build_model(ALL[family]), ADAPTERS[kind](task_type="CAUSAL_LM"))
-    with pytest.raises(hea.UnsupportedBackendError, match="Prefix tuning cannot give that") as refusal:
+def test_adapters_that_lack_something_are_refused(family: str, kind: str, capability: Any) -> None:
+    model = peft.get_peft_model(WRITERS[family].model(), ADAPTERS[kind](task_type="CAUSAL_LM"))
+    with pytest.raises(hea.UnsupportedBackendError, match=REFUSED[family, kind]) as refusal:
         model(**inputs_of(model))
     capability(family, "PEFT", refusal=str(refusal.value))

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from attention_models import CONFIGS, PATTERN
 from datasets import Dataset
-from models_cases import randomize
-from neighbours.saved_models import READERS, save_model, save_with_tokenizer
+from families import ENCODER_DECODERS, READERS
+from neighbours.saved_models import save_model
 from sentence_transformers import (
     CrossEncoder,
     SentenceTransformer,
@@ -19,11 +18,12 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncode
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from transformers import BertForSequenceClassification, BertModel
 
-import hf_efficient_attn as hea
-
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    # losses of sentence-transformers are its own
+    pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning"),
+]
 every_family = pytest.mark.parametrize("family", READERS)
 QUIET = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
 STEP = {"max_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-2, **QUIET}
@@ -37,16 +37,9 @@ OTHER_MIDDLE = " ".join([*WORDS[:1000], "w3", *WORDS[1001:]])
 
 def save_reader(folder: Path, family: str, auto_class: str, **fields: Any) -> None:
     """Write a model with positions for long texts, and its tokenizer."""
-    if family == "sparsified":
-        config = CONFIGS["bert"]()
-        for name, value in {**POSITIONS, **fields}.items():
-            setattr(config, name, value)
-        bert = BertModel if auto_class == "AutoModel" else BertForSequenceClassification
-        save_with_tokenizer(hea.sparsify(randomize(bert(config)).eval(), PATTERN), folder)
-        return
-    if family == "sparse_seq2seq":
-        fields["max_target_position_embeddings"] = POSITIONS["max_position_embeddings"]
-    save_model(folder, READERS[family], auto_class, **POSITIONS, **fields)
+    is_encoder_decoder = family in ENCODER_DECODERS
+    targets = {"max_target_position_embeddings": MOST_TOKENS + 2} if is_encoder_decoder else {}
+    save_model(folder, READERS[family], auto_class, **POSITIONS, **targets, **fields)
 
 
 def check_what_is_read(answers: torch.Tensor, alone: torch.Tensor) -> None:

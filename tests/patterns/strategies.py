@@ -18,6 +18,7 @@ from hf_efficient_attn.patterns import (
     Pattern,
     PerHead,
     RandomBlocks,
+    SizedGrid,
     Strided,
     bigbird,
 )
@@ -48,12 +49,27 @@ gathered = st.lists(st.tuples(small, small), min_size=1, max_size=3).map(
         for (_, length), stop in zip(listed, accumulate(gap + length for gap, length in listed), strict=True)
     )
 )
+
+
+def grid(axes: st.SearchStrategy[Pattern], is_causal: st.SearchStrategy[bool]) -> st.SearchStrategy[Pattern]:
+    """Grids of one to three axes."""
+    fitting = axes.filter(lambda pattern: not pattern.needs_two_axes)
+    return st.builds(
+        lambda listed, *fields: SizedGrid([size for size, _ in listed], [axis for _, axis in listed], *fields),
+        st.lists(st.tuples(small, fitting), min_size=1, max_size=3),
+        st.integers(0, 2),
+        st.just("cut"),
+        is_causal,
+    )
+
+
 atoms: st.SearchStrategy[Pattern] = st.one_of(
     positional,
     st.builds(GatheredKeys, positional.filter(lambda pattern: not pattern.depends_on_length), gathered),
     st.builds(Blocks, positional, small),
     st.builds(RandomBlocks, st.integers(1, 3), small, st.integers(0, 5), st.none() | positional),
     st.builds(RandomBlocks, st.integers(1, 3), small, is_causal=st.just(True)),
+    grid(positional, st.just(False)),
 )
 
 
@@ -63,6 +79,7 @@ def _algebra(parts: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
         st.tuples(parts, parts).map(lambda pair: pair[0] & pair[1]),
         parts.map(lambda part: ~part),
         st.builds(Blocks, parts, st.integers(1, 3)),
+        grid(parts, st.booleans()),
     )
 
 

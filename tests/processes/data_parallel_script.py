@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import BY_NAME, one_each
 from models_cases import checkpoint_activations
-from processes.steps import ALL_CASES, batch_of, build, family_cases, largest_difference, train, train_alone, weights_of
+from processes.steps import batch_of, build, largest_difference, train, train_alone, weights_of
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 
 def pairs() -> Iterator[tuple[str, str]]:
     """Yield (case, auto class): the main head of every case, and for each family every head of one."""
-    complete = family_cases()
-    for name, case in ALL_CASES.items():
+    complete = one_each()
+    for name, case in BY_NAME.items():
         yield from ((name, head) for head in (case.heads if name in complete else [case.main_head]))
 
 
@@ -43,8 +44,8 @@ def train_together(case: Any, auto_class: str, is_checkpointed: bool) -> dict[st
 
 def train_in_ways(name: str, auto_class: str, reached: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return how far from `reached` DDP ends; for some heads also with checkpointed activations."""
-    case = ALL_CASES[name]
-    is_checkpointed_too = auto_class == case.main_head and name in family_cases()
+    case = BY_NAME[name]
+    is_checkpointed_too = auto_class == case.main_head and name in one_each()
     report: dict[str, Any] = {}
     for way, is_checkpointed in {"ddp": False, **({"checkpointed": True} if is_checkpointed_too else {})}.items():
         try:
@@ -59,7 +60,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # before the processes know each other: models that one trains alone would count as different from the others'
-    alone = {pair: train_alone(ALL_CASES[pair[0]], pair[1], processes) for pair in pairs() if rank == 0}
+    alone = {pair: train_alone(BY_NAME[pair[0]], pair[1], processes) for pair in pairs() if rank == 0}
     distributed.init_process_group("gloo")
     report = {}
     for name, head in pairs():

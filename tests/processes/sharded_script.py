@@ -19,11 +19,10 @@ import torch
 import transformers
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState
+from families import FAMILIES
 from models_cases import checkpoint_activations, switch_off_dropout
 from processes.steps import (
-    ALL_CASES,
     LEARNING_RATE,
-    SPARSIFIED,
     batch_of,
     build,
     largest_difference,
@@ -35,18 +34,9 @@ from torch import distributed
 from transformers.distributed import DistributedConfig
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-# of every family the case with most kinds of parameters, and sparsified models
-FAMILIES = (
-    "simplified-sas",
-    "sparse-longformer",
-    "span-modern",
-    "reformer-causal",
-    "routing-causal",
-    "seq2seq-led",
-)
 # accelerate 1.15 cannot cut any BERT into shards: its embeddings and its last bias have two owners each
 NOT_BY_ACCELERATE = ("bert",)
-CASES = {**{name: ALL_CASES[name] for name in FAMILIES}, **{case.name: case for case in SPARSIFIED}}
+CASES = {case.name: case for family in FAMILIES for case in family.column("FSDP2")}
 
 
 def load(case: Any, folder: Path) -> Any:

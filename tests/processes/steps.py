@@ -3,67 +3,14 @@
 import copy
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import seq2seq_cases
 import torch
-import transformers
-from models_cases import CASES, TINY, head_inputs, randomize, scalar, switch_off_dropout
+from models_cases import scalar, switch_off_dropout
 from torch import Tensor, nn
-
-import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens, PerHead
 
 STEPS, LEARNING_RATE = 3, 0.1
 WRAPPERS = re.compile(r"^module\.|_checkpoint_wrapped_module\.")
-
-
-@dataclass(frozen=True)
-class SparsifiedCase:
-    """A model of transformers that follows patterns, with the names of `Case` that the scripts of this folder use."""
-
-    name: str
-    config_class: type
-    main_head: str
-    pattern: Any
-    fields: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def fewest_layers(self) -> dict[str, int]:
-        return {"num_hidden_layers": 1}
-
-    def model(self, auto_class: str, seed: int = 0, **changes: Any) -> Any:
-        """Return a model whose every parameter is random."""
-        torch.manual_seed(seed)
-        config = self.config_class(**{**TINY, **dict(self.fields), **changes})
-        model = getattr(transformers, auto_class).from_config(config)
-        return randomize(hea.sparsify(model.eval(), self.pattern), seed)
-
-    def inputs(self, auto_class: str) -> dict[str, Tensor]:
-        """Return inputs with labels for one head."""
-        return head_inputs(auto_class)
-
-
-SPARSIFIED = [
-    SparsifiedCase(
-        "llama",
-        transformers.LlamaConfig,
-        "AutoModelForCausalLM",
-        PerHead([Band(3, 0), Dilated(12, 0, 3) | GlobalTokens([0])]),
-        (("num_key_value_heads", 2),),
-    ),
-    SparsifiedCase("bert", transformers.BertConfig, "AutoModelForMaskedLM", Band(2, 2) | GlobalTokens([0])),
-]
-ALL_CASES = {case.name: case for case in [*CASES, *seq2seq_cases.CASES]}
-
-
-def family_cases() -> dict[str, Any]:
-    """Return the first case of each family and direction, which together have all of its heads."""
-    found: dict[Any, Any] = {}
-    for case in ALL_CASES.values():
-        found.setdefault((case.config_class, case.main_head), case)
-    return {case.name: case for case in found.values()}
 
 
 def build(case: Any, auto_class: str) -> Any:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import BY_NAME
 from processes.data_parallel_script import pairs
-from processes.steps import ALL_CASES
 from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "data_parallel_script.py"
@@ -38,6 +38,6 @@ def test_every_head_of_every_family_takes_part(report: dict[str, Any]) -> None:
     heads = {
         case.heads[f"AutoModel{head}"]
         for name, _, head in (each.rpartition("-") for each in report)
-        for case in [ALL_CASES[name]]
+        for case in [BY_NAME[name]]
     }
-    assert heads == {head for case in ALL_CASES.values() for head in case.heads.values()}
+    assert heads == {head for case in BY_NAME.values() for head in case.heads.values()}

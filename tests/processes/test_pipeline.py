@@ -4,16 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from processes.steps import ALL_CASES, family_cases
+from families import BY_NAME, one_each
 from training.tiny_models import sparse_llama
 from transformers.distributed import DistributedConfig
 
 import hf_efficient_attn as hea
 
 
-@pytest.mark.parametrize("name", family_cases())
+@pytest.mark.parametrize("name", one_each())
 def test_families_refuse_stages(name: str) -> None:
-    model = ALL_CASES[name].model()
+    model = BY_NAME[name].model()
     with pytest.raises(hea.UnsupportedBackendError, match=rf"\(pp_size\) would compute {type(model).__name__} wrongly"):
         type(model).maybe_distribute_model(model, DistributedConfig(pp_size=2), None)
 

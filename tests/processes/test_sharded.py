@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from capabilities import family_of
-from processes.sharded_script import CASES, FAMILIES, NOT_BY_ACCELERATE
-from processes.steps import ALL_CASES, build
+from families import BY_NAME
+from processes.sharded_script import CASES, NOT_BY_ACCELERATE
+from processes.steps import build
 from torchrun import run_together
 from training.tiny_models import sparse_llama
 
@@ -61,12 +62,8 @@ def test_shards_of_two_processes_are_loaded_by_any_number(report: Report, name: 
     assert report("load", processes)[name] == {"shards": 0.0, "whole": 0.0}
 
 
-def test_every_family_takes_part() -> None:
-    assert {CASES[name].config_class for name in FAMILIES} == {case.config_class for case in ALL_CASES.values()}
-
-
 def of_family(vocab_size: int) -> Any:
-    model = ALL_CASES["simplified-sas"].model(vocab_size=vocab_size)
+    model = BY_NAME["simplified-sas"].model(vocab_size=vocab_size)
     model.register_forward_pre_hook(refuse_uneven_vocabulary)
     return model
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from processes.steps import largest_difference
-from processes.trainer_script import FAMILIES, STEPS, WAYS
+from processes.trainer_script import CASES, STEPS, WAYS
 from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "trainer_script.py"
@@ -36,7 +36,7 @@ def report(folder: Path, family: str, way: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", [*WAYS, "resumed"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_two_processes_end_with_the_weights_of_one(
     runs: dict[int, Path], family: str, way: str, capability: Any
 ) -> None:
@@ -50,10 +50,10 @@ def test_two_processes_end_with_the_weights_of_one(
         assert (said["steps"], said["processes"]) == (STEPS, processes)
         assert said.get("finds_unused") in (False, None)
     assert report(runs[2], family, "plain")["finds_unused"] is False
-    capability("sparsified" if family == "llama" else family, "DDP")
+    capability(family, "DDP")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_ways_were_what_they_claim(runs: dict[int, Path], family: str) -> None:
     for folder in runs.values():
         assert [report(folder, family, way)["is_checkpointing"] for way in ("plain", "checkpointed")] == [False, True]
@@ -64,7 +64,7 @@ def test_ways_were_what_they_claim(runs: dict[int, Path], family: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CASES)
 def test_resuming_changes_nothing(runs: dict[int, Path], family: str, processes: int) -> None:
     """Weights, optimizer and order of the examples come back from the checkpoint: equal to the last bit."""
     whole, resumed = (weights(runs[processes], family, way) for way in ("plain", "resumed"))

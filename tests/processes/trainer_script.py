@@ -15,21 +15,13 @@ from typing import Any
 
 import torch
 import transformers
+from families import FAMILIES
 from models_cases import switch_off_dropout
-from processes.steps import ALL_CASES
-from training.tiny_models import sparse_llama
 
 STEPS, GLOBAL_BATCH = 3, 4
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-FAMILIES = {
-    "simplified_transformer": "simplified-sas",
-    "sparse_transformer": "sparse-longformer-causal-global",
-    "adaptive_span": "span-modern",
-    "efficient_reformer": "reformer-causal",
-    "routing_transformer": "routing-causal",
-    "sparse_seq2seq": "seq2seq-led",
-    "llama": None,
-}
+# of every family, the case that stands for it
+CASES = {family.name: case for family in FAMILIES for case in family.column("DDP")}
 EVALUATED = {
     "eval_strategy": "steps",
     "save_strategy": "steps",
@@ -52,8 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def build_model(family: str, seed: int) -> Any:
     """Return a model whose weights depend on the seed alone."""
-    case = ALL_CASES.get(FAMILIES[family] or "")
-    model = sparse_llama(seed) if case is None else case.model(seed=seed)
+    model = CASES[family].model(seed=seed)
     switch_off_dropout(model)
     return model
 
@@ -136,7 +127,7 @@ def save(trainer: transformers.Trainer, path: Path) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     report = {}
-    for family in FAMILIES:
+    for family in CASES:
         torch.save(build_model(family, 0).state_dict(), folder / f"{family}-start.pt")
         report |= {f"{family}-{way}": train(family, way, folder) for way in WAYS}
         report[f"{family}-resumed"] = resume(family, folder)

@@ -13,8 +13,8 @@ import pytest
 from capabilities import family_of
 from forked import server
 from sharing.copy_client import used
-from sharing.shared_models import MODELS, shared_model
-from sharing.test_stub_processes import FAMILIES, auto_class_of
+from sharing.shared_models import FAMILIES, MODELS, shared_model
+from sharing.test_stub_processes import auto_class_of
 from transformers import PreTrainedConfig
 
 import hf_efficient_attn as hea
@@ -70,8 +70,8 @@ def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, An
 
 
 def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:
-    shared_model("sparse").save_pretrained(tmp_path / "exported")
-    hea.hub.include_code(shared_model("sparse")).save_pretrained(tmp_path / "included")
+    shared_model("sparse_transformer").save_pretrained(tmp_path / "exported")
+    hea.hub.include_code(shared_model("sparse_transformer")).save_pretrained(tmp_path / "included")
     cli.main(["export-code", str(tmp_path / "exported")])
     assert contents(tmp_path / "exported") == contents(tmp_path / "included")
     assert FILE not in contents(tmp_path / "exported")

@@ -1,6 +1,6 @@
 """Every family and sparsified models, over real HTTP: two pushes, card, tags, shards, revisions, pipelines, adapters.
 
-A family joins by its line in `shared_models.MODELS`. The process, `repository_client.py`, runs once for all.
+The process, `repository_client.py`, runs once for all.
 """
 
 import json
@@ -59,11 +59,12 @@ def test_card_describes_the_model(found: dict[str, Any]) -> None:
     """It was validated by the rules of the Hub, and its own line has loaded the model."""
     got = found["got"]
     assert {"efficient-attention", "hf_efficient_attn", "second"} <= set(got["tags"])
+    # a star is no pattern over one axis of tokens: there is none to draw
+    drawn = () if found["name"] == "star_transformer" else ("| layers |", "■")
     for part in (
         f"# {found['name']}",
         f"`{got['class']}`",
-        "| layers |",
-        "■",
+        *drawn,
         f'from_pretrained("tester/{found["name"]}")',
     ):
         assert part in got["card"]

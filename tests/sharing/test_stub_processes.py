@@ -12,11 +12,10 @@ import pytest
 from forked import server
 from hub_server import running_hub
 from sharing.hub_client import output_digest
-from sharing.shared_models import MODELS, shared_model
+from sharing.shared_models import FAMILIES, MODELS, shared_model
 
 CLIENT = Path(__file__).parent / "stub_client.py"
 LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM")
-FAMILIES = ("simplified", "sparse", "seq2seq", "spans", "reformer", "routing")
 
 
 @pytest.fixture(scope="module")

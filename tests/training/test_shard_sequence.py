@@ -4,6 +4,7 @@ Processes (gloo, CPU) run `sharded_models_script.py` on models that this process
 """
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 import transformers
 from capabilities import family_of
-from sharded_models_script import batch, load, results
+from families import OURS
+from sharded_models_script import REFUSING, batch, load, results
 from torchrun import run_together
 
 import hf_efficient_attn as hea
@@ -60,17 +62,15 @@ CASES: dict[str, Any] = {
     ),
     "bert": lambda: hea.sparsify(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), GLOBALS),
     "roberta": lambda: hea.sparsify(transformers.RobertaForTokenClassification(roberta()), BlockLocal(4)),
-    "encoder": lambda: sparse(False, GLOBALS),
-    "encoder_heads": lambda: sparse(False, GLOBALS),
     "decoder_packed": lambda: sparse(True, bigbird(2, 1, causal=True)),
-    "simplified": lambda: hea.SimplifiedTransformerForCausalLM(
-        hea.SimplifiedTransformerConfig(**SIZES, block="pre_ln", attention_pattern=Band(4, 0))
-    ),
-    "simplified_heads": lambda: CASES["simplified"](),
-    "spans": lambda: hea.AdaptiveSpanForCausalLM(
-        hea.AdaptiveSpanConfig(**SIZES, span="adaptive", span_limit=16, span_ramp=4, span_init=0.3)
-    ),
 }
+# of every family what has no refusal, with six heads for two and for three processes
+SIX_HEADS = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_attention_heads")}
+for family in (family for family in OURS if "halo" not in family.refuses):
+    for case in family.column("halo"):
+        CASES[case.name] = partial(case.model, **SIX_HEADS)
+        if "Ulysses" not in family.refuses:
+            CASES[f"{case.name}_heads"] = CASES[case.name]
 
 
 def build(name: str) -> Any:
@@ -112,10 +112,12 @@ def test_processes_compute_what_one_does(folder: Path, name: str, capability: An
     capability(family_of(build(name).config), "Ulysses" if "heads" in name else "halo")
 
 
-def test_heads_of_learned_spans_are_not_exchanged(folder: Path, capability: Any) -> None:
-    said = torch.load(folder / "spans.pt")["said"]
-    assert said.startswith("ConfigurationError: mode='heads' cannot divide a layer with learned parts of scores")
-    capability("adaptive_span", "Ulysses", refusal=said.partition(": ")[2].replace(" 3 ", " 2 "))
+@pytest.mark.parametrize("name", REFUSING)
+def test_heads_that_are_not_exchanged(folder: Path, name: str, capability: Any) -> None:
+    family = REFUSING[name]
+    said = torch.load(folder / f"{name}.pt")["said"]
+    assert re.match(f"ConfigurationError: {family.refuses['Ulysses']}", said)
+    capability(family.name, "Ulysses", refusal=said.partition(": ")[2].replace(" 3 ", " 2 "))
 
 
 @pytest.mark.parametrize(

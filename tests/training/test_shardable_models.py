@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from families import FAMILIES
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -72,24 +73,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**SIZES, span="dynamic", span_limit=8, span_ramp=2)),
         "dynamic spans are penalised",
     ),
-    "routing heads": (
-        lambda: hea.RoutingTransformerForCausalLM(hea.RoutingTransformerConfig(**SIZES)),
-        "routing heads choose keys among all tokens",
-    ),
-    "hashing": (
-        lambda: hea.EfficientReformerForCausalLM(hea.EfficientReformerConfig(**SIZES, is_causal=True)),
-        "its layers sort all tokens of a text by their buckets",
-    ),
     "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
     "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
     "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),
     "sequence head in-tree": (
         lambda: efficient(transformers.BertConfig(**SIZES), "AutoModelForSequenceClassification"),
         "the loss of .ForSequenceClassification. needs the whole text",
-    ),
-    "encoder-decoder": (
-        lambda: hea.SparseSeq2SeqForConditionalGeneration(hea.SparseSeq2SeqConfig(**BART)),
-        "it joins several models",
     ),
     "encoder-decoder in-tree": (lambda: efficient(transformers.T5Config(**SIDES), "AutoModelForSeq2SeqLM"), "it joins"),
     "routers": (
@@ -115,14 +104,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "convolution": (with_convolution, "model.layers.1.mlp.gate_proj reads neighbours outside of attention"),
 }
-
-
-# cells of the table of model_cards/engine.md, or notes to them
-NOTED = {
-    "encoder-decoder": "sparse_seq2seq",
-    "hashing": "efficient_reformer",
-    "routing heads": "routing_transformer",
-}
+# whole families, with the cells of the table of model_cards/engine.md
+FAMILIES_REFUSED = {family.name: family for family in FAMILIES if "halo" in family.refuses}
+REFUSED |= {name: (family.column("halo")[0].model, family.refuses["halo"]) for name, family in FAMILIES_REFUSED.items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -133,8 +117,8 @@ def test_model_is_refused(name: str, capability: Any) -> None:
         hea.UnsupportedBackendError, match=f"cannot read a text that lies on several.*({sentence})"
     ) as refusal:
         hea.shard_sequence(model, MESH)
-    if name in NOTED:
-        capability(NOTED[name], "halo", refusal=str(refusal.value))
+    if name in FAMILIES_REFUSED:
+        capability(name, "halo", refusal=str(refusal.value))
     # and is left as it was
     assert not any("_sequence_shards" in module.__dict__ for module in model.modules())
 

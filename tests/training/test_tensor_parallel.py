@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from capabilities import family_of
-from models_cases import CASES, randomize
+from families import FAMILIES, OURS
+from models_cases import randomize
 from tensor_parallel_script import TRAINED, results
 from torchrun import run_together
 from transformers import GraniteSWAConfig, GraniteSWAForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -19,20 +20,8 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, Causal, Dilated, PerHead, RandomBlocks
 
 SCRIPT = Path(__file__).parents[1] / "tensor_parallel_script.py"
-# of every family, cases whose heads differ, or whose parts are cut
-FAMILIES = (
-    "simplified-sas",
-    "simplified-sas_p-alibi",
-    "simplified-sas-span",
-    "sparse-bigbird",
-    "sparse-longformer-causal-global",
-    "span-modern",
-    "span-dynamic",
-    "reformer-causal",
-    "reformer-masked",
-    "routing-causal",
-    "routing-masked",
-)
+# of every family, cases whose heads differ, or whose parts are cut; of encoder-decoders and sparsified models, below
+CASES = [case for family in OURS if not family.is_encoder_decoder for case in family.column("TP")]
 # weights that differ in their last bit move spans, whose gradient is many tokens long, further in one process, too
 SPAN_TOLERANCE = 1e-5
 PER_HEAD = PerHead([Band(3, 0), Dilated(12, 0, 3), Band(0, 0) | RandomBlocks(1, 4, is_causal=True), Causal()])
@@ -75,7 +64,7 @@ MODELS = {
     "sparse": sparse,
     "tied": partial(encoder_decoder, lm_head_bias=True),
     "untied": partial(encoder_decoder, tie_word_embeddings=False),
-    **{case.name: partial(case.model, vocab_size=64) for case in CASES if case.name in FAMILIES},
+    **{case.name: partial(case.model, vocab_size=64) for case in CASES},
 }
 
 
@@ -120,7 +109,7 @@ def test_key_heads_that_processes_cannot_share_are_refused() -> None:
 
 
 def test_every_family_takes_part() -> None:
-    assert {case.config_class for case in CASES if case.name in FAMILIES} == {case.config_class for case in CASES}
+    assert {family_of(build().config) for build in MODELS.values()} == {family.name for family in FAMILIES}
 
 
 def test_heads_without_numbers_are_refused(folder: Path) -> None:

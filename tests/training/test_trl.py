@@ -7,43 +7,39 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from attention_models import PATTERN, build
-from capabilities import FAMILIES
+from capabilities import family_of
 from datasets import Dataset
-from models_cases import CASES, TINY, switch_off_dropout
+from families import DECODERS, ENCODER_DECODERS, SPARSIFIED, WRITERS
+from models_cases import TINY, switch_off_dropout
 from peft import LoraConfig
-from seq2seq_cases import CASES as SEQ2SEQ_CASES
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from word_tokenizer import word_tokenizer
 
-import hf_efficient_attn as hea
-
-MODELS = ("simplified-sas_p", "sparse-longformer-causal", "span-modern", "reformer-causal", "routing-rope", "llama")
 TEXTS = [" ".join(f"w{(7 * row + word) % 50}" for word in range(5 + row)) for row in range(4)]
 # peft and TRL use names that transformers has given up
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning"),
+    # losses of preferences and rewards are TRL's own
+    pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning"),
 ]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=DECODERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a model with dropout, where it is of ours, and of its tokenizer."""
+    """Return the folder of a model with dropout, where it is of ours, and of its tokenizer.
+
+    TRL does not find the dropout of attention in models of transformers.
+    """
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "llama":
-        model = hea.sparsify(build("llama"), PATTERN)
-    else:
-        case = next(case for case in CASES if case.name == request.param)
-        model = case.model(**dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.1))
-    model.save_pretrained(folder)
+    places = () if request.param == SPARSIFIED.name else ("embedding_dropout", "hidden_dropout", "attention_dropout")
+    WRITERS[request.param].model(**dict.fromkeys(places, 0.1)).save_pretrained(folder)
     word_tokenizer(TINY["vocab_size"]).save_pretrained(folder)
     return folder
 
 
-def family(folder: Path) -> str:
-    kind = transformers.AutoConfig.from_pretrained(folder).model_type
-    return kind if kind in FAMILIES else "sparsified"
+def row(folder: Path) -> str:
+    return family_of(transformers.AutoConfig.from_pretrained(folder))
 
 
 def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -74,7 +70,7 @@ def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool, capa
         peft_config=LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM") if adapts else None,
     )
     assert math.isfinite(first_loss(trainer))
-    capability(family(folder), "TRL")
+    capability(row(folder), "TRL")
 
 
 def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path, capability: Any) -> None:
@@ -85,7 +81,7 @@ def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path,
         train_dataset=Dataset.from_dict({"prompt": TEXTS, "chosen": [" w1 w2"] * 4, "rejected": [" w3"] * 4}),
     )
     assert first_loss(trainer) == pytest.approx(math.log(2), abs=1e-6)
-    capability(family(folder), "TRL")
+    capability(row(folder), "TRL")
 
 
 @pytest.mark.neighbours
@@ -118,13 +114,14 @@ def test_rewards_with_a_reference(folder: Path, tmp_path: Path, capability: Any)
     )
     assert trainer.ref_model is not None
     assert math.isfinite(first_loss(trainer))
-    capability(family(folder), "TRL")
+    capability(row(folder), "TRL")
 
 
 @pytest.mark.neighbours
-def test_encoders_are_shown_what_decoders_are_to_learn(tmp_path: Path, capability: Any) -> None:
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_encoders_are_shown_what_decoders_are_to_learn(family: str, tmp_path: Path, capability: Any) -> None:
     """Why TRL does not train encoder-decoders, although it starts: their loss is that of copying."""
-    model, shown = next(case for case in SEQ2SEQ_CASES if case.name == "seq2seq-led").model(), {}
+    model, shown = WRITERS[family].model(), {}
     model.register_forward_pre_hook(lambda *call: shown.update(call[-1]), with_kwargs=True)
     SFTTrainer(
         model,
@@ -137,4 +134,4 @@ def test_encoders_are_shown_what_decoders_are_to_learn(tmp_path: Path, capabilit
     assert not learned.all()
     assert torch.equal(shown["input_ids"][learned], shown["labels"][learned])
     reason = "TRL trains decoders: it shows the encoder the answer, too. Use Seq2SeqTrainer, as in run_translation.py."
-    capability("sparse_seq2seq", "TRL", reason=reason)
+    capability(family, "TRL", reason=reason)

@@ -7,12 +7,15 @@ const MEASURES = {
   first: { title: "on the first token", text: percent },
 };
 const model = data.model ? new ReadText(data.model) : null;
-const chosen = { layer: 0, head: 0, place: 0 };
+const chosen = { layer: 0, head: 0, ...model?.memberships?.first, place: 0 };
 
 function setUpHeads() {
   element("measure").append(...measures().map(([name, { title }]) => make("option", { value: name }, title)));
   element("measure").addEventListener("change", showHeads);
   element("heads-map").addEventListener("keydown", stepHeads);
+  element("shapes").textContent = model.memberships
+    ? `Round: heads that choose what they read by ${model.memberships.kind}s.`
+    : "";
   showHeads();
 }
 
@@ -29,18 +32,20 @@ function showHeads() {
   const measure = element("measure").value;
   const [layers, heads] = [range(0, model.layers), range(0, model.heads)];
   const numbers = layers.map((layer) => heads.map((head) => model.ofHead(measure, layer, head)));
-  const [lowest, highest] = [Math.min(...numbers.flat()), Math.max(...numbers.flat())];
-  const level = (number) => (highest > lowest ? (number - lowest) / (highest - lowest) : 0);
+  // from 0 on, so that small differences look small
+  const highest = Math.max(...numbers.flat());
+  const level = (number) => (highest > 0 ? number / highest : 0);
   const { text } = MEASURES[measure];
-  const names = mapRow(["", ...heads].map((name) => make("span", {}, name)));
-  names.setAttribute("aria-hidden", "true");
+  const axis = mapRow([make("span"), make("span", { className: "axis" }, "head")]);
+  const names = mapRow(["layer", ...heads].map((name) => make("span", {}, name)));
+  for (const row of [axis, names]) row.setAttribute("aria-hidden", "true");
   const rows = numbers.map((row, layer) => {
     const cells = row.map((number, head) => headCell(layer, head, text(number), level(number)));
     return mapRow([make("span", {}, layer), ...cells]);
   });
-  element("heads-map").style.gridTemplateColumns = `28px repeat(${model.heads}, minmax(12px, 1fr))`;
-  element("heads-map").replaceChildren(names, ...rows);
-  element("scale").replaceChildren(make("span", {}, text(lowest)), make("span", {}, text(highest)));
+  element("heads-map").style.gridTemplateColumns = `32px repeat(${model.heads}, minmax(12px, 1fr))`;
+  element("heads-map").replaceChildren(axis, names, ...rows);
+  element("scale").replaceChildren(make("span", {}, 0), make("span", {}, text(highest)));
   showHeadFacts();
 }
 
@@ -52,9 +57,11 @@ function mapRow(cells) {
 
 function headCell(layer, head, text, level) {
   const isChosen = layer === chosen.layer && head === chosen.head;
-  const title = `layer ${layer}, head ${head}: ${text}`;
+  const choices = model.memberships?.headText(layer, head);
+  const title = `layer ${layer}, head ${head}: ${text}${choices ? `; ${choices}` : ""}`;
   const cell = make("button", { title, tabIndex: isChosen ? 0 : -1 });
   cell.setAttribute("role", "gridcell");
+  cell.classList.toggle("chooses", Boolean(choices));
   cell.setAttribute("aria-label", title);
   cell.setAttribute("aria-selected", String(isChosen));
   cell.style.setProperty("--level", level);
@@ -64,7 +71,8 @@ function headCell(layer, head, text, level) {
 
 function showHeadFacts() {
   const { layer, head } = chosen;
-  element("head-title").textContent = `Layer ${layer}, head ${head}`;
+  const choices = model.memberships?.headText(layer, head);
+  element("head-title").textContent = `Layer ${layer}, head ${head}${choices ? ` (${choices})` : ""}`;
   const facts = measures().map(([name, { title, text }]) => [title, text(model.ofHead(name, layer, head))]);
   fillList(element("head-facts"), facts);
 }

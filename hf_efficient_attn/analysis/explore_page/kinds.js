@@ -1,6 +1,7 @@
 // The patterns by name: their arguments in order, what each may be, and what it is by default.
 
 const MAX_INTEGER = 2 ** 31 - 1;
+const MAX_AXES = 8;
 
 function isInteger(value) {
   return typeof value === "number";
@@ -36,12 +37,29 @@ const ROWS = {
   says: "a list with the keys of every query, such as [[0], [0, 1]]",
 };
 
+function sizes(firstMayBeNone) {
+  return {
+    test: (value) =>
+      Array.isArray(value) &&
+      value.length > 0 &&
+      value.length <= MAX_AXES &&
+      value.every((size, axis) => atLeast(1).test(size) || (size === null && axis === 0 && firstMayBeNone)),
+    says: `a list of 1 to ${MAX_AXES} sizes of at least 1, such as [56, 56]`,
+  };
+}
+
 function oneOf(...choices) {
   return { test: (value) => choices.includes(value), says: `one of ${choices.join(", ")}` };
 }
 
 const PLANS = Object.keys(PREFIX_LENGTHS);
 const BUILDERS = oneOf("fixed", "release");
+const GRID = [
+  ["axes", PATTERNS],
+  ["prefix_tokens", atLeast(0), 0],
+  ["borders", oneOf("cut", "shifted"), "cut"],
+  ["is_causal", BOOL, false],
+];
 
 // kind: [class in Python, [[argument, what it may be, default], ...], what it makes]
 const KINDS = {
@@ -137,6 +155,8 @@ const KINDS = {
     ],
     (...fields) => new SizedSpanTree(...fields),
   ],
+  grid: ["Grid", [["shape", sizes(true)], ...GRID], (...fields) => gridOf(Grid, ...fields)],
+  sized_grid: ["SizedGrid", [["shape", sizes(false)], ...GRID], (...fields) => gridOf(SizedGrid, ...fields)],
   key_table: ["KeyTable", [["rows", ROWS]], (rows) => new KeyTable(rows.length, (query) => intervalsOf(rows[query]))],
   per_head: ["PerHead", [["patterns", PATTERNS]], (patterns) => new PerHead(patterns)],
   union: ["Union", [["patterns", PATTERNS]], (patterns) => new Union(patterns)],

@@ -21,6 +21,7 @@ class ReadText {
     }
     this.isSpecial = new Set(model.special);
     this.isGlobal = new Set(model.global_tokens);
+    this.memberships = model.memberships && new Memberships(model.memberships);
     this.places = new Map(model.rows.map((row, place) => [row, place]));
   }
 

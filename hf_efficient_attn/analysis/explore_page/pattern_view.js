@@ -1,6 +1,5 @@
 // The view of a pattern: what the controls say, and what is shown of it.
 
-const MAX_TOKENS = 262144;
 const state = { lines: [], patterns: [], tokens: 1, layers: 1, heads: 1, layer: 0, head: 0, causal: false };
 let isRibbonStale = true;
 const matrix = new Matrix(element("matrix"), showToken, showPair);
@@ -25,6 +24,7 @@ function setUpPatternView() {
   element("zoom-out").addEventListener("click", () => matrix.zoom(1 / 1.6));
   element("fit").addEventListener("click", () => matrix.fit());
   element("single").addEventListener("click", () => matrix.single());
+  for (const [name, most] of Object.entries(data.most)) element(name).max = most;
   element("tokens").value = data.tokens;
   matrix.numTokens = data.tokens;
   matrix.token = Math.floor(data.tokens / 2);
@@ -58,9 +58,9 @@ function readControls() {
       .value.split("\n")
       .map((line) => line.trim())
       .filter(Boolean),
-    tokens: inBounds(element("tokens"), 1, MAX_TOKENS),
-    layers: inBounds(element("layers"), 1, 128),
-    heads: inBounds(element("heads"), 1, 256),
+    tokens: inBounds(element("tokens"), 1, data.most.tokens),
+    layers: inBounds(element("layers"), 1, data.most.layers),
+    heads: inBounds(element("heads"), 1, data.most.heads),
     causal: element("causal").checked,
     resolved: new Map(),
   };

@@ -4,6 +4,10 @@
 const FULL_WEIGHT = 0.05;
 // beside the token, in the lower strip
 const NEAR_TOKENS = 64;
+// of a strip, in pixels: its title above, and below its line the tokens that share a cluster or bucket
+const TITLE_HEIGHT = 15;
+const MATES_HEIGHT = 5;
+
 function setUpTextView() {
   element("model-name").textContent = model.name;
   const read = `${count(model.tokens.length)} tokens, of which ${count(model.rows.length)} are measured (underlined).`;
@@ -16,10 +20,30 @@ function setUpTextView() {
     const token = event.target.dataset?.token;
     if (token !== undefined) chooseToken(Number(token));
   });
+  element("text").addEventListener("pointerover", nameToken);
   element("text").addEventListener("keydown", stepRows);
   element("row-before").addEventListener("click", () => chooseRow(chosen.place - 1));
   element("row-after").addEventListener("click", () => chooseRow(chosen.place + 1));
   chosen.place = Math.floor(model.rows.length / 2);
+}
+
+// Samples of the marks in the text.
+function showLegend() {
+  const marks = [["read", "it reads, the darker the more"]];
+  const of = model.memberships?.of(chosen.layer, chosen.head);
+  if (of) marks.push(["mate", `in the same ${of.kind}`]);
+  marks.push(["measured", "measured, can be chosen"]);
+  if (model.isGlobal.size) marks.push(["global", "global"]);
+  const samples = marks.flatMap(([className, text]) => [make("span", { className }, text), " "]);
+  element("text-legend").replaceChildren(...samples);
+}
+
+// The tip of a token is written when a pointer comes to it.
+function nameToken({ target }) {
+  if (target.dataset?.token === undefined) return;
+  const token = Number(target.dataset.token);
+  const said = model.memberships?.tokenText(chosen.layer, chosen.head, token);
+  target.title = `token ${count(token)}${said ? `: ${said}` : ""}`;
 }
 
 function globalText() {
@@ -36,7 +60,7 @@ function fillText() {
   element("text").append(piece);
   for (const [token, text] of model.tokens.entries()) {
     const isSpecial = model.isSpecial.has(token);
-    const span = make("span", { id: `token-${token}`, title: `token ${count(token)}` }, isSpecial ? ` ${text} ` : text);
+    const span = make("span", { id: `token-${token}` }, isSpecial ? ` ${text} ` : text);
     span.dataset.token = token;
     span.classList.toggle("special", isSpecial);
     span.classList.toggle("measured", model.places.has(token));
@@ -85,8 +109,8 @@ function showRow() {
   const found = model.strongest(layer, head, place);
   const at = model.at(layer, head, place);
   const numRead = model.num_read[at];
-  const marked = element("text").querySelectorAll(".read, .chosen");
-  marked.forEach((span) => span.classList.remove("read", "chosen"));
+  const marked = element("text").querySelectorAll(".read, .mate, .chosen");
+  marked.forEach((span) => span.classList.remove("read", "mate", "chosen"));
   const largest = found.length ? found[0].weight : 1;
   for (const { key, weight } of found) {
     const span = element(`token-${key}`);
@@ -94,8 +118,14 @@ function showRow() {
     span.style.setProperty("--weight", Math.sqrt(weight / Math.max(largest, FULL_WEIGHT)));
   }
   element(`token-${row}`).classList.add("chosen");
+  showLegend();
+  chosen.mates = showMembership(found);
+  for (const key of chosen.mates) element(`token-${key}`).classList.add("mate");
+  const said = model.memberships?.tokenText(layer, head, row);
   element("row-title").textContent =
-    `Token ${count(row)} “${model.word(row)}” reads ${count(numRead)} tokens in layer ${layer}, head ${head}.`;
+    `Token ${count(row)} “${model.word(row)}” reads ${count(numRead)} tokens in layer ${layer}, head ${head}` +
+    `${said ? `: ${said}` : ""}.`;
+  element("row-title").title = element("row-title").textContent;
   element("read-title").textContent = found.length ? "It reads, the strongest first" : "It reads nothing";
   const rest = numRead - found.length;
   const others =
@@ -118,12 +148,13 @@ function readLine({ key, weight }, row, largest) {
   return line;
 }
 
-// Above, the weights along the whole text; below, those near the token. A bar is as high as its share of the largest.
+// Above, the weights along the whole text; below, those near the token. A bar is as high as its share of the largest;
+// marks under the line are tokens that share a cluster or bucket with the token.
 function drawTextRibbon() {
   const canvas = element("text-ribbon");
   if (!canvas.clientWidth) return;
   const context = contextOf(canvas);
-  const colors = colorsOf("--line", "--cell", "--reads", "--soft");
+  const colors = colorsOf("--line", "--cell", "--reads", "--read-by", "--soft");
   const row = model.rows[chosen.place];
   const found = model.strongest(chosen.layer, chosen.head, chosen.place);
   const height = canvas.clientHeight / 2;
@@ -138,18 +169,23 @@ function drawTextRibbon() {
 function drawStrip(context, colors, { first, last, title, row, found, top, height }) {
   const width = context.canvas.clientWidth;
   const scale = width / (last - first);
-  const bottom = top + height - 3;
+  const bottom = top + height - MATES_HEIGHT - 2;
   context.fillStyle = colors["--soft"];
   context.font = "11px system-ui, sans-serif";
   context.fillText(title, 6, top + 10);
+  context.fillStyle = colors["--read-by"];
+  for (const key of chosen.mates) {
+    if (key < first || key >= last) continue;
+    context.fillRect((key - first) * scale, bottom + 2, Math.max(1, scale - 1), MATES_HEIGHT - 2);
+  }
   context.fillStyle = colors["--line"];
   context.fillRect(0, bottom, width, 1);
   context.fillStyle = colors["--reads"];
-  context.fillRect((row + 0.5 - first) * scale - 1, top + 2, 2, height - 2);
+  context.fillRect((row + 0.5 - first) * scale - 1, top + TITLE_HEIGHT, 2, height - TITLE_HEIGHT);
   context.fillStyle = colors["--cell"];
   for (const { key, weight } of found) {
     if (key < first || key >= last) continue;
-    const tall = Math.max(2, (height - 6) * (weight / found[0].weight));
+    const tall = Math.max(2, (bottom - top - TITLE_HEIGHT) * (weight / found[0].weight));
     context.fillRect((key - first) * scale, bottom - tall, Math.max(2, scale - 1), tall);
   }
 }

@@ -159,6 +159,7 @@ def structure_of(layout: Layout) -> object:
 def _structure(pattern: Pattern) -> object:
     if pattern.parts:
         fields = (getattr(pattern, field.name) for field in dataclasses.fields(pattern))  # type: ignore[arg-type]
-        numbers = tuple(value for value in fields if isinstance(value, int | str | None))
+        # the shape of a grid is a tuple of integers
+        numbers = tuple(value for value in fields if not isinstance(value, Pattern) and value != pattern.parts)
         return pattern.kind, numbers, tuple(_structure(part) for part in pattern.parts)
     return (pattern.kind, *pattern.table_sizes) if pattern.table_sizes else pattern

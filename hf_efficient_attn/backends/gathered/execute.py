@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.gathered.joined_rows import JoinedRows, MeanRows
+from hf_efficient_attn.backends.gathered.joined_rows import JoinedRows, MeanRows, SingleRows
 from hf_efficient_attn.backends.gathered.rows import Rows, rows_of
-from hf_efficient_attn.backends.gathered.tile_masks import TileMasks
+from hf_efficient_attn.backends.gathered.tile_masks import NO_KEYS, TileMasks
 from hf_efficient_attn.backends.gathered.tile_terms import TileTerm, gradient_rows, wide_rows
 from hf_efficient_attn.backends.kernels import (
     Explicit,
@@ -28,6 +28,7 @@ from hf_efficient_attn.layout.sinks import join_sinks
 # pairs that are computed together: on CPUs so few that their buffers stay in a cache, elsewhere as many as are worth
 # a launch
 MOST_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 20, 1 << 24
+Joined = JoinedRows | SingleRows | MeanRows
 Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
 
 
@@ -38,22 +39,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     """
     dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
     work = Work(q, k, v, call, seed)
-    joined: JoinedRows | MeanRows
-    if call.chosen.join == MEAN:  # type: ignore[union-attr]
-        joined = MeanRows(work.divisors(), v.shape[3])
-    else:
-        joined = JoinedRows(q.shape[0] * q.shape[1], q.shape[2], v.shape[3], wide_dtype(q.dtype), q.device)
+    joined = work.joined_rows(q, v)
     for part in work.parts():
         _forward_tiles(work, part, joined)
     alone = torch.zeros(0, dtype=torch.bool, device=q.device)
-    if call.chosen.reads_self_last and isinstance(joined, JoinedRows):  # type: ignore[union-attr]
+    if call.chosen.reads_self_last and not isinstance(joined, MeanRows):  # type: ignore[union-attr]
         alone = (joined.largest == -torch.inf).view(q.shape[:3])
         for part in work.parts(alone):
             _forward_tiles(work, part, joined)
-    rows, lse = (each.unflatten(0, q.shape[:2]) for each in joined.finish())
+    rows, lse = joined.finish(q.shape[:2])
     if call.sinks is not None:
         rows, lse = join_sinks(rows, lse, call.sinks)
-    out = empty_output(q, v, dtype).copy_(rows)
+    is_placed = isinstance(joined, SingleRows) and rows.dtype == dtype and call.sinks is None
+    out = joined.out if is_placed else empty_output(q, v, dtype).copy_(rows)
     masked = call.masked_queries
     if masked is not None:
         out.masked_fill_(masked, 0.0)
@@ -61,15 +59,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     return out, lse, alone
 
 
-def _forward_tiles(work: "Work", part: Part, joined: JoinedRows | MeanRows) -> None:
+def _forward_tiles(work: "Work", part: Part, joined: Joined) -> None:
     """Compute tiles and join them to the rows so far."""
     tiles, mask, kernel, _ = part
     q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
     out, lse = kernel.forward(q, k, v, mask)
     lse = lse.masked_fill(tiles.queries < 0, -torch.inf)
-    joined.join(
-        work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten(), (tiles.first_head, tiles.stop_head)
-    )
+    numbers, out, lse = work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten()
+    if isinstance(joined, SingleRows):
+        joined.join(numbers, work.query_numbers(joined.rows, tiles).flatten(), out, lse)
+    else:
+        joined.join(numbers, out, lse, (tiles.first_head, tiles.stop_head))
 
 
 def backward(
@@ -118,7 +118,7 @@ def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Ro
         # every group has a softmax of its own
         grad = work.of_queries(rows[0], tiles)
         out, lse = kernel.forward(q, k, v, mask)
-        lse = lse.masked_fill(is_empty | (lse < -1e38), torch.inf)
+        lse = lse.masked_fill(is_empty | (lse < NO_KEYS), torch.inf)
         out = out.to(q.dtype)
     else:
         grad, out, lse = (work.of_queries(each, tiles) for each in rows)
@@ -150,9 +150,10 @@ class Work:
         all_tiles = self.chosen.tiles(self.call.layout, self.call.tokens, self.sizes, alone)
         parts = (part for tiles in all_tiles for part in self.masks.split(tiles, self_pairs))
         for number, (tiles, is_full) in enumerate(parts, 1 if alone is None else 1 << 32):
-            mask = None if is_full else self.masks.of(tiles, self_pairs)
+            is_triangle = self.is_fused and self.call.scale > 0 and self.masks.are_triangles(tiles, self_pairs)
+            mask = None if is_full or is_triangle else self.masks.of(tiles, self_pairs)
             if self.is_fused:
-                yield tiles, mask, FusedCPU(self.call.scale), []
+                yield tiles, mask, FusedCPU(self.call.scale, is_triangle), []
                 continue
             terms = self.terms(tiles)
             drop = dropper(self.call.dropout, self.seed + number, self.device)
@@ -172,6 +173,15 @@ class Work:
             TileTerm(term, values, term.label.of(*pairs), tiles)
             for term, values in zip(self.call.terms, self.values, strict=True)
         ]
+
+    def joined_rows(self, q: Tensor, v: Tensor) -> Joined:
+        """Return what joins the rows of tiles."""
+        num_heads, dtype = q.shape[0] * q.shape[1], wide_dtype(q.dtype)
+        if self.chosen.join == MEAN:
+            return MeanRows(self.divisors(), v.shape[3])
+        if self.chosen.has_single_rows(self.call.layout):
+            return SingleRows(dense_like(q, v), dtype)
+        return JoinedRows(num_heads, q.shape[2], v.shape[3], dtype, q.device)
 
     def divisors(self) -> Tensor:
         """Return by what the sums of the outputs of groups are divided, [heads of all examples, queries]."""
@@ -199,6 +209,12 @@ class Work:
     def of_keys(self, rows: Rows, tiles: Tiles) -> Tensor:
         """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
         return tiles.of_keys(rows.take(self.key_numbers(rows, tiles)))
+
+
+def dense_like(q: Tensor, v: Tensor) -> Tensor:
+    """Return an uninitialised output in the dtype of q, whose rows can be written to."""
+    out = empty_output(q, v, q.dtype)
+    return out if _is_dense(out) else out.contiguous()
 
 
 def _is_dense(tensor: Tensor) -> bool:

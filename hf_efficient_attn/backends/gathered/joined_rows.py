@@ -1,8 +1,11 @@
 """The rows of a call, joined from those of tiles by their log-sum-exp, or as the mean of the groups that hold them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.backends.gathered.rows import Rows, rows_of
 from hf_efficient_attn.backends.gathered.tile_masks import NO_KEYS
 
 
@@ -36,17 +39,65 @@ class JoinedRows:
         if before is not None:
             # 1 where nothing was, nor is
             factor = (before - self.largest[heads]).nan_to_num_(0.0, neginf=-torch.inf).exp_()
-            self.out[heads].mul_(factor[..., None])
-            self.total[heads].mul_(factor)
+            self.rescale(heads, factor, before > -torch.inf)
         self.is_new[heads] = [False] * (bounds[1] - bounds[0])
         weight = (lse - flat[numbers]).nan_to_num_(-torch.inf, neginf=-torch.inf).exp_()
         self.out.view(-1, self.out.shape[2]).index_add_(0, numbers, out.to(self.out.dtype) * weight[:, None])
         self.total.view(-1).index_add_(0, numbers, weight)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp: 0 and -inf of rows without keys."""
+    def rescale(self, heads: slice, factor: Tensor, was_there: Tensor) -> None:
+        """Multiply what is there of some heads by factors [heads, queries].
+
+        Most of them are 1, and parts are many: on CPUs only the other rows are touched.
+        """
+        self.total[heads].mul_(factor)
+        if factor.device.type != "cpu":
+            self.out[heads].mul_(factor[..., None])
+            return
+        changed = torch.nonzero(((factor != 1) & was_there).flatten())[:, 0]
+        rows = self.out[heads].view(-1, self.out.shape[2])
+        rows.index_copy_(0, changed, rows.index_select(0, changed) * factor.flatten()[changed, None])
+
+    def finish(self, heads: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return output [*heads, queries, width] and log-sum-exp [*heads, queries]: 0 and -inf of rows without keys.
+
+        heads: the numbers of examples and of the heads of each.
+        """
         total = self.total.masked_fill(self.total == 0, 1.0)
-        return self.out.div_(total[..., None]), total.log_().add_(self.largest)
+        lse = total.log().add_(self.largest)
+        return self.out.div_(total[..., None]).unflatten(0, heads), lse.unflatten(0, heads)
+
+
+class SingleRows:
+    """The same where one tile holds all keys of a query, so that nothing is joined: rows go to where they stay.
+
+    Attributes:
+        out: [batch, heads, queries, width], zeros where no tile had keys; rows: its rows.
+        largest: the log-sum-exp, [heads of all examples, queries].
+    """
+
+    def __init__(self, out: Tensor, dtype: torch.dtype) -> None:
+        self.out = out.zero_()
+        self.rows: Rows = rows_of(self.out)
+        num_heads, num_queries = out.shape[0] * out.shape[1], out.shape[2]
+        self.largest = torch.full((num_heads, num_queries), -torch.inf, dtype=dtype, device=out.device)
+
+    def join(self, numbers: Tensor, places: Tensor, out: Tensor, lse: Tensor) -> None:
+        """Take rows.
+
+        Args:
+            numbers, out, lse: as in `JoinedRows.join`.
+            places: the numbers in `rows`, [P]; rows without keys may name any.
+        """
+        has_none = lse < NO_KEYS
+        if has_none.device.type != "cpu" or bool(has_none.any()):
+            lse, out = lse.masked_fill(has_none, -torch.inf), out.masked_fill(has_none[:, None], 0.0)
+        self.largest.view(-1).scatter_reduce_(0, numbers, lse.to(self.largest.dtype), "amax")
+        self.rows.add(places, out)
+
+    def finish(self, heads: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp; see `JoinedRows.finish`."""
+        return self.out, self.largest.unflatten(0, heads)
 
 
 class MeanRows:
@@ -61,6 +112,7 @@ class MeanRows:
         out = out.to(self.out.dtype).masked_fill((lse < NO_KEYS)[:, None], 0.0)
         self.out.view(-1, self.out.shape[2]).index_add_(0, numbers, out)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """Return the output, and zeros for a log-sum-exp that nobody reads."""
-        return self.out.div_(self.divisors[..., None]), torch.zeros_like(self.divisors)
+    def finish(self, heads: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the output, and zeros for a log-sum-exp that nobody reads; see `JoinedRows.finish`."""
+        out = self.out.div_(self.divisors[..., None])
+        return out.unflatten(0, heads), torch.zeros_like(self.divisors).unflatten(0, heads)

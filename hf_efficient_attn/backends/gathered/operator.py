@@ -9,13 +9,10 @@ from hf_efficient_attn.backends.gathered import execute
 from hf_efficient_attn.backends.kernels import empty_output, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
-from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.call_text import read_call_text, read_layout
+from hf_efficient_attn.layout.call_text import read_call
 from hf_efficient_attn.layout.chosen.chosen_text import read_chosen
 from hf_efficient_attn.layout.host_copies import as_they_are
 from hf_efficient_attn.layout.onnx import refuse_operator
-from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
 
 # their tiles depend on what tensors say, which a CUDA graph cannot replay
 TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -49,8 +46,8 @@ def gathered_attention(
         query_start: int64 scalar that replaces `query_offset`.
         call_text: as `write_call_text` writes it.
     """
-    settings = (call_text, chosen_text, query_offset, softcap, scale, dropout)
-    call = _call(q, k, v, masks, chosen_tensors, term_values, sinks, query_start, *settings)
+    settings = (call_text, query_offset, softcap, scale, dropout, read_chosen(chosen_text, chosen_tensors))
+    call = read_call(q, k, v, masks, term_values, sinks, query_start, *settings)
     return execute.forward(q, k, v, call, _number(seed))
 
 
@@ -77,38 +74,11 @@ def gathered_attention_backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
-    settings = (call_text, chosen_text, query_offset, softcap, scale, dropout)
-    call = _call(q, k, v, masks, chosen_tensors, term_values, sinks, query_start, *settings)
+    settings = (call_text, query_offset, softcap, scale, dropout, read_chosen(chosen_text, chosen_tensors))
+    call = read_call(q, k, v, masks, term_values, sinks, query_start, *settings)
     # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):
         return execute.backward(grad, q, k, v, out, lse, alone, call, _number(seed))
-
-
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    masks: list[Tensor | None],
-    chosen_tensors: list[Tensor | None],
-    term_values: list[Tensor],
-    sinks: Tensor | None,
-    query_start: Tensor | None,
-    call_text: str,
-    chosen_text: str,
-    query_offset: int,
-    softcap: float | None,
-    scale: float,
-    dropout: float,
-) -> AttentionCall:
-    """Return the call made of an operator's arguments, which can only be tensors, numbers and text."""
-    query_offset = query_offset if query_start is None else int(query_start)
-    layout = read_layout(call_text, q.shape[1], q.shape[2], k.shape[2], query_offset)
-    labels = read_call_text(call_text)[2]
-    terms = tuple(Term(values, label) for values, label in zip(term_values, labels, strict=True))
-    chosen = read_chosen(chosen_text, chosen_tensors)
-    return AttentionCall(
-        layout, inputs_of(q, k, v), TokenMask(*masks), terms, sinks, softcap, scale, dropout, chosen=chosen
-    )
 
 
 def _number(seed: Tensor | None) -> int:

@@ -5,7 +5,7 @@ It is computed as a sum of distances by which a pair is forbidden, which takes a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -18,7 +18,11 @@ from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations
 from hf_efficient_attn.patterns.algebra import allowed_by
 
 # finite, so that the kernels need not look for rows without keys, whose log-sum-exp is then below NO_KEYS
-FORBIDDEN, NO_KEYS = -3e38, -1e38
+FORBIDDEN, NO_KEYS = -3e38, -1e29
+# distances beyond limits are counted in this, a power of 2 by which float32 scales exactly, and which is above -NO_KEYS
+PER_TOKEN = 2.0**100
+# the position of what is no key
+FAR_AWAY = 2.0**24
 # tiles of fewer keys are not asked whether a mask changes nothing
 FEW_KEYS, FAR = 32, 1 << 60
 # the document of an empty place among queries, which is that of no key
@@ -47,7 +51,7 @@ class TileMasks:
         self.call = call
         self.dtype = wide_dtype(dtype)
         self.first_place = None if call.chosen is None else call.chosen.first_place
-        self.locations = axis_locations(call.layout, call.tokens, device)
+        self.device = device
         convert = partial(torch.tensor, device=device)
         groups = call.layout.head_groups()
         self.groups: HeadGroups = tuple(
@@ -55,6 +59,16 @@ class TileMasks:
         )
         self.is_plain = call.tokens.global_mask is None and call.tokens.segment_ids is None and not call.layout.is_cross
         self.limits = groups[0][2].band_limits if len(groups) == 1 and self.is_plain else None
+
+    @cached_property
+    def locations(self) -> tuple[TokenLocations, TokenLocations]:
+        """Where the tokens of both axes are."""
+        return axis_locations(self.call.layout, self.call.tokens, self.device)
+
+    def are_triangles(self, tiles: Tiles, self_pairs: str) -> bool:
+        """Return whether query i of each tile reads its keys 0 … i, as far as they are tokens."""
+        is_causal = self.limits == (None, 0) and self.call.tokens.key_mask is None
+        return tiles.are_diagonal and is_causal and self.is_band_alone(tiles, self_pairs)
 
     def of(self, tiles: Tiles, self_pairs: str = "as all") -> Tensor | None:
         """Return the mask of tiles, which broadcasts to [sets, tiles, queries, keys]; None: all pairs are read.
@@ -68,6 +82,8 @@ class TileMasks:
         closed: Tensor | None = None
         if self.limits is not None:
             closed = self.beyond_limits(tiles, queries, keys, without_self, self.limits)
+            if self.is_band_alone(tiles, self_pairs):
+                return closed
         else:
             closed = self.allowed(tiles).to(self.dtype).sub_(1)
         of_keys = tiles.of_keys(keys)
@@ -84,7 +100,10 @@ class TileMasks:
             closed = _sum(closed, beyond.clamp_(max=0).to(self.dtype))
         if tiles.members is not None:
             closed = _sum(closed, tiles.members.to(self.dtype).sub_(1))
-        mask = None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN)
+        return self.weighted(tiles, None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN))
+
+    def weighted(self, tiles: Tiles, mask: Tensor | None) -> Tensor | None:
+        """Return a mask with what tiles add to the scores of pairs that are read."""
         if tiles.weights is not None:
             mask = tiles.weights.to(self.dtype) if mask is None else mask + tiles.weights.to(self.dtype)
         if tiles.rounds is not None:
@@ -152,15 +171,22 @@ class TileMasks:
         is_key, total = self.is_key(tiles, keys), None
         # positions of single documents differ from slots by a number; what is no key is beyond all limits
         if right is not None:
-            places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, torch.inf))
-            total = (queries + right).to(self.dtype)[..., None] - places[:, :, None]
+            places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, FAR_AWAY).mul_(PER_TOKEN))
+            total = (queries + right).to(self.dtype).mul_(PER_TOKEN)[..., None] - places[:, :, None]
         if left is not None:
-            places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, -torch.inf))
-            beyond = places[:, :, None] - (queries - left).to(self.dtype)[..., None]
+            places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, -FAR_AWAY).mul_(PER_TOKEN))
+            beyond = places[:, :, None] - (queries - left).to(self.dtype).mul_(PER_TOKEN)[..., None]
             total = beyond if total is None else torch.minimum(total, beyond)
         if total is None and not (keys.device.type == "cpu" and bool(is_key.all())):
-            total = tiles.of_keys(is_key.to(self.dtype).sub_(1))[:, :, None]
+            total = tiles.of_keys(is_key.to(self.dtype).sub_(1).mul_(PER_TOKEN))[:, :, None]
         return total if total is None else total.clamp_(max=0)
+
+    def is_band_alone(self, tiles: Tiles, self_pairs: str) -> bool:
+        """Return whether nothing but the limits of a band leaves out, or adds to, pairs of tiles."""
+        leaves_self = self_pairs == "never" and self.limits is not None and self.limits[1] != 0
+        if self_pairs == "only" or leaves_self or self.first_place is not None:
+            return False
+        return all(part is None for part in (tiles.query_buckets, tiles.members, tiles.weights, tiles.rounds))
 
     def allowed(self, tiles: Tiles) -> Tensor:
         """Return which pairs the pattern and the documents allow, bool [sets, tiles, queries, keys]."""

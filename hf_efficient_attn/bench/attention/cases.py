@@ -3,23 +3,27 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isqrt
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_efficient_attn.analysis.draw import read_pattern
+from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.bench.harness.timing import Case
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.grid import Grid
 from hf_efficient_attn.patterns.pattern import Pattern
 
 SIDE_TOKENS = 256
 NUM_GLOBAL_TOKENS = 16
 DILATION = 4
 BLOCK_TOKENS, NUM_RANDOM_BLOCKS = 64, 3
+# on either side of a patch
+SIDE_PATCHES = 3
 SEED = 0
 DENSE = "dense"
 DECODE_STEPS = 16
@@ -35,12 +39,20 @@ def longformer(tokens: int) -> Pattern:
     return Band(SIDE_TOKENS, SIDE_TOKENS) | GlobalTokens(scattered(tokens))
 
 
+def neighbourhood(tokens: int) -> Pattern:
+    """Return 7 × 7 neighbours in a picture as square as the length allows (Hassani et al., 2023)."""
+    height = next(height for height in range(isqrt(tokens), 0, -1) if tokens % height == 0)
+    axis = Band(SIDE_PATCHES, SIDE_PATCHES)
+    return Grid([height, tokens // height], [axis, axis])
+
+
 # name -> the pattern for a length in tokens
 PRESETS: dict[str, Callable[[int], Pattern]] = {
     "band": lambda tokens: Band(SIDE_TOKENS, SIDE_TOKENS),
     "longformer": longformer,
     "bigbird": lambda tokens: bigbird(BLOCK_TOKENS, NUM_RANDOM_BLOCKS),
     "dilated": lambda tokens: Dilated(DILATION * SIDE_TOKENS, DILATION * SIDE_TOKENS, DILATION),
+    "neighbourhood": neighbourhood,
     "causal_band": lambda tokens: Band(2 * SIDE_TOKENS, 0),
     "full": lambda tokens: Full(),
     "causal": lambda tokens: Causal(),

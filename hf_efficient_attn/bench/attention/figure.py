@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any
 
-from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant, curve
+from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant
+from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import label_decades
 from hf_efficient_attn.bench.harness.report import machine_line
 from hf_efficient_attn.pictures import new_figure

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_efficient_attn.bench.attention.overhead import overhead_table
-from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant, crossover, curve, growth
+from hf_efficient_attn.bench.attention.summary import PASSES, Row, by_contestant
+from hf_efficient_attn.bench.harness.curves import crossover, curve, growth
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 

@@ -1,6 +1,5 @@
-"""What the timings of `bench attention` say: efficiency, growth, crossover."""
+"""What the timings of `bench attention` say: speed against dense attention, and efficiency."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,46 +50,6 @@ def add_ratio(row: Row, measure: str, dense: Row) -> None:
 def density(row: Row) -> float:
     """Return the share of all pairs that the pattern allows."""
     return row["allowed_pairs"] / (row["num_heads"] * row["tokens"] ** 2)  # type: ignore[no-any-return]
-
-
-def curve(rows: list[Row], measure: str) -> list[tuple[int, float]]:
-    """Return (tokens, median milliseconds) of the timed rows, by length."""
-    points = [(row["tokens"], row[measure]["milliseconds"]["median"]) for row in rows if "milliseconds" in row[measure]]
-    return sorted(points)
-
-
-def growth(points: list[tuple[int, float]]) -> float | None:
-    """Return the factor per doubling of the length between the last two points.
-
-    >>> growth([(128, 1.0), (1024, 2.0), (4096, 8.0)])
-    2.0
-    """
-    if len(points) < 2:
-        return None
-    (short, small), (long, large) = points[-2:]
-    return (large / small) ** (1 / math.log2(long / short))
-
-
-def crossover(dense: list[tuple[int, float]], points: list[tuple[int, float]]) -> tuple[float, float] | None:
-    """Return (tokens, milliseconds) from where on a curve stays below that of dense attention; None: nowhere.
-
-    Between two lengths the place is interpolated on logarithmic axes.
-
-    >>> crossover([(100, 1.0), (400, 16.0)], [(100, 4.0), (400, 4.0)])
-    (200.0, 4.0)
-    """
-    known = dict(dense)
-    shared = [(tokens, time, known[tokens]) for tokens, time in points if tokens in known]
-    last_slower = max((index for index, (_, time, other) in enumerate(shared) if time > other), default=-1)
-    if last_slower == len(shared) - 1:
-        return None
-    tokens, time, other = shared[last_slower + 1]
-    if last_slower == -1:
-        return float(tokens), time
-    before, time_before, other_before = shared[last_slower]
-    above, below = math.log(time_before / other_before), math.log(other / time)
-    part = above / (above + below)
-    return before * (tokens / before) ** part, time_before * (time / time_before) ** part
 
 
 def by_contestant(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:

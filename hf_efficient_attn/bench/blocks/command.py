@@ -39,6 +39,7 @@ from hf_efficient_attn.bench.harness.options import (
     fill_options,
     leave_open,
     make_folder,
+    refuse_given,
 )
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
@@ -66,6 +67,8 @@ COUNTS = {
     "repeats": (10, "timed rounds; a round runs every model once"),
 }
 QUICK = {"blocks": ["pre_ln", "sas_p"], "num_layers": 2, "repeats": 5, "no_memory": True}
+# options of what is measured, for which `--counts` has no use
+NOT_COUNTED = ("blocks", *COUNTS, "hidden_act", "dtype", "compile", "no_memory", "no_gpt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,16 +104,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--counts", action="store_true", help="only print the paper's parameter counts")
     add_results(parser, "outputs/bench_blocks")
-    leave_open(parser, *QUICK)
+    leave_open(parser, *NOT_COUNTED)
 
 
 def main(args: argparse.Namespace) -> None:
     """Measure, print the table, and write blocks.json, blocks.md and blocks.png into `args.output`.
 
     Raises:
-        EfficientAttentionError: a count below 1, a shape no model can have, CUDA without a CUDA device.
+        EfficientAttentionError: a count below 1, a shape no model can have, CUDA without a CUDA device, or options of
+            what is measured beside `--counts`.
     """
     if args.counts:
+        refuse_given(args, "--counts", NOT_COUNTED)
         counts = paper_counts()
         print(json.dumps(counts, indent=2) if args.json else counts_table(counts))
         return

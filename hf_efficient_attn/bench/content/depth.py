@@ -8,6 +8,7 @@ from torch import nn
 from hf_efficient_attn.bench.content.cases import SEED, Shape, Step, reformer_config
 from hf_efficient_attn.models.efficient_reformer.modeling_efficient_reformer import ReformerLayer
 from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack
+from hf_efficient_attn.models.efficient_reformer.streams import Streams
 
 REVERSIBLE, PLAIN = "reversible", "plain"
 STACKS = (REVERSIBLE, PLAIN)
@@ -37,7 +38,7 @@ def build_stack_step(kind: str, num_layers: int, shape: dict[str, Any]) -> Step:
         stack = ReversibleStack(is_random=False) if kind == REVERSIBLE else None
         first = second = states.to(torch.promote_types(states.dtype, torch.float32))
         for layer in layers:
-            first, second = layer(first, second, stack=stack, hash_step=hash_step)
+            first, second = layer(first, Streams(first, second), stack=stack, hash_step=hash_step)
         if stack is not None:
             stack.close(first, second)
         (first + second).sum().backward()

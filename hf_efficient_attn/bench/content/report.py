@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.attention.summary import curve
 from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER, ROUTING, TOKENS
 from hf_efficient_attn.bench.content.depth import MLP_FACTOR, STACKS
 from hf_efficient_attn.bench.content.targets import (
@@ -15,6 +14,7 @@ from hf_efficient_attn.bench.content.targets import (
     rows_of,
     targets,
 )
+from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from hf_efficient_attn.bench.attention.summary import crossover, curve
 from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER
 from hf_efficient_attn.bench.content.depth import REVERSIBLE
+from hf_efficient_attn.bench.harness.curves import crossover, curve
 from hf_efficient_attn.bench.harness.timing import summarize
 
 Row = dict[str, Any]

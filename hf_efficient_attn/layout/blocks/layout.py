@@ -121,6 +121,13 @@ class BlockLayout:
         return sum(share.num_heads * run.num_blocks * run.key_tokens for share in self.shares for run in share.runs)
 
     @cached_property
+    def num_moved(self) -> int:
+        """How many queries of all heads are moved to their places in an order that is no range."""
+        return sum(
+            share.num_heads * len(share.queries) for share in self.shares if not isinstance(share.queries, range)
+        )
+
+    @cached_property
     def num_runs(self) -> int:
         """How many runs there are; each costs a fixed time."""
         return sum(len(share.runs) for share in self.shares)

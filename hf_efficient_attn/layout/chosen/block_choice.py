@@ -14,8 +14,10 @@ from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, locations_on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 
-# scores of queries with blocks that are in memory at a time
-MAX_SCORES = 1 << 22
+# scores of queries with blocks that are in memory at a time, and on CPUs, so few that they stay in a cache
+MAX_SCORES, CACHED_SCORES = 1 << 22, 1 << 20
+# up to so many are found one after the other, in less time than by `topk`
+FEW_HIGHEST = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,24 +62,46 @@ def choose_blocks(
         query_offset: position of the first query; `query_start`, int64 scalar, replaces it.
     """
     offset = query_offset if query_start is None else int(query_start)
-    blocks = document_blocks(TokenMask(*masks), k.shape[2], block_tokens, q.device)
-    means = block_means(k, blocks)
+    tokens = TokenMask(*masks)
+    blocks = document_blocks(tokens, k.shape[2], block_tokens, q.device)
+    means = means_from_start(k, block_tokens) if tokens.is_empty else block_means(k, blocks)
     rows = slice(offset, offset + q.shape[2])
     documents, positions = blocks.of_tokens.documents[:, rows], blocks.of_tokens.positions[:, rows]
-    # [batch or 1, queries, 1], and later [batch or 1, queries, blocks]
-    own = (positions // block_tokens).masked_fill(documents == NO_DOCUMENT, -1)[..., None]
+    own = (positions // block_tokens).masked_fill(documents == NO_DOCUMENT, -1)
+    return chosen_by_means(q, means, own, documents, blocks.numbers, blocks.documents, num_chosen)
+
+
+def chosen_by_means(
+    q: Tensor,
+    means: Tensor,
+    own: Tensor,
+    documents: Tensor,
+    block_numbers: Tensor,
+    block_documents: Tensor,
+    num_chosen: int,
+) -> Tensor:
+    """Return `choose_blocks` of queries by the means of blocks.
+
+    Args:
+        means: [B, Hkv, blocks, D], in float32 or wider.
+        own, documents: the number of each query's block, -1 if it is masked, and its document, [batch or 1, queries].
+        block_numbers, block_documents: the number of each block in its document, and this, [batch or 1, blocks].
+    """
+    # and later [batch or 1, queries, blocks]
+    own = own[..., None]
     chosen = q.new_full((*q.shape[:3], num_chosen), -1, dtype=torch.int32)
     chosen[..., -1:] = own[:, None]
     num_past = min(num_chosen - 1, means.shape[2])
     if num_past == 0:
         return chosen
-    step = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * means.shape[2]))
+    most = min(MAX_SCORES, CACHED_SCORES) if q.device.type == "cpu" else MAX_SCORES
+    step = max(1, most // (q.shape[0] * q.shape[1] * means.shape[2]))
     for first in range(0, q.shape[2], step):
         some = slice(first, first + step)
-        is_past = (blocks.numbers[:, None] < own[:, some]) & (blocks.documents[:, None] == documents[:, some, None])
+        is_past = (block_numbers[:, None] < own[:, some]) & (block_documents[:, None] == documents[:, some, None])
         scores = _scores(q[:, :, some], means).masked_fill(~is_past[:, None], -torch.inf)
         index, exists = first_highest(scores, num_past)
-        numbers = blocks.numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
+        numbers = block_numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
         chosen[:, :, some, :num_past] = numbers.masked_fill(~exists, -1).to(torch.int32)
     return chosen
 
@@ -139,6 +163,14 @@ def block_means(k: Tensor, blocks: DocumentBlocks) -> Tensor:
     return sums[:, :, :count] / counts[:, None, :count, None].clamp(min=1)
 
 
+def means_from_start(k: Tensor, block_tokens: int) -> Tensor:
+    """Return the same for blocks that are counted from the first key, none of which is masked."""
+    dtype, num_whole = torch.promote_types(k.dtype, torch.float32), k.shape[2] // block_tokens
+    whole, rest = k.split([num_whole * block_tokens, k.shape[2] - num_whole * block_tokens], 2)
+    means = whole.unflatten(2, (num_whole, block_tokens)).mean(3, dtype=dtype)
+    return means if rest.shape[2] == 0 else torch.cat([means, rest.mean(2, keepdim=True, dtype=dtype)], 2)
+
+
 def _scores(q: Tensor, means: Tensor) -> Tensor:
     """Return the product of each query with the mean of each block, [B, H, queries, blocks]."""
     grouped = q.to(means.dtype).unflatten(1, (means.shape[1], -1))
@@ -153,6 +185,8 @@ def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     >>> first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
     [[0, 1, 4]]
     """
+    if count <= FEW_HIGHEST:
+        return _few_highest(scores, count)
     least = scores.topk(count).values[..., -1:]
     is_above = scores > least
     is_level = scores == least
@@ -162,3 +196,14 @@ def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     index = scores.shape[-1] - torch.where(is_taken, places, 0).topk(count).values
     index = index.clamp(max=scores.shape[-1] - 1)
     return index, scores.gather(-1, index) > -torch.inf
+
+
+def _few_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return `first_highest`, found one after the other; of equal numbers, `max` returns the first on every device."""
+    left, size, found = scores.clone(), scores.shape[-1], []
+    for _ in range(count):
+        highest, index = left.max(-1, keepdim=True)
+        found.append(torch.where(highest > -torch.inf, index, size))
+        left.scatter_(-1, index, -torch.inf)
+    places = torch.cat(found, -1).sort(-1).values
+    return places.clamp(max=size - 1), places < size

@@ -55,13 +55,6 @@ class ChosenKeys:
     # what places are counted from: documents, or the axis
     counted_from: str = AXIS
 
-    def __str__(self) -> str:
-        shapes = [f"{name} {list(each.shape)}" for name, each in self._named(self.tensor_names) if each is not None]
-        return ", ".join([*shapes, *(f"{name}={value}" for name, value in self._named(self.number_names))])
-
-    def _named(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-        return [(name, getattr(self, name)) for name in names]
-
     @property
     def tensors(self) -> list[Tensor | None]:
         """The tensors."""
@@ -87,6 +80,10 @@ class ChosenKeys:
     def needs_groups(self) -> bool:
         """Whether groups have outputs or labels of their own, and not only pairs that count once or more often."""
         return self.join != SOFTMAX or self.labels_count != POSITIONS
+
+    def has_single_rows(self, layout: Layout) -> bool:
+        """Return whether the tiles are known to hold each query at most once, with all keys that it reads."""
+        return False
 
     def of_query(self, query: int, position: int) -> "ChosenKeys":
         """Return the choice of one query of the call, as that of a call with this query alone.

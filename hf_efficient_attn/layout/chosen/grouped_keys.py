@@ -19,7 +19,15 @@ from hf_efficient_attn.layout.chosen.chosen_keys import (
     in_range,
     near_places,
 )
-from hf_efficient_attn.layout.chosen.grouped_tiles import FEW_QUERIES, Chunks, chunk_tiles, group_tiles, place_counts
+from hf_efficient_attn.layout.chosen.grouped_tiles import (
+    FEW_QUERIES,
+    Chunks,
+    chunk_tiles,
+    group_tiles,
+    place_counts,
+    read_listed,
+    stand_once,
+)
 from hf_efficient_attn.layout.chosen.holding_groups import holding_groups, of_groups
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
@@ -161,7 +169,7 @@ class ChunkedOrder(GroupedKeys):
         chunk_tokens: how many places a chunk has.
         chunks_before, chunks_after: how many chunks before and after its own a query reads.
         buckets: int, of the shape of `order`; only pairs of equal buckets are read. None: all pairs are.
-        reads_self_last: a query reads itself only if it may read no other key in any round.
+        reads_self_last: a query reads itself only if it may read no other key in any round (-inf of a term forbids).
         counts_duplicates: a key that a query meets in several rounds counts as often; False: once (the paper's
             equation 16, which the authors' code leaves out).
         reads: instead of the circle, the numbers of the chunks that each chunk reads, itself included: int [B or 1,
@@ -235,6 +243,11 @@ class ChunkedOrder(GroupedKeys):
         chunks = Chunks(order, buckets, reads.long(), circle, self.order.shape[2], not self.counts_duplicates)
         return chunk_tiles(chunks, layout, sizes, only)
 
+    def has_single_rows(self, layout: Layout) -> bool:
+        """Return whether there is one round, in which no position stands twice; nothing is asked of other devices."""
+        is_asked = self.order.shape[2] == 1 and self.order.device.type == "cpu"
+        return is_asked and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
+
     def work(self, layout: Layout, num_key_heads: int) -> TileWork:
         """Return how much the tiles hold; in decoding the chunks that one query reads in each round."""
         num_read = sum(self.neighbours(self.num_chunks)) + 1 if self.reads is None else self.reads.shape[3]
@@ -281,18 +294,3 @@ class ChunkedOrder(GroupedKeys):
             return read_listed(chunks, self.reads)
         before, after = self.neighbours(chunks.shape[2])
         return torch.cat([chunks.roll(step, 2) for step in range(before, -after - 1, -1)], 3)
-
-
-def read_listed(chunks: Tensor, reads: Tensor) -> Tensor:
-    """Return the places of the chunks that each chunk reads, [B, heads, chunks, n · places]; -1: no place.
-
-    Shapes: chunks [B or 1, heads or 1, chunks, places], reads [B or 1, heads or 1, chunks, n].
-    """
-    # one more chunk, of empty places
-    filled = pad(chunks, (0, 0, 0, 1), value=-1)
-    # a compiler would take a size that is compared for a constant
-    reads = in_range(reads, chunks.shape[2]) + torch.zeros_like(chunks[..., :1])
-    filled = filled.expand(reads.shape[0], reads.shape[1], -1, -1)
-    examples = torch.arange(reads.shape[0], device=reads.device)[:, None, None, None]
-    heads = torch.arange(reads.shape[1], device=reads.device)[:, None, None]
-    return filled[examples, heads, reads].flatten(3)

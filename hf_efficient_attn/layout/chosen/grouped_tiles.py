@@ -236,3 +236,29 @@ def _parts(number: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Ten
     """Return example, head and group of each number that counts them in this order."""
     row = number // num_groups
     return row // num_heads, row % num_heads, number % num_groups
+
+
+def read_listed(chunks: Tensor, reads: Tensor) -> Tensor:
+    """Return the places of the chunks that each chunk reads, [B, heads, chunks, n · places]; -1: no place.
+
+    Shapes: chunks [B or 1, heads or 1, chunks, places], reads [B or 1, heads or 1, chunks, n].
+    """
+    # one more chunk, of empty places
+    filled = pad(chunks, (0, 0, 0, 1), value=-1)
+    # a compiler would take a size that is compared for a constant
+    reads = in_range(reads, chunks.shape[2]) + torch.zeros_like(chunks[..., :1])
+    filled = filled.expand(reads.shape[0], reads.shape[1], -1, -1)
+    examples = torch.arange(reads.shape[0], device=reads.device)[:, None, None, None]
+    heads = torch.arange(reads.shape[1], device=reads.device)[:, None, None]
+    return filled[examples, heads, reads].flatten(3)
+
+
+def stand_once(numbers: Tensor, count: int) -> bool:
+    """Return whether no number below `count` stands twice in its row; numbers: int [..., places], none above `count`.
+
+    >>> stand_once(torch.tensor([[0, 1, 2, 2]]), 2), stand_once(torch.tensor([[0, 1, 0, 2]]), 2)
+    (True, False)
+    """
+    counts = torch.zeros(*numbers.shape[:-1], count + 1, dtype=torch.int32, device=numbers.device)
+    counts.scatter_add_(-1, numbers, torch.ones_like(numbers, dtype=torch.int32))
+    return bool((counts[..., :-1] <= 1).all())

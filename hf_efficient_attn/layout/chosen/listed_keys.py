@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKeys, States, in_range
+from hf_efficient_attn.layout.chosen.few_queries import FEW_QUERIES
 from hf_efficient_attn.layout.chosen.listed_tiles import (
     NEIGHBOURS,
     TOKENS_PER_TOKEN,
@@ -119,7 +120,7 @@ class ChosenBlocks(ChosenKeys):
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles of queries that read the same block."""
         device = self.blocks.device
-        if self.counted_from == AXIS:
+        if self.counted_from == AXIS or (tokens.is_empty and not layout.is_cross):
             starts = torch.zeros(1, layout.num_queries, dtype=torch.long, device=device)
         elif layout.is_cross:
             # all keys are one document, which begins with the first that is not masked
@@ -134,11 +135,19 @@ class ChosenBlocks(ChosenKeys):
     def work(self, layout: Layout, num_key_heads: int) -> TileWork:
         """Return how much the tiles hold, if blocks are read by equally many queries."""
         reads = layout.num_rows * self.blocks.shape[3]
+        if layout.num_queries <= FEW_QUERIES:
+            num_sets = layout.num_queries * max(self.blocks.shape[1], num_key_heads)
+            num_read = self.blocks.shape[3] * self.block_tokens
+            return TileWork(reads * self.block_tokens, layout.num_rows, num_sets * num_read)
         group = layout.num_heads // max(self.blocks.shape[1], num_key_heads)
         num_blocks = -(-layout.num_keys // self.block_tokens)
         per_tile = tile_queries(reads // layout.num_heads * group // num_blocks)
         num_tiles = reads // per_tile + layout.num_heads // group * num_blocks
         return TileWork(reads * self.block_tokens, num_tiles * per_tile, num_tiles * self.block_tokens)
+
+    def has_single_rows(self, layout: Layout) -> bool:
+        """Return whether each query has a tile of its own."""
+        return layout.num_queries <= FEW_QUERIES
 
     def key_places(self, layout: Layout, tokens: TokenMask) -> Tensor:
         """Return the number of each key from which blocks are counted, int [batch or 1, keys]."""

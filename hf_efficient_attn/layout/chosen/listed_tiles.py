@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import in_range
+from hf_efficient_attn.layout.chosen.few_queries import FEW_QUERIES, each_once, tiles_of_few
+from hf_efficient_attn.layout.chosen.own_blocks import diagonal_tiles, reads_own_block
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, own_head, ranges, single_tiles
 from hf_efficient_attn.layout.layout import Layout
 
@@ -109,6 +111,13 @@ def block_tiles(
     num_queries, num_chosen = layout.num_queries, blocks.shape[3]
     if num_queries * num_chosen * sizes.batch_size == 0:
         return
+    if num_queries <= FEW_QUERIES:
+        yield from tiles_of_few(blocks, starts, block_tokens, queries_per_choice, layout, sizes)
+        return
+    if reads_own_block(blocks, starts, block_tokens, queries_per_choice, layout, sizes):
+        yield from diagonal_tiles(block_tokens, layout, sizes, blocks.device)
+        own = torch.arange(num_queries, device=blocks.device) // block_tokens
+        blocks = blocks.masked_fill(blocks == own[:, None], -1)
     num_shares = max(blocks.shape[1], sizes.num_key_heads)
     group = sizes.num_heads // num_shares
     most_heads = max(1, MOST_LISTED // (num_queries * num_chosen))
@@ -140,10 +149,7 @@ def _sorted_entries(
     example, share = head // num_shares, head % num_shares
     own = own_head(share, num_shares, blocks.shape[1])
     chosen = blocks[example if len(blocks) > 1 else torch.zeros_like(example), own].long()
-    # a block that is named twice counts once
-    earlier = torch.ones(chosen.shape[2], chosen.shape[2], dtype=torch.bool, device=head.device).tril(-1)
-    is_again = ((chosen[..., :, None] == chosen[..., None, :]) & earlier).any(-1)
-    chosen = chosen.masked_fill(is_again, -1)
+    chosen = each_once(chosen)
     if queries_per_choice > 1:
         chosen = chosen.repeat_interleave(queries_per_choice, 1)[:, :num_queries]
     first = starts[example if len(starts) > 1 else torch.zeros_like(example)][..., None]
@@ -171,7 +177,8 @@ def _of_entries(
 ) -> Iterator[Tiles]:
     """Yield the tiles of sorted pairs of a query and a block."""
     num_heads, num_blocks = bounds[1] - bounds[0], -(-layout.num_keys // block_tokens)
-    mean = len(codes) * group // (num_heads * num_blocks)
+    num_entries = len(codes) if codes.device.type != "cpu" else len(codes) - int(counts[-1])
+    mean = num_entries * group // (num_heads * num_blocks)
     per_tile = max(1, min(tile_queries(mean) // group, sizes.most_pairs // (block_tokens * group)))
     num_tiles_of = -(-counts[:-1] // per_tile)
     last = num_tiles_of.cumsum(0)

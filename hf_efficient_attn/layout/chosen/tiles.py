@@ -56,6 +56,7 @@ class Tiles:
         rounds: to let each pair count once; None: a pair counts as often as tiles hold it.
         members: which pairs are chosen, bool [1, 1, queries, keys], alike in all sets, as are `queries` and `keys`;
             None: all are.
+        are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
         weights: what else is added to the scores, broadcasts to [sets, tiles, queries, keys]; None: nothing.
     """
 
@@ -74,6 +75,7 @@ class Tiles:
     rounds: Rounds | None = None
     weights: Tensor | None = None
     members: Tensor | None = None
+    are_diagonal: bool = False
 
     def of_sets(self, sets: Tensor) -> "Tiles":
         """Return some of the sets, by their numbers, of tiles without rounds."""
@@ -98,8 +100,12 @@ class Tiles:
         num_tiles, step = self.queries.shape[1], self.key_step
         if num_tiles == 1:
             return blocks[:, 0]
-        total = blocks.new_zeros(*self.keys.shape, blocks.shape[3])
-        for first in range(0, self.tile_keys, step):
+        # the last keys of all tiles are different ones
+        last = self.tile_keys - step
+        total = blocks.new_empty(*self.keys.shape, blocks.shape[3])
+        total[:, :last] = 0
+        total[:, last:].unflatten(1, (num_tiles, step)).copy_(blocks[:, :, last:])
+        for first in range(0, last, step):
             shifted = total[:, first : first + num_tiles * step].unflatten(1, (num_tiles, step))
             shifted.add_(blocks[:, :, first : first + step])
         return total

@@ -237,7 +237,8 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             spans.append(span)
         if segment is not None:
             self.memory.close(segment, self, bounds)
-        return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=span_penalty(self, spans))
+        states = self.norm(hidden_states)
+        return BackboneOutput(states, call.cache, auxiliary_loss=span_penalty(self, spans, states))
 
     def _place(self, call: PreparedCall, segment: Segment | None) -> tuple[Tensor, dict[str, Any]]:
         """Return the first hidden states, and the arguments that tell attention where the tokens are."""

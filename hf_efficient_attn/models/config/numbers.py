@@ -17,7 +17,7 @@ RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("_eps", "_std", "_range"), 0, MAX_INTEGER),
     (("_layers",), 1, MAX_LAYERS),
     (("_heads",), 1, MAX_HEADS),
-    (("hidden_size", "intermediate_size"), 1, MAX_WIDTH),
+    (("hidden_size", "intermediate_size", "embedding_size"), 1, MAX_WIDTH),
     (("type_vocab_size", "_offset", "_seed", "chunk_size_feed_forward"), 0, MAX_INTEGER),
     (("vocab_size", "_positions", "_embeddings", "_limit", "_ramp", "_tokens", "_up_to"), 1, MAX_INTEGER),
 )

@@ -17,6 +17,7 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.memberships import NONE, Membership, tell_membership
 from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.patterns.bands import Band, Full
 from hf_efficient_attn.patterns.blocks import Blocks
@@ -166,6 +167,7 @@ class LSHAttention(ReformerAttention):
         kept = {} if kept is None else kept
         if "buckets" not in kept:
             kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)
+        tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], token_mask, attention_mask))
         chosen = self.chosen(kept["buckets"], token_mask, attention_mask, query.shape[0])
         options = self.options(token_mask, query_offset, attention_mask, kwargs)
         out, weights = attend_layer(query, unit(read), value, self.followed(), scale=1.0, chosen=chosen, **options)
@@ -197,8 +199,21 @@ class LSHAttention(ReformerAttention):
             config.count_duplicates,
             config.chunk_by_bucket,
         )
-        real = token_mask.key_mask if matrix is None else readable_keys(matrix, batch_size)
+        real = self.real_tokens(token_mask, matrix, batch_size)
         return chunk_order(buckets, rule, real, token_mask.segment_ids)
+
+    def real_tokens(self, token_mask: TokenMask, matrix: Tensor | None, batch_size: int) -> Tensor | None:
+        """Return which keys are tokens, bool [B, K]; None: all are."""
+        return token_mask.key_mask if matrix is None else readable_keys(matrix, batch_size)
+
+    def membership(self, buckets: Tensor, token_mask: TokenMask, matrix: Tensor | None) -> Membership:
+        """Return the buckets [B, H, r, N] of the tokens, those of all rounds as different ones."""
+        count = prod(self.factors)
+        rounds = count * torch.arange(buckets.shape[2], device=buckets.device)
+        numbers = (buckets + rounds[:, None]).transpose(2, 3)
+        real = self.real_tokens(token_mask, matrix, buckets.shape[0])
+        numbers = numbers if real is None else torch.where(real[:, None, :, None], numbers, NONE)
+        return Membership("bucket", count, numbers, numbers)
 
     def pattern(self) -> Pattern:
         return Full()

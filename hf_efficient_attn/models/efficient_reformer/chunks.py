@@ -71,9 +71,9 @@ def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: 
         bucket = torch.where(is_real, bucket, num_documents * rule.num_buckets)
     most = torch.sym_min(tokens, tokens // size + num_groups) if num_groups > 1 else (tokens + size - 1) // size
     places = place(bucket, group, num_groups, size, most)
-    reads = None
-    if not rule.chunk_by_bucket:
-        reads = neighbours(places, buckets.shape[2], places.order.shape[-1] // size, rule)
+    reads, num_chunks = None, places.order.shape[-1] // size
+    if not rule.chunk_by_bucket and not is_one_ring(real, documents, buckets.shape[2], num_chunks, rule):
+        reads = neighbours(places, buckets.shape[2], num_chunks, rule)
     shared = None
     if rule.chunk_by_bucket or not rule.attend_across_buckets:
         found = bucket.expand_as(buckets).gather(-1, places.order.clamp(min=0))
@@ -113,6 +113,16 @@ def place(keys: Tensor, groups: Tensor, num_groups: int, size: int, most: Any) -
     placed = torch.full((*keys.shape[:-1], most * size + 1), -1, dtype=torch.long, device=keys.device)
     placed = placed.scatter(-1, slots, order)[..., :-1]
     return Places(placed, chunks[..., :-1], first_chunk[..., :-1])
+
+
+def is_one_ring(real: Tensor | None, documents: Tensor | None, rounds: int, num_chunks: Any, rule: LSHRule) -> bool:
+    """Return whether the ring of all chunks, which `ChunkedOrder` reads by itself, is that of every example.
+
+    A compiler cannot compare the number of chunks.
+    """
+    if real is not None or documents is not None or torch.compiler.is_compiling():
+        return False
+    return num_chunks > 1 and rule.before + 1 + rule.after <= rounds * num_chunks
 
 
 def neighbours(places: Places, rounds: int, num_chunks: Any, rule: LSHRule) -> Tensor:

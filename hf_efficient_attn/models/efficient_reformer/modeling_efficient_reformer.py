@@ -30,7 +30,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
@@ -42,17 +44,26 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.deepspeed_parameters import are_released_by_layers
 from hf_efficient_attn.models.parts.positions import Positions
-from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import ReformerAttention, build_attention
 from .config_checks import LSH
 from .configuration_efficient_reformer import EfficientReformerConfig
 from .reversible import ReversibleStack, stretches_of
+from .streams import Streams
 
 # rotations are drawn from a number below
 MAX_STEP = 2**31
+# the attribute of a cache that a Reformer has filled
+FILLED_HERE = "_filled_by_reformer"
+KEPT = (
+    "DeepSpeed's ZeRO-3 releases the weights of a layer whenever it has run, also where the backward pass computes it "
+    "again: the layers of this Reformer keep their activations, and memory grows with their number. With ZeRO-2, DDP "
+    "and FSDP2 they keep none."
+)
 
 
 class ReformerLayer(GradientCheckpointingLayer):
@@ -76,8 +87,15 @@ class ReformerLayer(GradientCheckpointingLayer):
         del value
 
     def forward(
-        self, first: Tensor, second: Tensor, stack: ReversibleStack | None = None, **kwargs: Any
+        self,
+        states: Tensor,
+        streams: Streams,
+        mark: Tensor | None = None,
+        stack: ReversibleStack | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
+        """Return the streams behind the layer; `states`: the first before it, which is only recorded."""
+        first, second = streams.opened(mark)
         kept: dict[str, Tensor] = {}
 
         def attend(states: Tensor) -> Tensor:
@@ -116,8 +134,8 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
     """The backbone: embedding, layers, final norm. Shapes: input_ids [B, T] → [B, T, output_width].
 
     Memory for training does not grow with the number of layers, which are computed once more in the backward pass:
-    gradient checkpointing is accepted and changes nothing. Compiled training saves activations as any other model.
-    In training no cache is made.
+    gradient checkpointing is accepted and changes nothing. Compiled training saves activations as any other model, and
+    so does DeepSpeed's ZeRO-3. In training no cache is made.
     """
 
     def __init__(self, config: EfficientReformerConfig) -> None:
@@ -153,28 +171,54 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         compare_processes(self)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = use_cache and not (self.training and torch.is_grad_enabled())
-        call = prepare_call(
-            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
-        )
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        check_cache(call)
         embedded, where = self.positions(call.embedded, call)
         embedded = self.embedding_dropout(embedded)
         if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
             # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
             where["hash_step"] = torch.randint(MAX_STEP, (), device=embedded.device)
         kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
-        is_reversed = torch.is_grad_enabled() and call.cache is None and not torch.compiler.is_compiling()
-        stack = ReversibleStack(is_random=self.training) if is_reversed else None
+        stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly
         first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))
         for layer in self.layers:
-            first, second = layer(first, second, stack=stack, **kwargs)
+            streams = Streams(first, second)
+            first, second = layer(first, streams, streams.mark(), stack=stack, **kwargs)
         if stack is not None:
             stack.close(first, second)
         joined = torch.cat((first, second), -1) if self.config.stream_join == "concat" else (first + second) / 2
         return BackboneOutput(self.dropout(self.norm(narrowed(joined, self.norm))), call.cache)
+
+    def _reversible_stack(self, cache: Cache | None) -> ReversibleStack | None:
+        """Return what computes activations again in the backward pass; None: they are kept, or none are needed."""
+        if not torch.is_grad_enabled() or cache is not None or torch.compiler.is_compiling():
+            return None
+        if are_released_by_layers(self.parameters()):
+            warn_once(KEPT)
+            return None
+        return ReversibleStack(is_random=self.training)
+
+
+def check_cache(call: PreparedCall) -> None:
+    """Note that a cache is filled here, and raise UnsupportedBackendError if it has been elsewhere.
+
+    Prefix tuning gives keys that every token is to read in every layer. Here a token would read those that hashing has
+    put beside it, and local layers none after the first chunks; no gradient would move a key into another bucket.
+    """
+    cache: Any = call.cache
+    if cache is None or torch.compiler.is_exporting():
+        return
+    is_filled = not torch.compiler.is_compiling() and isinstance(call.past_tokens, int) and call.past_tokens > 0
+    if is_filled and not hasattr(cache, FILLED_HERE):
+        raise UnsupportedBackendError(
+            "The cache has keys of tokens that this model has not read. Prefix tuning cannot put keys before the text "
+            "of a Reformer: only tokens of the same hash bucket, or of the first chunks, would read them. Use prompt "
+            "tuning or LoRA instead."
+        )
+    setattr(cache, FILLED_HERE, True)
 
 
 def narrowed(states: Tensor, norm: Any) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
 from hf_efficient_attn.models.heads.outputs import LabelHeadOutput
-from hf_efficient_attn.models.heads.parts import add_auxiliary_loss, name_inputs
+from hf_efficient_attn.models.heads.parts import name_inputs
 
 
 class Head:
@@ -60,9 +61,9 @@ class Head:
     ) -> Any:
         """Return `output_class`: the loss with the backbone's auxiliary loss, `fields`, and what the backbone recorded.
 
-        labels, num_items: what the loss is divided by, see `add_auxiliary_loss`.
+        labels, num_items: what the loss is divided by; see `add_auxiliary_loss`.
         """
-        loss = add_auxiliary_loss(loss, outputs, labels, num_items)
+        loss = add_auxiliary_loss(loss, getattr(outputs, "auxiliary_loss", None), labels, num_items)
         return self.output_class(loss=loss, **fields, **{name: getattr(outputs, name) for name in self.recorded})
 
 

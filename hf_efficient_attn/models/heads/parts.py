@@ -34,11 +34,14 @@ class PredictionTransform(nn.Module):
 
 
 class DenseActivation(nn.Module):
-    """A dense map, `classifier_activation` and dropout, as in RoBERTa before the labels. [B, hidden_size] → same."""
+    """A dense map, `classifier_activation` and dropout, as in RoBERTa before the labels. [..., width] → [..., inner].
 
-    def __init__(self, config: Any) -> None:
+    width, inner: None: `output_width` and `hidden_size`.
+    """
+
+    def __init__(self, config: Any, width: int | None = None, inner: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(output_width(config), config.hidden_size)
+        self.dense = nn.Linear(width or output_width(config), inner or config.hidden_size)
         self.act_fn = ACT2FN[config.classifier_activation]
         self.dropout = nn.Dropout(config.classifier_dropout)
 
@@ -116,24 +119,3 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
     tokens = torch.arange(hidden.shape[1], device=hidden.device)
     index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
-
-
-def add_auxiliary_loss(
-    loss: torch.Tensor | None, outputs: Any, labels: torch.Tensor | None = None, num_items: Any = None
-) -> torch.Tensor | None:
-    """Return the loss plus the backbone's auxiliary loss, if it has one, which belongs to a mean over tokens.
-
-    Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, in all
-    processes. A batch then gets the share of the auxiliary loss that its tokens have in the step, so that the shares
-    add up to 1.
-
-    Args:
-        labels: -100 marks those that do not count.
-    """
-    auxiliary_loss = getattr(outputs, "auxiliary_loss", None)
-    if loss is None or auxiliary_loss is None:
-        return loss
-    if num_items is None or labels is None:
-        return loss + auxiliary_loss.to(loss.device)
-    share = labels.ne(-100).sum() / num_items
-    return loss + (share.to(auxiliary_loss.device) * auxiliary_loss).to(loss.device)

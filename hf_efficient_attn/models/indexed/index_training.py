@@ -10,8 +10,8 @@ from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
-from hf_efficient_attn.models.heads.outputs import BackboneOutput
-from hf_efficient_attn.models.heads.parts import add_auxiliary_loss
+from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss, expect_use
+from hf_efficient_attn.models.heads.outputs import with_auxiliary_loss
 
 
 def add_index_loss(model: Any) -> None:
@@ -22,7 +22,7 @@ def add_index_loss(model: Any) -> None:
 
 
 def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
-    """Return the outputs of a model with a head, in training with the indexers' loss added, and as `index_loss`."""
+    """Return the outputs of a model with a head; in training, the indexers' loss is `auxiliary_loss`, and in `loss`."""
     forward, stage = type(model).forward, getattr(model.config, INDEXER)["stage"]
     if not model.training or not torch.is_grad_enabled() or stage == DENSE:
         return forward(model, *inputs, **options)
@@ -37,10 +37,10 @@ def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
     if outputs.loss is not None:
         # only the indexers learn, whatever else has a gradient
         own = outputs.loss.detach() if stage == WARMUP else outputs.loss
-        added = BackboneOutput(auxiliary_loss=total)
-        outputs.loss = add_auxiliary_loss(own, added, options.get("labels"), options.get("num_items_in_batch"))
-    # no entry of the outputs, which Trainer would gather
-    outputs.__dict__["index_loss"] = total
+        outputs.loss = add_auxiliary_loss(own, total, options.get("labels"), options.get("num_items_in_batch"))
+    else:
+        total = expect_use(total, outputs[0])
+    outputs = with_auxiliary_loss(outputs, total)
     return outputs if wants_dict(model, options) else outputs.to_tuple()
 
 

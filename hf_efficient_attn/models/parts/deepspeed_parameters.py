@@ -16,6 +16,11 @@ def is_a_copy(parameter: nn.Parameter) -> bool:
     return parameter.requires_grad and (hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"))
 
 
+def are_released_by_layers(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether parameters are whole only while their layer runs: the third stage of ZeRO holds them in shards."""
+    return any(hasattr(parameter, "ds_id") for parameter in parameters)
+
+
 def gathered(parameters: Iterable[nn.Parameter]) -> AbstractContextManager:
     """Return a context in which parameters are whole; the first process's are then those of all.
 

@@ -22,6 +22,7 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.parts.memberships import Membership, tell_membership
 from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
@@ -29,10 +30,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 from .centroids import Centroids, Seen, joined, on_sphere, seen, similarities
 from .group_attention import DENSE, DistanceVectors, attend_groups, key_groups
-from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups
-
-# the numbers of clusters lie in the cache in two digits, which every dtype holds exactly
-DIGIT = 256
+from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups, clusters_of, digits, number_of
 
 
 class RoutingAttention(nn.Module):
@@ -104,6 +102,7 @@ class RoutingAttention(nn.Module):
         parts = []
         if likeness is not None:
             groups = self._groups(likeness, documents, query_positions, token_mask.segment_ids is not None)
+            tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
             parts.append(self._route(query, key, value, groups, options))
         if self.num_local:
             parts.append(self._read_locally(query, key, value, options))
@@ -218,13 +217,23 @@ class RoutingAttention(nn.Module):
             return balanced_groups(*likeness, documents, positions.shape[0], num_tokens, is_packed)
         return causal_groups(number_of(likeness[1]), documents, positions, num_clusters, num_tokens)
 
+    def _membership(self, likeness: tuple[Tensor, Tensor], groups: ClusterGroups, documents: Tensor) -> Membership:
+        """Return the clusters of the tokens: those that hold it, or in causal membership its own."""
+        num_clusters, num_keys = self.config.num_clusters, documents.shape[1]
+        if self.config.has_balanced_clusters:
+            queries = clusters_of(groups.queries, num_clusters, num_keys)
+            keys = queries if self.config.shares_qk else clusters_of(groups.keys, num_clusters, num_keys)
+            return Membership("cluster", num_clusters, queries, keys)
+        own = torch.where((documents != EMPTY)[:, None], number_of(likeness[1]), EMPTY)[..., None]
+        return Membership("cluster", num_clusters, own, own)
+
     def _route(
         self, query: Tensor, key: Tensor, value: Tensor, groups: ClusterGroups, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
         scale = float(self.config.routing_scale)
         distances = self.member_distances
-        terms = () if distances is None else (distances(query, scale, groups.shift),)
+        terms = () if distances is None else (distances.term(query, scale, groups.shift),)
         chosen = key_groups(groups, self.config.has_balanced_clusters, distances is not None)
         followed = self._followed_by_routing()
         return attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
@@ -233,7 +242,7 @@ class RoutingAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = (each[:, self.num_routing :] for each in (query, key, value))
-        terms = () if self.local_distances is None else (self.local_distances(query, self.scaling),)
+        terms = () if self.local_distances is None else (self.local_distances.term(query, self.scaling),)
         return attend_layer(query, key, value, self._followed_locally(), scale=self.scaling, terms=terms, **options)
 
     def _followed_by_routing(self) -> LayerPattern:
@@ -272,21 +281,3 @@ def check_cached_width(cache: Cache, layer_idx: int, width: int) -> None:
             f"The cache holds keys of {held.shape[3]} numbers, but layer {layer_idx} routes and keeps {width}: behind "
             "a key what decides on its clusters. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
         )
-
-
-def digits(numbers: Tensor) -> Tensor:
-    """Return integers in two digits, [..., 2], which every floating-point dtype holds exactly.
-
-    >>> digits(torch.tensor(515)).tolist()
-    [2, 3]
-    """
-    return torch.stack((numbers // DIGIT, numbers % DIGIT), -1)
-
-
-def number_of(two: Tensor) -> Tensor:
-    """Return the integers that `digits` wrote.
-
-    >>> int(number_of(digits(torch.tensor(515)).bfloat16()))
-    515
-    """
-    return two[..., 0].long() * DIGIT + two[..., 1].long()

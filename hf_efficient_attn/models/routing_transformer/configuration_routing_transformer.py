@@ -50,6 +50,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
         commitment_weight: β; training adds β · the mean squared distance of queries and keys to their centroids,
             summed over layers, to the loss.
         attention_pattern: what local heads read, in any form that `sparsify` takes. Causal models use its causal form.
+            None: the whole text, which costs more than all routing heads.
             None: full (or causal) attention.
         is_causal: each token sees the past and itself, or both sides.
         position_embedding_type: "relative_keys", a trained vector per distance added to the keys of a layer's local

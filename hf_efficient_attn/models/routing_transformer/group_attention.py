@@ -51,10 +51,16 @@ class DistanceVectors(nn.Module):
     def initialize(self) -> None:
         init.normal_(self.weight, std=self.std)
 
-    def forward(self, query: Tensor, scale: float, shift: int = 0) -> Term:
-        """Return the term of queries [B, H, T, D]; `shift`: by how much labels count a distance too low."""
-        values = (query * scale) @ self.weight.to(query.dtype).T
-        return Term(values, Distance(self.first - shift, self.last - shift))
+    def forward(self, query: Tensor, scale: float) -> Tensor:
+        """Return what is added to the scores of queries [B, H, T, D] at each distance.
+
+        A tensor, in which DeepSpeed finds the module whose weight the backward pass needs again.
+        """
+        return (query * scale) @ self.weight.to(query.dtype).T
+
+    def term(self, query: Tensor, scale: float, shift: int = 0) -> Term:
+        """Return the term of queries; `shift`: by how much labels count a distance too low."""
+        return Term(self(query, scale), Distance(self.first - shift, self.last - shift))
 
 
 def key_groups(groups: ClusterGroups, takes_mean: bool, has_distances: bool) -> KeyGroups:

@@ -18,6 +18,8 @@ from torch.nn.functional import pad
 EMPTY = -1
 # from how many keys a query on, queries are listed one by one: cheaper than all members of their clusters
 FEW_QUERIES = 16
+# the numbers of clusters lie in the cache in two digits, which every dtype holds exactly
+DIGIT = 256
 
 
 class ClusterGroups(NamedTuple):
@@ -166,3 +168,38 @@ def with_neighbours(blocks: Tensor, before: int, after: int) -> Tensor:
     num_blocks = blocks.shape[-2]
     filled = pad(blocks, (0, 0, before, after), value=EMPTY)
     return torch.cat([filled[..., each : each + num_blocks, :] for each in range(before + after + 1)], -1)
+
+
+def clusters_of(members: Tensor, num_clusters: int, num_keys: int) -> Tensor:
+    """Return the clusters that hold each token, ascending, and behind them -1: int [B, heads, K, most of a token].
+
+    members: those of balanced clusters, [B, heads, groups, places]; the groups of a cluster are neighbours.
+
+    >>> clusters_of(torch.tensor([[[[-1, 2], [0, 2]]]]), 2, 3).tolist()
+    [[[[1, -1], [-1, -1], [0, 1]]]]
+    """
+    places = members.unflatten(2, (num_clusters, -1)).flatten(3)
+    places = torch.where(places == EMPTY, num_keys, places)
+    holds = places.new_zeros(*places.shape[:3], num_keys + 1, dtype=torch.bool).scatter_(3, places, True)
+    number = torch.arange(num_clusters, device=members.device)
+    found = torch.where(holds[..., :-1].transpose(2, 3), number, num_clusters).sort(-1).values
+    most = max(1, int((found < num_clusters).sum(-1).max()))
+    return torch.where(found < num_clusters, found, EMPTY)[..., :most]
+
+
+def digits(numbers: Tensor) -> Tensor:
+    """Return integers in two digits, [..., 2], which every floating-point dtype holds exactly.
+
+    >>> digits(torch.tensor(515)).tolist()
+    [2, 3]
+    """
+    return torch.stack((numbers // DIGIT, numbers % DIGIT), -1)
+
+
+def number_of(two: Tensor) -> Tensor:
+    """Return the integers that `digits` wrote.
+
+    >>> int(number_of(digits(torch.tensor(515)).bfloat16()))
+    515
+    """
+    return two[..., 0].long() * DIGIT + two[..., 1].long()

@@ -32,6 +32,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -138,9 +139,10 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
             hidden_states, *seen = layer(hidden_states, means=means, **kwargs)
             if seen:
                 shown[layer.self_attn] = Seen(*seen)
-        return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=self._learn(shown))
+        states = self.norm(hidden_states)
+        return BackboneOutput(states, call.cache, auxiliary_loss=self._learn(shown, states))
 
-    def _learn(self, shown: dict[RoutingAttention, Seen]) -> Tensor | None:
+    def _learn(self, shown: dict[RoutingAttention, Seen], states: Tensor) -> Tensor | None:
         """Move the centroids towards what their layers have shown, and return the commitment loss; None: no layer has.
 
         Centroids stay where they are if the projections of their queries do.
@@ -153,7 +155,8 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
                 update_all([layer.centroids for layer in trained], list(trained.values()))
         distances = [seen.distance for seen in shown.values()]
         total: Tensor = torch.stack([distance.to(distances[0].device) for distance in distances]).sum()
-        return self.config.commitment_weight * total
+        weight = self.config.commitment_weight
+        return expect_use(weight * total, states, weight)
 
 
 class RoutingTransformerForCausalLM(TableGeneration, CausalLMHead, RoutingTransformerPreTrainedModel, GenerationMixin):

@@ -50,7 +50,8 @@ class SimplifiedTransformerConfig(
         query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: standard deviation of W^Q, W^K, plain normal
             W^V and W^P, and the last map of the MLP at the start. W^Q starts at 0 in shaped attention; otherwise,
             and for the others, `initializer_range`.
-        identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head.
+        identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head. With an
+            `attention_pattern` C, too, is over the keys that it allows or, as `BlockTopK`, chooses.
         per_head_gains: False shares one α, β, γ among the heads of a layer.
         attention_skip_gain, attention_gain, mlp_skip_gain, mlp_gain: α_SA, β_SA, α_FF, β_FF of sequential blocks.
         combined_skip_gain: the one skip of parallel blocks, in place of the two skip gains above.
@@ -202,6 +203,13 @@ class SimplifiedTransformerConfig(
     def is_centered(self) -> bool:
         """Whether attention subtracts the mean over the allowed keys."""
         return self._is_active("centering_gain", 0.0)
+
+    @property
+    def attention_notes(self) -> tuple[str, ...]:
+        """What `explain` says of every layer."""
+        if not self.is_centered or getattr(self, "attention_pattern", None) is None:
+            return ()
+        return ("Shaped attention also takes the mean of what it reads, which costs as much again where it is sparse.",)
 
     @property
     def has_head_gains(self) -> bool:

@@ -7,8 +7,9 @@ skip; SAS-P also computes the MLP in parallel to attention and drops the last sk
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
 silent, this follows the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before
-block 1 and after the last. Where we differ: C is renormalised under padding and packing; attention dropout acts on the
-softmax weights A alone (theirs on the whole shaped matrix); RMSNorm adds its epsilon under the root.
+block 1 and after the last. Where we differ: C is renormalised under padding and packing, and under an
+`attention_pattern` it is over the keys that A reads; attention dropout acts on the softmax weights A alone (theirs on
+the whole shaped matrix); RMSNorm adds its epsilon under the root.
 """
 
 from typing import Any
@@ -47,6 +48,7 @@ from .centering import Centering
 from .checks import BlockChecks, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import MaskGeneration, block_masks
+from .pattern_mean import follows_pattern, mean_over_pattern
 from .projections import Gain, build_projection
 from .running_sum_cache import append_and_sum, merge_heads
 from .spanned_attention import SpannedAttention
@@ -94,6 +96,10 @@ class SimplifiedTransformerAttention(nn.Module):
         if position_embeddings is not None:
             query, key = (rotate(each, *position_embeddings) for each in (query, key))
 
+        has_pattern = centering is not None and follows_pattern(self)
+        if has_pattern:
+            # of all tokens
+            centering = None
         past_sum: torch.Tensor | float = 0.0
         if past_key_values is not None:
             key, value, past_sum = append_and_sum(past_key_values, key, value, self.layer_idx, centering, values)
@@ -108,6 +114,8 @@ class SimplifiedTransformerAttention(nn.Module):
             out, weights = attention(
                 self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
             )
+        if has_pattern:
+            centre = mean_over_pattern(self, query, key, value, attention_mask, **kwargs)
         if centering is not None:
             mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
             centre = mean.unflatten(-1, (-1, self.head_dim))
@@ -221,7 +229,8 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         for layer in self.layers:
             hidden_states, span = layer(hidden_states, **kwargs)
             spans.append(span)
-        return BackboneOutput(self.norm(hidden_states), call.cache, auxiliary_loss=span_penalty(self, spans))
+        states = self.norm(hidden_states)
+        return BackboneOutput(states, call.cache, auxiliary_loss=span_penalty(self, spans, states))
 
 
 class SimplifiedTransformerForCausalLM(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
+
 
 def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
     """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: there are no spans.
@@ -20,15 +22,16 @@ def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None
     return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
 
 
-def span_penalty(model: nn.Module, spans: list[Tensor | None]) -> Tensor | None:
+def span_penalty(model: nn.Module, spans: list[Tensor | None], states: Tensor) -> Tensor | None:
     """Return λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that do not train.
 
     Args:
         spans: the mean span of every layer; None: it has none.
+        states: those behind the last layer; see `expect_use`.
     """
     config: Any = model.config
     trained = [span for span in spans if span is not None]
     if not model.training or not trained or config.frozen_spans is not None:
         return None
     total: Tensor = torch.stack([span.to(trained[0].device) for span in trained]).sum()
-    return config.span_penalty * total
+    return expect_use(config.span_penalty * total, states, config.span_penalty)

@@ -1,9 +1,10 @@
 """Cached decoding in the authors' order of chunks, which later tokens change: the rule that the model's text gives."""
 
 import torch
-from models_cases import CASES, random_ids
+from families import BY_NAME
+from models_cases import random_ids
 
-CAUSAL = next(case for case in CASES if case.name == "reformer-causal")
+CAUSAL = BY_NAME["reformer-causal"]
 # chunks as the authors cut them
 AUTHORS = {"chunk_by_bucket": False, "num_hashes": 2}
 

@@ -1,7 +1,7 @@
 """Rotations are normal numbers that only their arguments decide; buckets are those of the definition, and balanced."""
 
 import torch
-from models_cases import CASES
+from families import BY_NAME
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.efficient_reformer.hashing import draw_rotations, hash_vectors, normals
@@ -48,7 +48,7 @@ def test_buckets_are_balanced() -> None:
 
 
 def test_training_draws_new_rotations_which_a_seed_repeats_and_evaluation_none() -> None:
-    case = next(case for case in CASES if case.name == "reformer-masked")
+    case = BY_NAME["reformer-masked"]
     model, inputs = case.model(hash_seed=None).train(), case.inputs()
     torch.manual_seed(0)
     first, second = model(**inputs).loss, model(**inputs).loss
@@ -64,7 +64,7 @@ def test_training_draws_new_rotations_which_a_seed_repeats_and_evaluation_none()
 
 
 def test_more_rounds_in_evaluation() -> None:
-    case = next(case for case in CASES if case.name == "reformer-masked")
+    case = BY_NAME["reformer-masked"]
     model, inputs = case.model().eval(), case.inputs()
     with torch.no_grad():
         first = model(**inputs).logits

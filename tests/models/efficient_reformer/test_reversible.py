@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from models_cases import CASES
+from families import BY_NAME
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer as modeling
 from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, stretches_of
 
-CASE = next(case for case in CASES if case.name == "reformer-masked")
+CASE = BY_NAME["reformer-masked"]
 DROPOUT = {f"{name}_dropout": 0.2 for name in ("hidden", "attention", "activation", "embedding")}
 
 
@@ -53,6 +56,34 @@ def test_gradients_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float((actual - wanted).norm()) <= 1e-2 * float(wanted.norm()) + 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning")
+def test_gradients_under_mixed_precision_of_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It narrows what layers read to the dtype of their weights, but not the streams."""
+    results, seen = [], []
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for plain in (False, True):
+            monkeypatch.setattr(modeling, "ReversibleStack", PlainStack if plain else ReversibleStack)
+            model, inputs = CASE.model(num_hidden_layers=6).train(), CASE.inputs()
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            for part in (*model.model.layers, model):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+            model.model.layers[1].register_forward_pre_hook(lambda layer, given: seen.append(given[1].second.dtype))
+            model(**inputs).loss.backward()
+            results.append([each.grad.full_tensor() for each in model.parameters()])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert seen == [torch.float32] * 2
+    for actual, wanted in zip(*results, strict=True):
+        assert float((actual - wanted).norm()) <= 1e-2 * float(wanted.norm()) + 1e-6
+
+
+def test_states_of_all_layers_are_recorded() -> None:
+    recorded = CASE.model().eval()(**CASE.inputs(), output_hidden_states=True).hidden_states
+    assert len({tuple(each.shape) for each in recorded[:-1]}) == 1
+
+
 def test_some_parameters_are_frozen_and_the_graph_is_used_twice() -> None:
     model, inputs = CASE.model(num_hidden_layers=4).double().train(), CASE.inputs()
     model.requires_grad_(False)
@@ -88,6 +119,19 @@ def test_memory_does_not_grow_with_the_number_of_layers(monkeypatch: pytest.Monk
     assert saved_bytes(8) > 3 * saved_bytes(2)
 
 
+def test_under_zero_3_activations_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By weights that DeepSpeed releases behind a layer, nothing can be computed again (`test_deepspeed.py`)."""
+    monkeypatch.delattr(modeling, "ReversibleStack")
+    model, inputs = CASE.model().train(), CASE.inputs()
+    for parameter in model.parameters():
+        # as DeepSpeed numbers those that it holds in shards
+        parameter.ds_id = 0
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="ZeRO-3 releases the weights of a layer"):
+        model(**inputs).loss.backward()
+    assert model.model.embed_tokens.weight.grad.any()
+
+
 def test_a_layer_that_computes_something_else_the_second_time_is_refused() -> None:
     model, inputs = CASE.model().train(), CASE.inputs()
     loss = model(**inputs).loss
@@ -98,7 +142,7 @@ def test_a_layer_that_computes_something_else_the_second_time_is_refused() -> No
 
 @pytest.mark.parametrize("name", ["reformer-masked", "reformer-causal"])
 def test_loss_in_slices_is_the_loss(name: str) -> None:
-    case = next(case for case in CASES if case.name == name)
+    case = BY_NAME[name]
     results = []
     for size in (0, 5):
         model = case.model(chunk_size_lm_head=size).double().train()

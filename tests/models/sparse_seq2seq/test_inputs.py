@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from seq2seq_cases import CASES, TINY, head_inputs, random_ids
+from families import BY_NAME
+from seq2seq_cases import TINY, head_inputs, random_ids
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.sparse_seq2seq.seq2seq_inputs import shift_right
 
-LED = next(case for case in CASES if case.name == "seq2seq-led")
+LED = BY_NAME["seq2seq-led"]
 
 
 def test_shifted_labels() -> None:

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from seq2seq_cases import CASES, TINY, head_inputs, random_ids
+from families import BY_NAME
+from seq2seq_cases import TINY, head_inputs, random_ids
 from tokenizers import Tokenizer, models
 from torch.utils.data import Dataset
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.sparse_seq2seq.heads import smoothed_loss
 
-VANILLA = next(case for case in CASES if case.name == "seq2seq-vanilla")
-LED = next(case for case in CASES if case.name == "seq2seq-led")
+VANILLA = BY_NAME["seq2seq-vanilla"]
+LED = BY_NAME["seq2seq-led"]
 NO_DROPOUT = {"embedding_dropout": 0.0, "hidden_dropout": 0.0}
 
 

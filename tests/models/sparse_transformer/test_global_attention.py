@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from families import BY_NAME
 from models.sparse_transformer.dense_longformer import dense_longformer
-from models_cases import CASES, TINY, randomize
+from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
 
@@ -136,7 +137,7 @@ class OnlyLinear(torch.Tensor):
 
 def test_special_weights_are_asked_for_nothing_but_their_map() -> None:
     """Quantised by torchao, the module stays what it was, and its weight is of another type."""
-    model: Any = next(case for case in CASES if case.name == "sparse-longformer-first").model()
+    model: Any = BY_NAME["sparse-longformer-first"].model()
     ids = torch.arange(3, 43)[None]
     with torch.no_grad():
         expected = model(ids).logits

@@ -1,0 +1,112 @@
+"""Patterns and models as commands are given them: expressions, JSON, files, folders."""
+
+import json
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.hub.saved_config import load_config
+from hf_efficient_attn.messages import cut, shown
+from hf_efficient_attn.patterns.expressions import is_pattern_name, parse_pattern
+from hf_efficient_attn.patterns.layers import patterns_per_layer
+from hf_efficient_attn.patterns.pattern import Pattern
+
+
+def read_config(source: str) -> PreTrainedConfig | None:
+    """Return the config of a saved model, its folder or its config.json; None: the source is neither.
+
+    Raises:
+        InputError: a folder without config.json, or a config that transformers cannot read.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"{source} is a folder without config.json. Give the folder of a saved model.")
+        return load_config(path)
+    # the name of a pattern without its brackets is refused as a pattern, which says how it is written
+    is_expression = any(sign in source for sign in "({[") or is_pattern_name(source)
+    if path.is_file() and path.suffix != ".json":
+        raise InputError(
+            f"{source} is a file, but no .json. Give a file with JSON, the folder of a model, or a pattern."
+        )
+    if not (path.suffix == ".json" or is_expression):
+        raise InputError(
+            f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
+            "models of the Hub to a folder first."
+        )
+    if path.suffix != ".json" or not path.is_file() or not _has_model_type(path):
+        return None
+    return load_config(path)
+
+
+def _has_model_type(path: Path) -> bool:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    # what is no JSON is refused as a pattern
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "model_type" in data
+
+
+def read_pattern(source: str, layer: int = 0) -> Pattern:
+    """Return the pattern of a layer from an expression, from JSON text, or from a JSON file.
+
+    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one.
+
+    Raises:
+        ConfigurationError: it is none of these, or the layer has no pattern.
+    """
+    if layer < 0:
+        raise ConfigurationError(f"layer={layer} must be at least 0: layers are counted from 0.")
+    patterns = read_layer_patterns(source, layer + 1)
+    pattern = patterns[layer] if layer < len(patterns) else None
+    if pattern is None:
+        counted = f"layers are counted from 0 to {len(patterns) - 1}" if patterns else "the list has none"
+        raise ConfigurationError(f"Layer {layer} has no pattern; {counted}.")
+    return pattern
+
+
+def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, ...]:
+    """Return the patterns of all layers, as `read_pattern` reads them; None: the layer keeps its own attention.
+
+    Args:
+        num_layers: how many there are, where the source does not say it.
+
+    Raises:
+        ConfigurationError: as `read_pattern`.
+    """
+    if Path(source).is_dir():
+        raise ConfigurationError(
+            f"{source} is a folder, not a pattern. The patterns of a model that is saved there are in "
+            f"{Path(source) / 'config.json'}; `hf-efficient-attn explore --model {source} --text FILE` shows what it "
+            "reads in a text."
+        )
+    if not source.endswith(".json") and Path(source).is_file():
+        raise ConfigurationError(f"{source} is a file, but no .json. Give a file with JSON, or an expression.")
+    text = _text_of_file(source) if source.endswith(".json") else source
+    if not text.lstrip().startswith(("{", "[")):
+        return (parse_pattern(text),) * num_layers
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{shown(source)} is no valid JSON, or nests too deep: {cut(str(error), 160, 40)}."
+        ) from error
+    if isinstance(data, dict) and ("attention_pattern" in data or "model_type" in data):
+        if data.get("attention_pattern") is None:
+            raise ConfigurationError(f"{shown(source)} is the config of a model without an attention_pattern.")
+        num_layers = data.get("num_hidden_layers", num_layers)
+        data = data["attention_pattern"]
+    return patterns_per_layer(data, len(data) if isinstance(data, list) else num_layers)
+
+
+def _text_of_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"There is no file {shown(path)} with text ({cut(str(error), 160, 40)}); give the path of a JSON file, or "
+            "an expression."
+        ) from error

@@ -1,0 +1,135 @@
+"""The two attentions of a star: a token reads five keys, and a relay reads all tokens of its document.
+
+Neither goes through `hea.attention`. The five keys of a token are two neighbours, itself, its embedding and its relay,
+under one softmax: the last two are in no sequence of keys that a pattern could name, and kernels work on tiles of at
+least 16 keys. Shifted keys are multiplied element by element instead. A relay is one query for n + 1 keys, two products
+of a vector with a matrix; those of packed documents are sums over their tokens, where a kernel would compute every
+relay with every token. Nothing here is larger than a few numbers per token.
+
+Shapes: B rows, T tokens, R relays of a row, H heads, D head size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.weight_rows import chosen_rows
+from hf_efficient_attn.errors import UnsupportedBackendError
+
+from .ring import Ring, add_up, take
+
+
+class StarAttention(nn.Module):
+    """The maps of queries, keys, values and output, and the dropout of weights, that both have."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
+        self.scaling = config.head_dim**-0.5
+        hidden, width = config.hidden_size, config.num_attention_heads * config.head_dim
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=config.attention_bias) for _ in range(3))
+        self.o_proj = nn.Linear(width, hidden, bias=config.attention_output_bias)
+        self.dropout = nn.Dropout(config.attention_dropout)
+
+    def heads(self, states: Tensor) -> Tensor:
+        """Return [B, N, H · D] as [B, H, N, D]."""
+        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the products of queries and keys one by one, [B, H, N, D] twice → float32 [B, H, N]."""
+        return (query * key).sum(-1, dtype=torch.promote_types(query.dtype, torch.float32)) * self.scaling
+
+    def joined(self, out: Tensor) -> Tensor:
+        """Return the output of the heads, [B, H, N, D] → [B, N, hidden_size]."""
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class SatelliteAttention(StarAttention):
+    """What the tokens read: left neighbour, themselves, right neighbour, own embedding, relay; in this order."""
+
+    def forward(
+        self, nodes: Tensor, embedded: Tensor, relays: Tensor, ring: Ring, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output [B, T, hidden_size] and the weights [B, H, T, 5].
+
+        Args:
+            nodes: the states of the tokens, [B, T, hidden_size]; `embedded`, their embeddings, the same.
+            relays: [B, R, hidden_size].
+        """
+        query = self.heads(self.q_proj(nodes))
+        keys, values = (self._read(project, nodes, embedded, relays, ring) for project in (self.k_proj, self.v_proj))
+        scores = [self.scores(query, key) for key in keys]
+        if self.config.ring != "zero_ends":
+            for place, has_one in ((0, ring.has_left), (2, ring.has_right)):
+                if has_one is not None:
+                    scores[place] = scores[place].masked_fill(~has_one.unsqueeze(1), -torch.inf)
+        weights = self.dropout(torch.stack(scores, -1).softmax(-1).to(query.dtype))
+        out = torch.zeros_like(query)
+        for weight, value in zip(weights.unbind(-1), values, strict=True):
+            out = torch.addcmul(out, weight.unsqueeze(-1), value)
+        asked = chosen_rows() if kwargs.get("output_attentions", self.config.output_attentions) else None
+        return self.joined(out), weights if asked is None else weights[:, :, list(asked)]
+
+    def _read(self, project: nn.Module, nodes: Tensor, embedded: Tensor, relays: Tensor, ring: Ring) -> list[Tensor]:
+        """Return the five keys or values of each token, each [B, H, T or 1, D]."""
+        own = project(nodes)
+        left, right = ring.beside(own)
+        if self.config.ring == "zero_ends":
+            left, right = (
+                torch.where(has_one.unsqueeze(-1), states, 0)
+                for has_one, states in ((ring.has_left, left), (ring.has_right, right))
+            )
+        return [self.heads(each) for each in (left, own, right, project(embedded), ring.of_tokens(project(relays)))]
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        """Refuse: nothing is asked of the engine.
+
+        Raises:
+            UnsupportedBackendError: always; it says what is computed instead.
+        """
+        raise UnsupportedBackendError(
+            f"A layer of a star computes {6 * num_keys + 1:,} scores of a head for {num_keys:,} tokens, where full "
+            f"attention computes {num_keys**2:,}: five of each token and {num_keys + 1:,} of the relay. It computes "
+            "them itself, and no backend is chosen."
+        )
+
+
+class RelayAttention(StarAttention):
+    """What a relay reads: itself and the tokens of its document."""
+
+    def forward(self, relays: Tensor, nodes: Tensor, ring: Ring) -> tuple[Tensor, Tensor]:
+        """Return the output [B, R, hidden_size] and the weights [B, H, T + R].
+
+        The weights are those of each token in the softmax of its own relay, and then those of each relay of itself.
+        """
+        query, own_key, own_value = (project(relays) for project in (self.q_proj, self.k_proj, self.v_proj))
+        key, value = self.k_proj(nodes), self.v_proj(nodes)
+        own_scores = self.scores(self.heads(query), self.heads(own_key))
+        scores = self.scores(self.heads(ring.of_tokens(query)), self.heads(key))
+        if ring.real is not None:
+            scores = scores.masked_fill(~ring.real.unsqueeze(1), -torch.inf)
+        if ring.documents is None:
+            weights = torch.cat((scores, own_scores), -1).softmax(-1)
+        else:
+            weights = softmax_of_documents(scores, own_scores, ring)
+        weights = self.dropout(weights.to(value.dtype))
+        of_tokens, own = weights.split([nodes.shape[1], relays.shape[1]], -1)
+        out = own.unsqueeze(-1) * self.heads(own_value)
+        if ring.documents is None:
+            return self.joined(out + of_tokens.unsqueeze(2) @ self.heads(value)), weights
+        weighted = (of_tokens.unsqueeze(-1) * self.heads(value)).transpose(1, 2).flatten(2)
+        return self.joined(out + self.heads(add_up(weighted, ring))), weights
+
+
+def softmax_of_documents(scores: Tensor, own_scores: Tensor, ring: Ring) -> Tensor:
+    """Return the softmax of each relay over its tokens and itself, [B, H, T] and [B, H, R] → [B, H, T + R]."""
+    scores, own_scores = scores.transpose(1, 2), own_scores.transpose(1, 2)
+    index = ring.documents.unsqueeze(-1).expand_as(scores)
+    # as in any softmax; the gradient does not need it
+    highest = own_scores.detach().scatter_reduce(1, index, scores.detach(), "amax")
+    powers, own_powers = (scores - take(highest, ring.documents)).exp(), (own_scores - highest).exp()
+    total = own_powers + add_up(powers, ring)
+    weights = torch.cat((powers / take(total, ring.documents), own_powers / total), 1)
+    return weights.transpose(1, 2)

@@ -1,0 +1,138 @@
+"""Configuration of the Star-Transformer."""
+
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, NormFields
+from hf_efficient_attn.models.config.library import LibraryConfig
+
+from . import presets
+from .checks import CHOICES, check_star
+
+
+@strict_config
+class StarTransformerConfig(NormFields, DropoutFields, LibraryConfig, PreTrainedConfig):
+    r"""Describe a Star-Transformer: tokens on a ring, which read their two neighbours, and a relay in the middle.
+
+    The defaults are the update of the paper. The presets `fastnlp`, `sst`, `snli` and `tagging` are the networks of the
+    library fastNLP, which updates otherwise; every field can be changed on top.
+
+    Args:
+        num_hidden_layers: T, how often all tokens and then the relay are updated.
+        share_layers: all updates have the same parameters; False: each has its own.
+        norm_position: "post", the paper's: h ← N(act(attention)), for tokens and relay. "pre", fastNLP's:
+            h ← act(attention), where tokens read the normed states of themselves and their neighbours, and their
+            embedding and the relay as they are; the relay has no norm.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
+        hidden_act: the activation of an update, "relu" (the paper) or "leaky_relu" (fastNLP) among others.
+        ring: what the first and the last token of a text read where a neighbour is missing. "closed": each other;
+            "open": nothing; "zero_ends": a key and a value of zeros, which take part in the softmax (fastNLP).
+        relay_init: the relay before the first update: "mean" of the embeddings of a text, or "learned", a parameter.
+        head_dim: width of a head; None: hidden_size / num_attention_heads.
+        embedding_size: width of the token embeddings, which a linear map then brings to hidden_size; None: hidden_size,
+            without a map.
+        attention_bias, attention_output_bias: bias vectors of queries, keys and values; of the output of attention.
+        position_embedding_type: "learned", "sinusoidal" or "none". Without positions a text read backwards gives the
+            same states: a token does not know which neighbour is the left one.
+        separate_sentences: tokens of type 0 and of type 1 (`token_type_ids`) are two sentences that read nothing of
+            each other, each with a relay of its own; classifiers compare them, see `classifier_pooling`.
+        type_vocab_size: kinds of tokens that have an embedding of their own; 0: there are none.
+        classifier_pooling: what represents a text: "relay_max", the mean of the relay and of the maximum over tokens,
+            "relay", "max" or "mean". With `separate_sentences` u and v of the two sentences become
+            [u; v; |u − v|; u · v].
+        classifier_head: of texts and tokens, "linear" or "dense", with a map and `classifier_activation` before.
+        intermediate_size: width of that map; updates have no MLP.
+        hidden_dropout, activation_dropout: of the output of attention, before and after the activation.
+        embedding_dropout: of the embeddings, as they are read at every update.
+        is_causal: False. The relay reads every token, and every token the relay.
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Guo et al., "Star-Transformer" (arXiv:1902.09113).
+
+    >>> StarTransformerConfig.fastnlp().norm_position, StarTransformerConfig().ring
+    ('pre', 'closed')
+    """
+
+    model_type = "star_transformer"
+    papers = ("1902.09113",)
+    # scores of a head in a layer, for n tokens
+    attention_cost = "6 · n + 1: five keys of each token, n + 1 keys of the relay"
+
+    vocab_size: int = 256
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 8
+    head_dim: int | None = None
+    embedding_size: int | None = None
+    is_causal: bool = False
+
+    ring: str = "closed"
+    relay_init: str = "mean"
+    share_layers: bool = False
+    hidden_act: str = "relu"
+    norm_eps: float | int = 1e-6
+    attention_bias: bool = True
+    attention_output_bias: bool = True
+
+    position_embedding_type: str = "learned"
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 0
+    initializer_range: float | int = 0.02
+
+    separate_sentences: bool = False
+    classifier_pooling: str = "relay_max"
+    classifier_head: str = "linear"
+    classifier_activation: str = "leaky_relu"
+    lm_head_bias: bool = False
+
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    fastnlp = classmethod(presets.fastnlp)
+    sst = classmethod(presets.sst)
+    snli = classmethod(presets.snli)
+    tagging = classmethod(presets.tagging)
+
+    # each process has some of the heads
+    base_model_tp_plan = {
+        f"layers.*.{attention}.{name}_proj": "rowwise" if name == "o" else "colwise"
+        for attention in ("self_attn", "relay_attn")
+        for name in "qkvo"
+    }
+    # what shared parts ask for, and is the same in every star
+    scale_embedding = False
+    embedding_norm = False
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the token embeddings."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key heads: as many as query heads."""
+        return self.num_attention_heads
+
+    @property
+    def sinusoid_amplitude(self) -> float | int:
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        return self.initializer_range
+
+    @property
+    def whole_text_reason(self) -> str:
+        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
+        return "its relay reads all tokens of a text, and all of them read the relay."
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; write `head_dim` if it is None."""
+        check_fields(self, CHOICES)
+        check_star(self)
+
+
+__all__ = ["StarTransformerConfig"]

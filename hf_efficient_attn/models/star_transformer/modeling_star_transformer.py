@@ -1,0 +1,259 @@
+"""Star-Transformer: tokens on a ring that read their neighbours, and a relay that reads all; linear in the text.
+
+An update of the tokens h₁ … hₙ ("satellites") and of the relay s, from their embeddings e and the update before:
+
+    hᵢ ← N(relu(attention(hᵢ; hᵢ₋₁, hᵢ, hᵢ₊₁, eᵢ, s)))
+    s ← N(relu(attention(s; s, h₁, …, hₙ)))
+
+Tokens read the old relay, the relay reads the new tokens. Any two tokens are two steps apart; 6n + 1 scores take the
+place of n². There is no skip connection: the embeddings are read again at every update. Nothing is causal, and cannot
+be: every token reads the relay, which has read all.
+
+Sources: Guo et al. (arXiv:1902.09113); fastNLP, a library of the authors' lab, whose form is `norm_position="pre"` with
+`hidden_act="leaky_relu"` and `ring="zero_ends"` (the preset `fastnlp`). We differ in these points:
+
+- Padding changes nothing. In fastNLP the first relay is the mean over padding, too, and the last token reads the
+  padding behind it. Here a text has the same states however it is padded, and padding has states of zeros.
+- Packed documents, and with `separate_sentences` the two sentences of a row, are stars of their own.
+- fastNLP drops no attention weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.task_heads import (
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.parts.blocks import build_norm, finite
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
+from hf_efficient_attn.models.prologue import prepare_call
+from hf_efficient_attn.models.sparse.inputs import check_inputs
+
+from .attention import RelayAttention, SatelliteAttention
+from .configuration_star_transformer import StarTransformerConfig
+from .documents import check_sentences, find_stars, sentence_positions
+from .heads import StarTextHead, StarTokenHead
+from .ring import Ring, mean_of_documents
+
+
+@dataclass
+class StarOutput(BackboneOutput):
+    """The states of the tokens, and those of the relays.
+
+    Attributes:
+        relay_states: the relay of each document of a row, [B, R, hidden_size].
+        pooler_output: the relay of a row, [B, hidden_size]; None if rows have several.
+        attentions: of each update, how much tokens read their left neighbour, themselves, their right neighbour, their
+            embedding and their relay, [B, H, T, 5].
+        relay_attentions: of each update, how much relays read each token of their document, and then each relay
+            itself, [B, H, T + R]; with `output_relay_attentions=True`.
+    """
+
+    relay_states: Tensor | None = None
+    pooler_output: Tensor | None = None
+    relay_attentions: tuple[Tensor, ...] | None = None
+
+
+class StarLayer(GradientCheckpointingLayer):
+    """One update of all tokens, and then of the relays. [B, T, hidden_size] and [B, R, hidden_size] → the same."""
+
+    def __init__(self, config: StarTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn, self.relay_attn = SatelliteAttention(config, layer_idx), RelayAttention(config, layer_idx)
+        self.attention_norm = build_norm(config)
+        self.relay_norm = nn.Identity() if self.is_pre_norm else build_norm(config)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout, self.activation_dropout = nn.Dropout(config.hidden_dropout), nn.Dropout(config.activation_dropout)
+
+    def forward(
+        self, nodes: Tensor, relays: Tensor, embedded: Tensor, ring: Ring, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        read = self.attention_norm(nodes) if self.is_pre_norm else nodes
+        nodes = self.activated(self.self_attn(read, embedded, relays, ring, **kwargs)[0])
+        nodes = finite(nodes if self.is_pre_norm else self.attention_norm(nodes))
+        return nodes, finite(self.relay_norm(self.activated(self.relay_attn(relays, nodes, ring)[0])))
+
+    def activated(self, attended: Tensor) -> Tensor:
+        """Return what follows the output of attention, up to the norm."""
+        return self.activation_dropout(self.act_fn(self.dropout(attended)))
+
+
+class FirstRelay(nn.Module):
+    """The relays before the first update: the mean embedding of a document, or a learned vector."""
+
+    def __init__(self, config: StarTransformerConfig) -> None:
+        super().__init__()
+        self.std, is_learned = config.initializer_range, config.relay_init == "learned"
+        self.vector = nn.Parameter(torch.empty(config.hidden_size)) if is_learned else None
+
+    def initialize(self) -> None:
+        """Start as an embedding of a token does."""
+        if self.vector is not None:
+            init.normal_(self.vector, std=self.std)
+
+    def forward(self, embedded: Tensor, ring: Ring) -> Tensor:
+        """Return the relays [B, R, hidden_size] of embeddings [B, T, hidden_size]."""
+        if self.vector is None:
+            return mean_of_documents(embedded, ring)
+        return self.vector.to(embedded.dtype).expand(embedded.shape[0], ring.num_relays, -1)
+
+
+class StarTransformerPreTrainedModel(EfficientPreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = StarTransformerConfig
+    config: StarTransformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "star-transformer", "hf_efficient_attn"]
+    extra_inputs = ("token_type_ids",)
+    # its layers call neither the engine nor the attention interface of transformers
+    follows_patterns = True
+    _no_split_modules = ["StarLayer"]
+    _can_record_outputs = {
+        "hidden_states": StarLayer,
+        "attentions": SatelliteAttention,
+        "relay_attentions": OutputRecorder(RelayAttention, index=1),
+    }
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """As every family, but refuses tensor parallelism that would cut within a head."""
+        processes, heads = getattr(distributed_config, "tp_size", None) or 1, model.config.num_attention_heads
+        if heads % processes:
+            raise UnsupportedBackendError(
+                f"tp_size={processes} does not divide the {heads} heads of {cls.__name__}, whose projections would be "
+                "cut within a head. Use a tp_size that divides them, or fsdp_size."
+            )
+        return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
+
+
+class StarTransformerModel(StarTransformerPreTrainedModel):
+    """The backbone: embeddings and updates. Shapes: input_ids [B, T] → [B, T, hidden_size], and relays."""
+
+    def __init__(self, config: StarTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_width, config.pad_token_id)
+        is_mapped = config.embedding_size is not None
+        self.embedding_map = nn.Linear(config.embedding_width, config.hidden_size) if is_mapped else nn.Identity()
+        self.embeddings = EmbeddingSum(config, num_types=config.type_vocab_size)
+        self.first_relay = FirstRelay(config)
+        layers = range(1 if config.share_layers else config.num_hidden_layers)
+        self.layers = nn.ModuleList(StarLayer(config, index) for index in layers)
+        # a post-norm layer ends with one, and a pre-norm star has no last one
+        self.norm = nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> StarOutput:
+        """Return the states of the tokens, zeros where there is padding, and those of the relays.
+
+        Args:
+            attention_mask: 1 = real token, [B, T], padded on either side; or [B, 1, T, T] with True or 0.0 = allowed,
+                if it only leaves out padding.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart, a packed document begins;
+                documents do not read each other, and each has a relay.
+            inputs_embeds: [B, T, embedding_size or hidden_size].
+            token_type_ids: [B, T]; with `separate_sentences` the number of the sentence, 0 or 1.
+
+        Raises:
+            InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
+            UnsupportedBackendError: a cache, or an attention implementation that is not ours.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        backend_of(self.config)
+        if past_key_values is not None:
+            raise UnsupportedBackendError(
+                "A star reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use prompt "
+                "tuning or LoRA instead."
+            )
+        bring_inputs(attention_mask, position_ids, token_type_ids)
+        compare_processes(self)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.config.separate_sentences:
+            check_sentences(token_type_ids, position_ids, embedded, kwargs)
+            position_ids = sentence_positions(token_type_ids, attention_mask)
+        call = prepare_call(self.config, self.embedding_map(embedded), attention_mask, position_ids, None, kwargs)
+        sentences = token_type_ids if self.config.separate_sentences else None
+        ring = find_stars(self.config, call, sentences)
+        # the number of a sentence has an embedding only if the config has some
+        has_types = self.config.type_vocab_size or sentences is None
+        embedded, _ = self.embeddings(call, token_type_ids if has_types else None)
+        nodes, relays = self.update(embedded, ring, kwargs)
+        pooled = relays[:, 0] if ring.num_relays == 1 else None
+        return StarOutput(last_hidden_state=self.norm(nodes), relay_states=relays, pooler_output=pooled)
+
+    def update(self, embedded: Tensor, ring: Ring, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return tokens and relays after all updates."""
+        nodes, relays = embedded, self.first_relay(embedded, ring)
+        for number in range(self.config.num_hidden_layers):
+            nodes, relays = self.layers[number % len(self.layers)](nodes, relays, embedded, ring, **options)
+        if ring.real is not None:
+            nodes = torch.where(ring.real.unsqueeze(-1), nodes, 0)
+        if torch.is_grad_enabled():
+            # heads of tokens leave the last relay aside; so its parameters have a gradient, of 0, which DDP waits for
+            nodes = nodes + 0 * relays[:, :1]
+        return nodes, relays
+
+
+class StarTransformerForMaskedLM(MaskedLMHead, StarTransformerPreTrainedModel):
+    backbone_class = StarTransformerModel
+
+
+class StarTransformerForSequenceClassification(
+    SequenceClassificationHead, StarTextHead, StarTransformerPreTrainedModel
+):
+    backbone_class = StarTransformerModel
+
+
+class StarTransformerForTokenClassification(StarTokenHead, TokenClassificationHead, StarTransformerPreTrainedModel):
+    backbone_class = StarTransformerModel
+
+
+class StarTransformerForQuestionAnswering(QuestionAnsweringHead, StarTransformerPreTrainedModel):
+    backbone_class = StarTransformerModel
+
+
+class StarTransformerForMultipleChoice(MultipleChoiceHead, StarTextHead, StarTransformerPreTrainedModel):
+    backbone_class = StarTransformerModel
+
+
+__all__ = [
+    "StarTransformerForMaskedLM",
+    "StarTransformerForMultipleChoice",
+    "StarTransformerForQuestionAnswering",
+    "StarTransformerForSequenceClassification",
+    "StarTransformerForTokenClassification",
+    "StarTransformerModel",
+    "StarTransformerPreTrainedModel",
+]

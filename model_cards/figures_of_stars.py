@@ -1,0 +1,33 @@
+"""Tables of the star's card, for `figures.py`."""
+
+import sys
+from typing import Any
+
+from committed import CARDS
+
+from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+
+sys.path.append(str(CARDS.parent / "examples" / "experiments"))
+
+from comparison.marked_vectors import over_seeds  # noqa: E402
+
+
+def masked_summation(found: dict[str, Any]) -> str:
+    """Return the errors of `masked_summation.py` by length."""
+    networks, (shortest, longest) = found["networks"], found["train_lengths"]
+    first = next(iter(networks.values()))
+    lengths = [f"{int(length):,}" for length in first["errors"]]
+    errors = [[name, f"{row['parameters']:,}", *map(spread, row["errors"].values())] for name, row in networks.items()]
+    num_seeds, num_steps = len(next(iter(first["errors"].values()))), first["num_steps"]
+    return f"""{markdown_table(["error by number of vectors", "parameters", *lengths], errors)}
+
+The sum of {found["num_marked"]} marked vectors, after {num_steps:,} steps on {shortest:,} to {longest:,} vectors. The \
+error is over that of always saying the expected sum; {num_seeds} seed{"s" * (num_seeds > 1)}. `star` is \
+`StarTransformerForSequenceClassification`, `dense` and `lstm` are torch's. `{found["command"]}`. \
+*{machine_line(found["machine"])}*"""
+
+
+def spread(values: list[float]) -> str:
+    """Return the mean and, of several seeds, the standard deviation."""
+    mean, deviation = over_seeds(values)
+    return f"{mean:.3f} ± {deviation:.3f}" if len(values) > 1 else f"{mean:.3f}"

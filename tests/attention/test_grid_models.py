@@ -1,0 +1,153 @@
+"""Vision transformers of transformers whose tokens read their neighbourhood in the picture, and NATTEN's definition."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, Dilated, Full, Grid, Pattern
+
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+NEAR = Band(3, 3)
+# configs made for 32 pixels, and tokens before the patches: a class token, and registers
+MODELS: dict[str, tuple[Any, int]] = {
+    "vit": (tr.ViTConfig(**TINY, image_size=32, patch_size=4), 1),
+    "dinov2": (tr.Dinov2Config(**TINY, image_size=32, patch_size=4, mlp_ratio=2), 1),
+    "dinov2_with_registers": (
+        tr.Dinov2WithRegistersConfig(**TINY, image_size=32, patch_size=4, mlp_ratio=2, num_register_tokens=4),
+        5,
+    ),
+}
+
+
+def build(name: str, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    model = tr.AutoModel.from_config(copy.deepcopy(MODELS[name][0]), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2)
+    return model.to(dtype)
+
+
+def run(name: str, model: Any, pixels: Tensor) -> Tensor:
+    # DINOv2 fits its positions to the picture by itself
+    options = {"interpolate_pos_encoding": True} if name == "vit" else {}
+    return model(pixels, **options).last_hidden_state
+
+
+def masked(model: Any, pattern: Pattern, num_tokens: int) -> None:
+    """Let every layer of a model with eager attention read what a pattern allows, by a mask over all pairs."""
+    positions = torch.arange(num_tokens)
+    reads = pattern.resolve(num_tokens).allowed(positions[:, None], positions[None])
+    bias = torch.zeros(reads.shape, dtype=model.dtype).masked_fill_(~reads, -torch.inf)
+
+    def dense(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> tuple[Tensor, None]:
+        scores = query @ key.transpose(-1, -2) * options["scaling"] + bias
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    tr.AttentionInterface.register("dense_grid", dense)
+    model.set_attn_implementation("dense_grid")
+
+
+@pytest.mark.parametrize("borders", ["cut", "shifted"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_picture_of_another_size_as_the_dense_model(name: str, borders: str) -> None:
+    """Of 64 × 48 pixels, with gradients of the pixels and of a weight."""
+    pattern = Grid([16, 12], [NEAR, Dilated(4, 4, 2)], MODELS[name][1], borders)
+    pixels = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        model, own = build(name, dtype), pixels.to(dtype).requires_grad_()
+        if dtype == torch.float64:
+            masked(model, pattern, 16 * 12 + MODELS[name][1])
+        else:
+            model = hea.sparsify(model, pattern)
+        states = run(name, model, own)
+        # of the queries of the first layer
+        weight = next(each for title, each in model.named_parameters() if "layer" in title and each.dim() == 2)
+        # the squares of normalized states are all alike
+        loss = (states * torch.linspace(-1, 1, states.numel(), dtype=dtype).view_as(states)).sum()
+        found.append((states, *torch.autograd.grad(loss, (own, weight))))
+    for exact, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), exact, atol=1e-4 * float(exact.detach().abs().max()), rtol=1e-4)
+
+
+def test_another_resolution_is_refused() -> None:
+    model = hea.sparsify(build("vit", torch.float32), Grid([8, 8], [NEAR, NEAR], 1))
+    run("vit", model, torch.randn(1, 3, 32, 32))
+    with pytest.raises(hea.InputError, match="has 257 tokens, but 1 prefix tokens and a grid of 8 × 8 are 65"):
+        run("vit", model, torch.randn(1, 3, 64, 64))
+
+
+def test_rows_as_many_as_there_are() -> None:
+    """Pictures of one width and any height."""
+    model = hea.sparsify(build("dinov2", torch.float32), Grid([None, 8], [NEAR, NEAR], 1))
+    for height in (32, 64):
+        assert run("dinov2", model, torch.randn(1, 3, height, 32)).isfinite().all()
+
+
+def test_it_is_saved_with_the_model(tmp_path: Any) -> None:
+    pattern = Grid([8, 8], [NEAR, Full()], 1, "shifted")
+    model, pixels = hea.sparsify(build("vit", torch.float32), pattern), torch.randn(1, 3, 32, 32)
+    model.save_pretrained(tmp_path)
+    again = tr.AutoModel.from_pretrained(tmp_path).eval()
+    assert Pattern.from_dict(again.config.attention_pattern) == pattern
+    torch.testing.assert_close(run("vit", again, pixels), run("vit", model, pixels))
+
+
+def test_a_picture_is_written_token_by_token() -> None:
+    """A decoder reads the rows so far, with a cache as without, and refuses to write beyond the picture."""
+    grid = Grid([4, 5], [Band(2, 1), Band(1, 1)], 1)
+    sizes = {"vocab_size": 13, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = hea.SparseTransformerConfig(
+        **sizes, num_attention_heads=2, is_causal=True, attention_pattern=grid, position_embedding_type="rope"
+    )
+    torch.manual_seed(0)
+    model = tr.AutoModelForCausalLM.from_config(config).eval()
+    start = torch.randint(13, (2, 3))
+    options = {"max_new_tokens": 18, "do_sample": False, "pad_token_id": 0}
+    written = model.generate(start, **options)
+    assert torch.equal(written, model.generate(start, use_cache=False, **options))
+    with pytest.raises(hea.InputError, match="has 22 tokens, but 1 prefix tokens and a grid of 4 × 5 are at most 21"):
+        model(torch.randint(13, (1, 22)))
+
+
+def neighbourhood_attention(q: Tensor, k: Tensor, v: Tensor, kernel_size: int, dilation: int) -> Tensor:
+    """Return neighbourhood attention of [batch, heads, height, width, head_dim] (Hassani et al., 2023, equations 2-5).
+
+    Along every axis a query has `kernel_size` neighbours: of the tokens that lie a multiple of `dilation` away, those
+    nearest to it, as many on either side as long as there are enough.
+    """
+
+    def neighbours(size: int, query: int) -> list[int]:
+        near = sorted(range(query % dilation, size, dilation), key=lambda key: (abs(key - query), key))
+        return sorted(near[:kernel_size])
+
+    out = torch.empty_like(q)
+    for row in range(q.shape[2]):
+        for column in range(q.shape[3]):
+            rows, columns = neighbours(q.shape[2], row), neighbours(q.shape[3], column)
+            keys, values = (each[:, :, rows][:, :, :, columns].flatten(2, 3) for each in (k, v))
+            scores = (keys @ q[:, :, row, column, :, None])[..., 0] * q.shape[-1] ** -0.5
+            out[:, :, row, column] = (scores.softmax(-1)[:, :, None] @ values)[:, :, 0]
+    return out
+
+
+@pytest.mark.parametrize(("kernel_size", "dilation"), [(3, 1), (7, 1), (3, 3), (5, 2)])
+def test_shifted_borders_are_natten(kernel_size: int, dilation: int) -> None:
+    height, width = 14, 11
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 2, height, width, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    reach = kernel_size // 2 * dilation
+    axis = Dilated(reach, reach, dilation)
+    pattern = Grid([height, width], [axis, axis], borders="shifted")
+    found = hea.attention(*(each.flatten(2, 3) for each in (q, k, v)), pattern, backend="blocked")
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(
+        found.unflatten(2, (height, width)), neighbourhood_attention(q, k, v, kernel_size, dilation)
+    )

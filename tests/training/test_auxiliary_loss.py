@@ -1,0 +1,87 @@
+"""The loss that layers add to the task's: Trainer logs it, and nothing drops it silently."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from attention_models import build
+from datasets import Dataset
+from models.routing_transformer.tiny_models import build as routing
+from torch.nn.functional import cross_entropy
+from training.span_runs import build_model as with_spans
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.notices import warn_once
+from hf_efficient_attn.hub.card import model_card
+
+VOCAB = 32
+MODELS = {
+    "indexers": lambda: hea.index_stage(hea.index(build("llama"), top_k=4, num_heads=2), "sparse"),
+    "centroids": lambda: routing("AutoModelForCausalLM"),
+    "spans": lambda: with_spans(span_init=0.5, span_penalty=0.1),
+}
+
+
+def trainer(folder: Path, model: Any, loss: Any = None, **changes: Any) -> transformers.Trainer:
+    options: dict[str, Any] = {
+        "max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1,
+        "save_strategy": "no", "use_cpu": True, "report_to": "none", "disable_tqdm": True, "bf16": True,
+        "dataloader_pin_memory": False, **changes,
+    }  # fmt: skip
+    ids = torch.randint(3, VOCAB, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    return transformers.Trainer(
+        model,
+        transformers.TrainingArguments(str(folder), **options),
+        train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
+        callbacks=[hea.AuxiliaryLossCallback()],
+        compute_loss_func=loss,
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trainer_logs_it(tmp_path: Path, name: str) -> None:
+    """Also under autocast, where accelerate makes outputs anew."""
+    model, seen = MODELS[name](), []
+    model.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs.auxiliary_loss.item()))
+    running = trainer(tmp_path, model)
+    running.train()
+    logged = [entry["auxiliary_loss"] for entry in running.state.log_history[:2]]
+    assert logged == pytest.approx([sum(seen[:2]) / 2, sum(seen[2:]) / 2], rel=1e-4)
+    assert min(logged) > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_loss_of_the_users_has_to_add_it(tmp_path: Path, name: str, adds: bool) -> None:
+    warn_once.cache_clear()
+
+    def own(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = cross_entropy(outputs.logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten())
+        return loss + outputs.auxiliary_loss if adds else loss
+
+    running = trainer(tmp_path, MODELS[name](), own, bf16=False)
+    if adds:
+        running.train()
+    else:
+        with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*Add outputs\.auxiliary_loss"):
+            running.train()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(hea.InputError, match=r"label_smoothing_factor=0.1: .* without the loss of the layers"):
+        trainer(tmp_path, MODELS["indexers"](), label_smoothing_factor=0.1).train()
+    with pytest.raises(hea.InputError, match="LlamaForCausalLM have added no loss.*Leave AuxiliaryLossCallback out"):
+        trainer(tmp_path, build("llama")).train()
+
+
+def test_explain_and_the_card_say_what_an_indexer_chooses() -> None:
+    model = MODELS["indexers"]()
+    said = hea.explain(model, 64)
+    assert said.allowed_pairs == 4 * (1 + 2 + 3 + 61 * 4)
+    card = model_card(model).text
+    assert "whose queries read keys that indexers choose" in card
+    assert "| 0–1 | `causal()`, keys chosen by what tokens say (gathered) | 4.0 |" in card
+    assert "An indexer of 2 heads of 8 dimensions chooses up to 4 keys for a query" in card
+    assert "learns which 4 keys are worth reading" in model_card(hea.index_stage(model, "warmup")).text
