@@ -8,6 +8,7 @@ from backends_cases import MEMORY, Case, tensors_of
 from backends_contract import check
 from chosen_choices import CHOICES
 
+from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
@@ -64,6 +65,11 @@ def unwritten_memory_is_nan() -> Iterator[None]:
 def test_contract(case: Case) -> None:
     assert gathered.why_not(case.call()) is None
     check(case, gathered)
+
+
+@pytest.mark.parametrize("case", [case for case in special_cases() if sdpa.why_not(case.call()) is None], ids=str)
+def test_contract_of_all_pairs(case: Case) -> None:
+    check(case, sdpa)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -95,7 +95,7 @@ def backward(
     d_terms = [gradient_rows(term.values) for term in call.terms]
     if call.chosen.join == MEAN:  # type: ignore[union-attr]
         grad = grad / work.divisors().view(*q.shape[:3], 1).to(grad.dtype)
-        rows = [rows_of(grad)]
+        rows = [rows_of(each) for each in (grad, lse)]
     else:
         rows = [rows_of(each) for each in (grad, out, lse)]
     targets = [rows_of(each) for each in grads]
@@ -114,11 +114,11 @@ def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Ro
     tiles, mask, kernel, terms = part
     q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
     is_empty = tiles.queries < 0
-    if len(rows) == 1:
-        # every group has a softmax of its own
-        grad = work.of_queries(rows[0], tiles)
+    if len(rows) == 2:
+        # every group has a softmax of its own; that of all is +inf at masked tokens, whose weights are 0
+        grad, joint = (work.of_queries(each, tiles) for each in rows)
         out, lse = kernel.forward(q, k, v, mask)
-        lse = lse.masked_fill(is_empty | (lse < NO_KEYS), torch.inf)
+        lse = lse.masked_fill(is_empty | (lse < NO_KEYS) | (joint == torch.inf), torch.inf)
         out = out.to(q.dtype)
     else:
         grad, out, lse = (work.of_queries(each, tiles) for each in rows)

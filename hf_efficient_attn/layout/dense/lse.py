@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.dense.additive import term_bias
+from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.pairs import uncached_pairs
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term
@@ -31,9 +31,10 @@ def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
         part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
         scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
         bias = term_bias([_rows(term, start, count) for term in call.terms], part, tokens, q.device)
-        if bias is not None:
-            scores += bias
         allowed = uncached_pairs(part, tokens, q.shape[0], q.device)
+        if bias is not None:
+            bias, allowed = close_pairs(bias, allowed)
+            scores += bias
         if call.chosen is not None:
             allowed, counts = chosen_pairs(call.chosen, allowed, part, tokens, call.inputs.num_key_heads)
             scores = scores + counts.to(scores.dtype).log()
