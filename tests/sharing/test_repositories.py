@@ -14,6 +14,9 @@ from forked import server
 from hub_server import running_hub
 from sharing.shared_models import MODELS, shared_model
 
+import hf_efficient_attn as hea
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.hub.card_attention import described_tokens
 from hf_efficient_attn.hub.stub import family_classes
 
 CLIENT = Path(__file__).parent / "repository_client.py"
@@ -59,16 +62,23 @@ def test_card_describes_the_model(found: dict[str, Any]) -> None:
     """It was validated by the rules of the Hub, and its own line has loaded the model."""
     got = found["got"]
     assert {"efficient-attention", "hf_efficient_attn", "second"} <= set(got["tags"])
-    # a star is no pattern over one axis of tokens: there is none to draw
-    drawn = () if found["name"] == "star_transformer" else ("| layers |", "■")
     for part in (
         f"# {found['name']}",
         f"`{got['class']}`",
-        *drawn,
+        *said_of_attention(shared_model(found["name"])),
         f'from_pretrained("tester/{found["name"]}")',
     ):
         assert part in got["card"]
     assert "[More Information Needed]" not in got["card"]
+
+
+def said_of_attention(model: Any) -> tuple[str, ...]:
+    """Return what a card says of a model's attention: what is read, drawn, or why nothing is known of it."""
+    try:
+        hea.explain(model, described_tokens(model.config))
+    except UnsupportedBackendError as refusal:
+        return (f"Its cost is not known here: {refusal}",)
+    return ("| layers |", "■")
 
 
 def test_pattern_travels(found: dict[str, Any]) -> None:

@@ -115,7 +115,9 @@ class FirstRelay(nn.Module):
         """Return the relays [B, R, hidden_size] of embeddings [B, T, hidden_size]."""
         if self.vector is None:
             return mean_of_documents(embedded, ring)
-        return self.vector.to(embedded.dtype).expand(embedded.shape[0], ring.num_relays, -1)
+        # in memory of their own: of an expanded vector, torch multiplies by frozen and by trainable weights in kernels
+        # that round differently, and an adapter would not be the same while it trains and when it is loaded
+        return self.vector.to(embedded.dtype).repeat(embedded.shape[0], ring.num_relays, 1)
 
 
 class StarTransformerPreTrainedModel(EfficientPreTrainedModel):
