@@ -15,6 +15,7 @@ from hf_efficient_attn.attention.cache import PatternCache
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.indexed.lightning_indexer import LightningIndexer
+from hf_efficient_attn.attention.joined import join_attention
 from hf_efficient_attn.attention.select import use_backend
 from hf_efficient_attn.attention.sparsify import sparsify
 from hf_efficient_attn.convert.conversion import convert
@@ -206,6 +207,7 @@ __all__ = [
     "index",
     "index_recall",
     "index_stage",
+    "join_attention",
     "last_complete_checkpoint",
     "noam_optimizer",
     "optimizer_groups",

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, checked_states, compute
 from hf_efficient_attn.attention.content_choice import with_choice
+from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.errors import InputError
@@ -38,6 +39,7 @@ def attention(
     query_mask: Tensor | None = None,
     query_segment_ids: Tensor | None = None,
     chosen: ChosenKeys | None = None,
+    lse_gradient: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
 
@@ -86,7 +88,7 @@ def attention(
         softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added (Gemma 2); None: no bound.
         dropout: probability with which an attention weight is dropped; as in torch's SDPA, give 0 in evaluation.
         backend: "auto", or the name of a backend, which then computes the call or refuses it; see `explain`.
-        return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32, without gradient).
+        return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32).
         query_offset: position of the first query on the axis of the keys, an integer or, as in static caches, an
             integer tensor; None: the queries are the last positions, as in cached decoding. With `cross` it is a
             position on the queries' own axis, and None means 0.
@@ -102,6 +104,8 @@ def attention(
             `segment_ids`, too.
         chosen: which keys each query reads, by what the tokens say: `ChosenTokens`, `ChosenBlocks`, `KeyGroups` or
             `ChunkedOrder`. Of these it reads those that the pattern, the documents and the masks allow.
+        lse_gradient: whether the log-sum-exp has a gradient, too, so that the outputs of several calls can be joined in
+            one softmax; see `join_attention`. Only with `return_lse`.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit together, or a number that is out of range.
@@ -115,5 +119,7 @@ def attention(
     tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
     call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
+    if lse_gradient:
+        call = with_lse_gradient(call, return_lse)
     out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
     return out if lse is None or not return_lse else (out, lse)

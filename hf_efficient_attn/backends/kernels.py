@@ -105,12 +105,23 @@ class Explicit:
         return out, total.log_().add_(largest).squeeze_(-1)
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        bias: Tensor | None,
+        delta: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k, v and the scores; `out` and `lse` as for `FusedCPU`."""
+        """Return the gradients of q, k, v and the scores; `out` and `lse` as for `FusedCPU`.
+
+        delta: the products of `grad` and `out` less the gradient of the log-sum-exp, [h, n, q]; None: it has none.
+        """
         weights = exp_(self.scores(q, k, bias).sub_(lse[..., None]))
         grad = wide(grad)
-        delta = (grad * wide(out)).sum(-1, keepdim=True)
+        delta = (grad * wide(out)).sum(-1) if delta is None else delta
         kept, d_weights = weights, torch.matmul(grad, wide(v).transpose(-1, -2))
         if self.drop is not None:
             # the weights dropped in the forward pass, and their scale
@@ -119,7 +130,7 @@ class Explicit:
             d_weights.div_(1 - self.dropout)
             grad = grad / (1 - self.dropout)
         dv = torch.matmul(kept.transpose(-1, -2), grad)
-        d_scores = d_weights.sub_(delta).mul_(weights)
+        d_scores = d_weights.sub_(delta[..., None]).mul_(weights)
         d_products = d_scores
         if self.softcap is not None:
             d_products = d_scores * (1 - (self.products(q, k) / self.softcap).square_())
@@ -154,9 +165,9 @@ def dropper(dropout: float, seed: int, device: torch.device) -> Callable[[tuple[
     return draw
 
 
-def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """Return the gradient of the sinks [H]; a sink takes weight from the keys and has no value."""
-    delta = (grad.to(lse.dtype) * out).sum(-1)
+def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor, delta: Tensor | None = None) -> Tensor:
+    """Return the gradient of the sinks [H]; a sink takes weight from the keys and has no value. delta: [B, H, Nq]."""
+    delta = (grad.to(lse.dtype) * out).sum(-1) if delta is None else delta
     weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
     return -(weights * delta).sum((0, 2)).to(sinks.dtype)
 

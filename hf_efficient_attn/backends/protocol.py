@@ -57,11 +57,12 @@ class Backend(Protocol):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H, Nq, Dv] in q's dtype and the lse [B, H, Nq] of each row, without gradient.
+        """Return the output [B, H, Nq, Dv] in q's dtype and the lse [B, H, Nq] of each row.
 
-        lse is in float32, or in float64 for float64 inputs. The row of a masked token, and one without keys, is 0 with
-        lse -inf; with sinks, the lse of a row without keys is its sink. Queries and keys of different sequences
-        (`layout.is_cross`) have positions and documents of their own (`axis_locations`, `TokenMask.documents`).
+        lse is in float32, or in float64 for float64 inputs, and has a gradient only where `call.lse_needs_grad`, which
+        a backend computes or refuses. The row of a masked token, and one without keys, is 0 with lse -inf; with sinks,
+        the lse of a row without keys is its sink. Queries and keys of different sequences (`layout.is_cross`) have
+        positions and documents of their own (`axis_locations`, `TokenMask.documents`).
 
         Args:
             q: queries, [B, H, Nq, D].

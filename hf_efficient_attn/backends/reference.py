@@ -82,7 +82,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     if call.chosen is not None:
         allowed, counts = chosen_pairs(call.chosen, allowed, call.layout, call.tokens, k.shape[1])
         scores = scores + counts.to(dtype).log()
-    allowed = torch.ones((), dtype=torch.bool, device=q.device) if allowed is None else allowed
+    allowed = torch.ones(1, dtype=torch.bool, device=q.device) if allowed is None else allowed
     # the sink is one more key, which has a score but no value
     closed = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks.to(dtype)[:, None, None]
     sinks = closed.expand(*scores.shape[:3], 1)
@@ -92,7 +92,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     weights = torch.softmax(joined, -1)[..., :-1].masked_fill(~allowed, 0)
     lse = None
     if need_lse:
-        lse = torch.cat([scores.masked_fill(~allowed, -torch.inf), sinks], -1).detach().logsumexp(-1)
+        # not of scores that are all -inf, whose gradient would be NaN
+        lse = torch.where(has_keys[..., 0], joined.logsumexp(-1), sinks[..., 0])
+        lse = lse if call.lse_needs_grad else lse.detach()
         if call.masked_queries is not None:
             lse = lse.masked_fill(call.masked_queries[..., 0], -torch.inf)
     return (drop(weights, call.dropout) @ values).to(q.dtype), lse

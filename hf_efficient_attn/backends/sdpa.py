@@ -59,6 +59,8 @@ def why_not(call: AttentionCall) -> str | None:
         return "sdpa cannot compile a query_offset that is a tensor: use blocked."
     if call.softcap is not None:
         return f"sdpa cannot cap scores (softcap is {call.softcap:g}): use blocked."
+    if call.lse_needs_grad:
+        return "sdpa gives no gradient of the log-sum-exp: use blocked, or torch.no_grad()."
     if call.sinks is not None and call.inputs.needs_grad:
         return "sdpa gives no gradient of the log-sum-exp, which sinks need: use blocked, or torch.no_grad()."
     if call.sinks is not None and call.dropout > 0:

@@ -269,6 +269,7 @@ def cached(max_bytes: int = SMALL_BYTES) -> Callable[[Callable[P, T]], Cached[P,
 
 
 def _outside_inference_mode(build: Callable[[], T]) -> T:
-    # a tensor made under inference mode cannot be used in training later
-    with torch.inference_mode(False):
+    # a tensor made under inference mode cannot be used in training later; without that mode gradients would be recorded
+    is_recording = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_recording):
         return build()

@@ -53,6 +53,7 @@ class AttentionCall:
         query_start: position of the first query as an integer tensor, instead of the layout's `query_offset`; only used
             while compiling, when its value is unknown.
         chosen: which keys each query reads, of those that the pattern and the masks allow; None: all of them.
+        lse_needs_grad: whether the log-sum-exp that is returned will be differentiated, too.
     """
 
     layout: Layout
@@ -66,6 +67,7 @@ class AttentionCall:
     dropout: float = 0.0
     query_start: Tensor | None = None
     chosen: ChosenKeys | None = None
+    lse_needs_grad: bool = False
 
     @property
     def traits(self) -> Hashable:
@@ -73,7 +75,8 @@ class AttentionCall:
         labels = tuple(term.label for term in self.terms)
         exist = (self.tokens.is_empty, self.sinks is None, self.query_start is None)
         chosen = None if self.chosen is None else self.chosen.traits
-        return self.layout, self.inputs, labels, exist, self.softcap, self.scale, self.dropout, chosen
+        numbers = (self.softcap, self.scale, self.dropout, self.lse_needs_grad)
+        return self.layout, self.inputs, labels, exist, *numbers, chosen
 
     @property
     def masked_queries(self) -> Tensor | None:

@@ -118,7 +118,9 @@ def test_keys_in_several_calls_join_by_lse_and_their_gradients_add_up() -> None:
     whole = cross(q, k, v, Full(), scale=0.5)
     torch.testing.assert_close(out, whole)
     grad = torch.randn_like(out)
-    shares = [blocked_attention_backward(grad, q, k[:, :, keys], v[:, :, keys], out, lse, *rest)[:3] for keys in parts]
+    shares = [
+        blocked_attention_backward(grad, None, q, k[:, :, keys], v[:, :, keys], out, lse, *rest)[:3] for keys in parts
+    ]
     (dq, *one), (more, *other) = shares
     joined = (dq + more, *(torch.cat(each, 2) for each in zip(one, other, strict=True)))
     torch.testing.assert_close(joined, torch.autograd.grad(whole, (q, k, v), grad))

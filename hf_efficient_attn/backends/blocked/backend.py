@@ -65,7 +65,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     """
     layout, tokens = call.layout, call.tokens
     labels = tuple(term.label for term in call.terms)
-    return blocked_attention(
+    out, lse = blocked_attention(
         q,
         k,
         v,
@@ -82,3 +82,4 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         call.scale,
         call.dropout,
     )
+    return out, lse if call.lse_needs_grad else lse.detach()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,7 +112,15 @@ def forward_run(
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: AttentionCall, seed: int = 0
+    grad: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    call: AttentionCall,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks."""
     dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
@@ -121,20 +130,27 @@ def backward(
     masked = call.masked_queries
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
     lse = lse_of_weights(lse)
+    # what is subtracted from the gradient of every weight of a row
+    delta = None if d_lse is None else ((grad.to(wide) * out).sum(-1) - d_lse.to(wide)).where(lse < torch.inf, 0.0)
     for part in parts_of(call):
-        backward_part(part, seed, (q, k, v, grad, out, lse, *grads), d_terms)
+        backward_part(part, seed, (q, k, v, grad, out, lse, delta, *grads), d_terms)
     dq, dk, dv = (total.to(dtype) for total in grads)
     learned = [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
-    return dq, dk, dv, learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
+    if call.sinks is not None:
+        learned.append(sink_gradient(call.sinks, grad, out, lse, delta))
+    return dq, dk, dv, learned
 
 
-def backward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], d_terms: list[Tensor]) -> None:
+def backward_part(call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_terms: list[Tensor]) -> None:
     """Add the gradients of a call to the last three tensors, dq, dk and dv, and to those of its terms.
 
     Args:
-        tensors: q, k, v, grad, out, lse, dq, dk, dv.
+        tensors: q, k, v, grad, out, lse, delta or None, dq, dk, dv.
     """
-    fused = is_fused(call)
+    *read, delta, dq, dk, dv = tensors
+    # the fused operator computes delta itself
+    fused = is_fused(call) and delta is None
+    tensors = (*read, *(() if delta is None else (delta,)), dq, dk, dv)
     batch_size, terms = len(tensors[0]), call.terms
     tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if fused else tensors
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
@@ -163,9 +179,9 @@ def backward_run(
     kernel: FusedCPU | Explicit, queries: list[Tensor], keys: list[Tensor], run: Run, bias: Tensor | None
 ) -> Tensor | None:
     """Add the gradients of a run to dq, dk and dv; return that of its scores if the kernel computes it."""
-    q, grad, out, lse, dq = (query_blocks(tensor, run) for tensor in queries)
+    q, grad, out, lse, *delta, dq = (query_blocks(tensor, run) for tensor in queries)
     k, v = (key_blocks(tensor, run) for tensor in keys[:2])
-    run_dq, run_dk, run_dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, bias)
+    run_dq, run_dk, run_dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, bias, *delta)
     dq.add_(run_dq)
     add_key_blocks(keys[2], run_dk, run)
     add_key_blocks(keys[3], run_dv, run)

@@ -50,6 +50,7 @@ def blocked_attention(
 @torch.library.custom_op("hf_efficient_attn::blocked_attention_backward", mutates_args=(), tags=TAGS)
 def blocked_attention_backward(
     grad: Tensor,
+    d_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -68,6 +69,7 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any.
 
+    grad, d_lse: the gradients of output and log-sum-exp.
     out, lse: those of the whole rows. Where the keys of a row are computed in several calls, the outputs join by lse;
         given the joined ones, each call returns its share of the gradients, which add up.
     """
@@ -75,7 +77,7 @@ def blocked_attention_backward(
     call = read_call(q, k, v, masks, term_values, sinks, query_start, *settings)
     # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):
-        return execute.backward(grad, q, k, v, out, lse, call, _number(seed))
+        return execute.backward(grad, d_lse, q, k, v, out, lse, call, _number(seed))
 
 
 def _number(seed: Tensor | None) -> int:
@@ -91,6 +93,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @blocked_attention_backward.register_fake
 def _(
     grad: Tensor,
+    d_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -108,17 +111,19 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, masks, term_values, sinks, seed, query_start, *ctx.settings = inputs
     out, lse = output
-    ctx.mark_non_differentiable(lse)
+    # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
+    ctx.set_materialize_grads(False)
     kept = [as_they_are(mask) for mask in masks]
     ctx.num_masks = len(kept)
     ctx.save_for_backward(q, k, v, out, lse, sinks, seed, query_start, *kept, *term_values)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
     q, k, v, out, lse, sinks, seed, query_start, *rest = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
     masks, term_values = rest[: ctx.num_masks], rest[ctx.num_masks :]
     dq, dk, dv, d_learned = blocked_attention_backward(
-        grad, q, k, v, out, lse, masks, term_values, sinks, seed, query_start, *ctx.settings
+        grad, d_lse, q, k, v, out, lse, masks, term_values, sinks, seed, query_start, *ctx.settings
     )
     d_sinks = None if sinks is None else d_learned.pop()
     return dq, dk, dv, None, d_learned, d_sinks, *[None] * 7

@@ -51,6 +51,8 @@ def _refused_inputs(call: AttentionCall) -> str | None:
         return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
     if inputs.dtype not in DTYPES:
         return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa."
+    if call.lse_needs_grad:
+        return "flex gives no gradient of the log-sum-exp: use blocked, or torch.no_grad()."
     if call.dropout > 0:
         return f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa."
     if inputs.device == "cpu" and inputs.needs_grad:

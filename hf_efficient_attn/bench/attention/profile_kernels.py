@@ -41,7 +41,7 @@ def run_open(case: ProfileCase, layout: Layout, inputs: list[Tensor], backend: s
     call = AttentionCall(layout, inputs_of(q, k, v), scale=q.shape[-1] ** -0.5)
     out, lse = execute.forward(q, k, v, call)
     if case.measure != "forward":
-        execute.backward(torch.ones_like(out), q, k, v, out, lse, call)
+        execute.backward(torch.ones_like(out), None, q, k, v, out, lse, call)
 
 
 class RepeatKernels(TorchDispatchMode):
