@@ -81,6 +81,12 @@ class Case:
         return head_inputs(auto_class or self.main_head)
 
 
+def case_of(name: str, config_class: type, fields: dict[str, Any], preset: str | None = None) -> Case:
+    """Return a case; `shows_a_route` and `is_traced` are no fields of its config."""
+    how = {flag: fields.pop(flag) for flag in ("shows_a_route", "is_traced") if flag in fields}
+    return Case(name, config_class, tuple(fields.items()), preset=preset, **how)
+
+
 def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
     """Move every parameter away from its start value, in place."""
     generator = torch.Generator().manual_seed(seed)

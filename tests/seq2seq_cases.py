@@ -1,10 +1,11 @@
-"""Tiny encoder-decoders, and inputs for them; which there are, `families.py` says."""
+"""The encoder-decoders under contract, a family of `families.py`, and inputs for them."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from family import Family
 from models_cases import randomize
 
 import hf_efficient_attn as hea
@@ -97,3 +98,37 @@ def head_inputs(auto_class: str, rows: int = 3, source_tokens: int = 12, target_
     else:
         inputs["decoder_input_ids"] = target
     return inputs
+
+
+def seq2seq(name: str, preset: str, shows_a_route: bool = False, is_traced: bool = True, **fields: Any) -> Seq2SeqCase:
+    fields_of_it = tuple(fields.items())
+    return Seq2SeqCase(f"seq2seq-{name}", hea.SparseSeq2SeqConfig, preset, fields_of_it, shows_a_route, is_traced)
+
+
+SEQ2SEQ = Family(
+    "sparse_seq2seq",
+    (
+        seq2seq("led", "led", shows_a_route=True, attention_window=[4, 6]),
+        seq2seq("led-question", "led", attention_window=4, global_tokens={"token_ids": [60]}),
+        seq2seq("bigbird_pegasus", "bigbird_pegasus", block_tokens=2, num_random_blocks=1),
+        seq2seq("vanilla", "vanilla"),
+        seq2seq(
+            "vanilla-pre",
+            "vanilla",
+            is_traced=False,
+            norm_position="pre",
+            position_embedding_type="learned",
+            lm_head_bias=True,
+        ),
+        seq2seq(
+            "both-sparse",
+            "vanilla",
+            attention_pattern={
+                "encoder": {"kind": "band", "left": 2, "right": 2},
+                "decoder": {"kind": "band", "left": 3, "right": 0},
+            },
+            norm_type="rmsnorm",
+        ),
+    ),
+    refuses={"halo": "it joins several models"},
+)

@@ -1,4 +1,4 @@
-"""Tiny models of transformers that follow patterns, with the names of `models_cases.Case`."""
+"""Tiny models of transformers that follow patterns, as a family, and cases with the names of `models_cases.Case`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import seq2seq_cases
 import torch
 import transformers
+from family import Family
 from models_cases import TINY, head_inputs, randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens, PerHead
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,30 @@ class SparsifiedCase:
     def inputs(self, auto_class: str) -> dict[str, torch.Tensor]:
         """Return inputs with labels for one head."""
         return (seq2seq_cases.head_inputs if "Seq2Seq" in auto_class else head_inputs)(auto_class)
+
+
+BART = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}
+SPARSIFIED = Family(
+    "sparsified",
+    (
+        SparsifiedCase(
+            "llama",
+            transformers.LlamaConfig,
+            "AutoModelForCausalLM",
+            PerHead([Band(3, 0), Dilated(12, 0, 3) | GlobalTokens([0])]),
+            (("num_key_value_heads", 2),),
+        ),
+        SparsifiedCase("bert", transformers.BertConfig, "AutoModelForMaskedLM", Band(2, 2) | GlobalTokens([0])),
+        SparsifiedCase(
+            "bart",
+            transformers.BartConfig,
+            "AutoModelForSeq2SeqLM",
+            Band(4, 4),
+            (
+                ("num_hidden_layers", 1),
+                *((f"{side}_{name}", size) for side in ("encoder", "decoder") for name, size in BART.items()),
+            ),
+        ),
+    ),
+    instead={"Hub with": ("llama", "bart"), "FSDP2": ("llama", "bert")},
+)

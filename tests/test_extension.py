@@ -67,6 +67,11 @@ ADDITIONS: dict[str, list[tuple[str, str, str]]] = {
         ("hf_efficient_attn/__init__.py", '    "InputError",\n', "".join(f'    "{name}",\n' for name in FAMILY)),
         (
             "tests/families.py",
+            "from typing import Any\n",
+            "from family import Family\nfrom models_cases import Case\nimport hf_efficient_attn as hea\n",
+        ),
+        (
+            "tests/families.py",
             "\nOURS = (",
             'Family("local_encoder", (Case("local", hea.LocalEncoderConfig, (("reach_tokens", 3),)),)), ',
         ),
