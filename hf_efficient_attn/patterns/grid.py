@@ -4,21 +4,20 @@ Ho et al., Axial Attention in Multidimensional Transformers (2019); Hassani et a
 (2023).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.bounds import GlobalPosition
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_length
-from hf_efficient_attn.patterns.grid_axes import SHIFTED, check_grid
+from hf_efficient_attn.patterns.grid_axes import SHIFTED
+from hf_efficient_attn.patterns.grid_base import AnyGrid
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.sized_grid import SizedGrid
 
 
 @dataclass(frozen=True)
-class Grid(Pattern, kind="grid"):
+class Grid(AnyGrid, kind="grid"):
     """A token of a grid reads another if every axis' pattern lets its coordinate read the other's.
 
     The tokens of the grid follow `prefix_tokens` others, and the last coordinate runs fastest: images row by row,
@@ -46,23 +45,7 @@ class Grid(Pattern, kind="grid"):
             cannot be shifted.
     """
 
-    shape: Sequence[int | None]
-    axes: Sequence[Pattern]
-    prefix_tokens: int = 0
-    borders: str = "cut"
-    is_causal: bool = False
-
-    def __post_init__(self) -> None:
-        shape, axes = check_grid(self, may_follow=True)
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "axes", axes)
-
-    @property
-    def parts(self) -> tuple[Pattern, ...]:
-        return tuple(self.axes)
-
-    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
-        return replace(self, axes=parts)
+    may_follow: ClassVar[bool] = True
 
     @property
     def depends_on_length(self) -> bool:
@@ -86,17 +69,6 @@ class Grid(Pattern, kind="grid"):
         # what a causal token reads does not depend on how many rows follow
         rows = self.shape[0] or (MAX_INTEGER - self.prefix_tokens) // prod(self._inner_shape)
         return self._sized((rows, *self._inner_shape)).allowed(query, key)
-
-    def causal(self) -> Pattern:
-        return replace(self, is_causal=True)
-
-    def global_positions(self) -> tuple[GlobalPosition, ...]:
-        """Return none: those of its axes are coordinates."""
-        return ()
-
-    @property
-    def granularity(self) -> int:
-        return 1
 
     @property
     def _inner_shape(self) -> tuple[int, ...]:

@@ -1,14 +1,14 @@
 """Grids whose sizes are all known: what their tokens read, and the tiles in which they are computed."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from hf_efficient_attn.patterns.bands import Band
-from hf_efficient_attn.patterns.bounds import GlobalPosition
-from hf_efficient_attn.patterns.grid_axes import SHIFTED, Ranges, boxes, check_grid, crossed, shifted_axis
+from hf_efficient_attn.patterns.grid_axes import SHIFTED, Ranges, boxes, crossed, shifted_axis
+from hf_efficient_attn.patterns.grid_base import AnyGrid
 from hf_efficient_attn.patterns.grid_tiles import tile_orders
 from hf_efficient_attn.patterns.intervals import Intervals, clip, intersect, normalize, union
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -16,33 +16,16 @@ from hf_efficient_attn.patterns.token_order import TokenOrder
 
 
 @dataclass(frozen=True)
-class SizedGrid(Pattern, kind="sized_grid"):
+class SizedGrid(AnyGrid, kind="sized_grid"):
     """A `Grid` whose sizes are all known; tokens beyond it read, and are read by, its prefix tokens only."""
 
+    may_follow: ClassVar[bool] = False
+
     shape: Sequence[int]
-    axes: Sequence[Pattern]
-    prefix_tokens: int = 0
-    borders: str = "cut"
-    is_causal: bool = False
-
-    def __post_init__(self) -> None:
-        shape, axes = check_grid(self, may_follow=False)
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "axes", axes)
-
-    @property
-    def parts(self) -> tuple[Pattern, ...]:
-        return tuple(self.axes)
-
-    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
-        return replace(self, axes=parts)
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         sizes = zip(self.axes, self.shape, strict=True)
         return self._with_changed(axis.resolve(size, layer, head, num_heads) for axis, size in sizes)
-
-    def causal(self) -> Pattern:
-        return replace(self, is_causal=True)
 
     def allowed(self, query: Any, key: Any) -> Any:
         of_query, of_key = (self._is_inside(position) for position in (query, key))
@@ -123,14 +106,6 @@ class SizedGrid(Pattern, kind="sized_grid"):
         if (query_offset, num_queries, num_keys) == (0, self.num_tokens, self.num_tokens):
             orders = tile_orders(tuple(self.shape), self._products, self.prefix_tokens, self.is_causal)
         return orders or super().token_orders(num_queries, num_keys, query_offset)
-
-    def global_positions(self) -> tuple[GlobalPosition, ...]:
-        """Return none: those of its axes are coordinates."""
-        return ()
-
-    @property
-    def granularity(self) -> int:
-        return 1
 
     def fitting_length(self, num_tokens: int) -> int:
         """Return the same: it is for inputs of any length."""

@@ -26,9 +26,10 @@ from hf_efficient_attn.bench.attention.report import results_markdown
 from hf_efficient_attn.bench.attention.summary import add_ratios
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (
-    DTYPES,
     add_counts,
     add_device,
+    add_dtype,
+    add_max_seconds,
     add_results,
     check_counts,
     fill_options,
@@ -76,10 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "other libraries (default all)"
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help=text)
     add_counts(parser, COUNTS)
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the inputs (default float32, on CUDA bfloat16)")
+    add_dtype(parser, "the inputs")
     add_device(parser)
-    text = "seconds of timed rounds per length, two at least (default 25)"
-    parser.add_argument("--max-seconds", type=float, default=25.0, metavar="S", help=text)
+    add_max_seconds(parser, 25)
     text = "longest dense call that is timed; longer ones are extrapolated (default 8192, on CUDA 131072)"
     parser.add_argument("--dense-limit", type=int, metavar="N", help=text)
     text = "longest call of other libraries (default 4096, on CUDA 32768)"

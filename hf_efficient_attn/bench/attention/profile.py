@@ -38,7 +38,8 @@ from hf_efficient_attn.bench.attention.measure import Row, call_of
 from hf_efficient_attn.bench.attention.profile_cases import CASES, ProfileCase, as_case
 from hf_efficient_attn.bench.attention.profile_kernels import COMPILED_KERNEL, CPU, KERNELS, kernels_of
 from hf_efficient_attn.bench.harness.report import describe_machine
-from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, Case, time_once
+from hf_efficient_attn.bench.harness.steps import step_case
+from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, time_once
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 
@@ -209,11 +210,6 @@ def profile_layout(name: str, tokens: int, shape: Shape) -> Row:
     rounds = []
     for _ in range(LEAST_ROUNDS):
         clear_caches()
-        rounds.append({step: 1000 * time_once(as_run(run), CPU) for step, run in steps.items()})
+        rounds.append({step: 1000 * time_once(step_case(run), CPU) for step, run in steps.items()})
     least = {step: min(one[step] for one in rounds) for step in steps}
     return {"pattern": name, "tokens": tokens, "milliseconds": least}
-
-
-def as_run(run: Callable[[], object]) -> Case:
-    """Return the case of a function without arguments."""
-    return Case(lambda _: run())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hf_efficient_attn.bench.harness.timing import summarize
+from hf_efficient_attn.bench.harness.timing import times_faster
 
 PASSES = ("forward", "forward_backward")
 Row = dict[str, Any]
@@ -40,7 +40,7 @@ def add_ratio(row: Row, measure: str, dense: Row) -> None:
     """Write into a measure how much faster it is than dense attention, and for a pass its useful-pair efficiency."""
     ours = row[measure]["samples"]
     theirs = dense.get("samples") or [dense["milliseconds"]["median"]] * len(ours)
-    speeds = summarize([their / own for own, their in zip(ours, theirs, strict=True)])
+    speeds = times_faster(ours, theirs)
     row[measure]["speed_against_dense"] = speeds
     if measure in PASSES:
         share = density(row)

@@ -12,6 +12,7 @@ from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.bench.harness.steps import Step
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
@@ -25,8 +26,6 @@ from hf_efficient_attn.patterns.block_top_k import BlockTopK
 DENSE, REFORMER, IN_TREE = "dense", "reformer", "transformers_reformer"
 ROUTING, BLOCKS, TOKENS = "routing", "block_top_k", "chosen_tokens"
 SEED = 0
-
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -202,16 +201,6 @@ def build_layer(name: str, shape: Shape) -> nn.Module:
     """Return one of `LAYERS`, always with the same weights."""
     torch.manual_seed(SEED)
     return LAYERS[name](shape).to(shape.device, getattr(torch, shape.dtype))
-
-
-def forward_step(layer: nn.Module, states: Tensor) -> Step:
-    """Return a function that computes the output without a graph, in evaluation mode."""
-
-    @torch.no_grad()
-    def step() -> Tensor:
-        return layer.eval()(states)  # type: ignore[no-any-return]
-
-    return step
 
 
 def training_step(layer: nn.Module, states: Tensor) -> Step:

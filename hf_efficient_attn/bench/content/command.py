@@ -20,10 +20,8 @@ from hf_efficient_attn.bench.content.cases import (
     IN_TREE,
     LAYERS,
     Shape,
-    Step,
     build_layer,
     build_training_step,
-    forward_step,
     training_step,
 )
 from hf_efficient_attn.bench.content.depth import STACKS, build_stack_step
@@ -31,17 +29,18 @@ from hf_efficient_attn.bench.content.report import results_figure, results_markd
 from hf_efficient_attn.bench.content.targets import MEASURES, Row, add_ratios
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (
-    DTYPES,
     add_counts,
-    add_device,
     add_results,
+    add_step_options,
     check_counts,
+    dtype_of,
     fill_options,
     leave_open,
     make_folder,
+    set_threads,
 )
-from hf_efficient_attn.bench.harness.report import check_at_least_one, describe_machine, publish, resolve_device
-from hf_efficient_attn.bench.harness.timing import Case, time_once, time_within
+from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
+from hf_efficient_attn.bench.harness.steps import forward_step, time_steps
 from hf_efficient_attn.errors import InputError
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -86,15 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="layers to compare (default all)"
     )
     add_counts(parser, COUNTS)
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype of all layers (default float32, on CUDA bfloat16)")
-    add_device(parser)
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads of torch on a CPU (default: as torch chooses)"
-    )
-    parser.add_argument(
-        "--max-seconds", type=float, default=30.0, metavar="S",
-        help="seconds of timed rounds per length, two at least (default 30)",
-    )  # fmt: skip
+    add_step_options(parser, "all layers", max_seconds=30)
     parser.add_argument(
         "--quick", action="store_true", help="unless said otherwise, two lengths, two depths and two rounds"
     )
@@ -111,9 +102,7 @@ def main(args: argparse.Namespace) -> None:
     """
     fill_options(args, QUICK)
     check_counts(args, COUNTS, "lengths", *(name for name in ("memory_lengths", "depths") if getattr(args, name)))
-    if args.threads is not None:
-        check_at_least_one(threads=args.threads)
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     for tokens in (*args.lengths, *args.memory_lengths):
         if IN_TREE in args.layers and tokens % args.hash_chunk_tokens:
             raise InputError(
@@ -129,7 +118,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds")}
-    settings["dtype"] = args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    settings["dtype"] = dtype_of(args, device)
     lists = {name: sorted(set(getattr(args, name))) for name in ("lengths", "memory_lengths", "depths")}
     return {**settings, **lists, "layers": [name for name in LAYERS if name in args.layers]}
 
@@ -181,26 +170,15 @@ def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple
     return peaks
 
 
-def case_of(step: Step) -> Case:
-    """Return the case of a step, which needs no preparation."""
-    return Case(lambda _: step())
-
-
 def measure_length(tokens: int, settings: dict[str, Any], device: torch.device) -> list[Row]:
     """Return a row per layer: each measure has {"milliseconds", "samples"}, or is empty beyond the layer's limit."""
     shape = shape_of(tokens, settings, device)
     states = shape.states()
-    cases: dict[str, Case] = {}
-    for name in layers_of(tokens, settings):
-        layer = build_layer(name, shape)
-        steps = {"forward": forward_step(layer, states), "training": training_step(layer, states)}
-        cases |= {f"{name} {measure}": case_of(step) for measure, step in steps.items()}
-    # the first calls make layouts and caches
-    for case in cases.values():
-        time_once(case, device)
-    timings = time_within(cases, settings["repeats"], settings["max_seconds"], tokens, device)
-    rows = [{"tokens": tokens, "layer": name, **{each: {} for each in MEASURES}} for name in settings["layers"]]
-    for key, timing in timings.items():
-        name, measure = key.split()
-        next(row for row in rows if row["layer"] == name)[measure] = timing.record(1)
-    return rows
+    layers = {name: build_layer(name, shape) for name in layers_of(tokens, settings)}
+    steps = {
+        name: {"forward": forward_step(layer, states), "training": training_step(layer, states)}
+        for name, layer in layers.items()
+    }
+    times = time_steps(steps, settings, tokens, device)
+    untimed: Row = {measure: {} for measure in MEASURES}
+    return [{"tokens": tokens, "layer": name, **times.get(name, untimed)} for name in settings["layers"]]

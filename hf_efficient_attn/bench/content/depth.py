@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_efficient_attn.bench.content.cases import SEED, Shape, Step, reformer_config
+from hf_efficient_attn.bench.content.cases import SEED, Shape, reformer_config
+from hf_efficient_attn.bench.harness.steps import Step
 from hf_efficient_attn.models.efficient_reformer.modeling_efficient_reformer import ReformerLayer
 from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack
 from hf_efficient_attn.models.efficient_reformer.streams import Streams

@@ -8,7 +8,7 @@ from typing import Any
 from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER
 from hf_efficient_attn.bench.content.depth import REVERSIBLE
 from hf_efficient_attn.bench.harness.curves import crossover, curve
-from hf_efficient_attn.bench.harness.timing import summarize
+from hf_efficient_attn.bench.harness.timing import times_faster
 
 Row = dict[str, Any]
 Target = tuple[str, str, str, bool]
@@ -36,7 +36,7 @@ def add_ratios(rows: list[Row]) -> None:
             own = row[measure].get("samples")
             if own is not None:
                 row[measure]["speed_against"] = {
-                    name: summarize([b / a for a, b in zip(own, other["samples"], strict=True)])
+                    name: times_faster(own, other["samples"])
                     for name, other in others.items()
                     if name != row["layer"] and "samples" in other
                 }

@@ -63,15 +63,31 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the benchmarks of whole models with attention dropout have."""
-    parser.add_argument(
-        "--attention-dropout", type=float, default=0.0, metavar="P", help="attention dropout of all models (default 0)"
-    )
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype of all models (default float32, on CUDA bfloat16)")
+def add_dtype(parser: argparse.ArgumentParser, of_what: str) -> None:
+    """Add `--dtype`; see `dtype_of`."""
+    parser.add_argument("--dtype", choices=DTYPES, help=f"dtype of {of_what} (default float32, on CUDA bfloat16)")
+
+
+def add_max_seconds(parser: argparse.ArgumentParser, default: float, unit: str = "length") -> None:
+    """Add `--max-seconds`, for each of what is timed in rounds of its own."""
+    text = f"seconds of timed rounds per {unit}, two at least (default {default:g})"
+    parser.add_argument("--max-seconds", type=float, default=default, metavar="S", help=text)
+
+
+def add_step_options(parser: argparse.ArgumentParser, of_what: str, max_seconds: float, unit: str = "length") -> None:
+    """Add what the benchmarks of training steps have: `--dtype`, `--device`, `--threads` and `--max-seconds`."""
+    add_dtype(parser, of_what)
     add_device(parser)
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of torch on a CPU (default: as torch chooses)"
+    )
+    add_max_seconds(parser, max_seconds, unit)
+
+
+def add_attention_dropout(parser: argparse.ArgumentParser) -> None:
+    """Add `--attention-dropout`, for the benchmarks of whole models; see `check_attention_dropout`."""
+    parser.add_argument(
+        "--attention-dropout", type=float, default=0.0, metavar="P", help="attention dropout of all models (default 0)"
     )
 
 
@@ -82,14 +98,23 @@ def check_counts(args: argparse.Namespace, counts: Mapping[str, tuple[int, str]]
     )
 
 
-def apply_model_options(args: argparse.Namespace) -> None:
-    """Check what `add_model_options` added, and set the threads.
-
-    Raises:
-        InputError: fewer than one thread, or a dropout out of range.
-    """
+def check_attention_dropout(args: argparse.Namespace) -> None:
+    """Raise InputError if the dropout is out of range."""
     if not 0.0 <= args.attention_dropout < 1.0:
         raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+
+
+def set_threads(args: argparse.Namespace) -> None:
+    """Set the threads of torch, where some are given.
+
+    Raises:
+        InputError: fewer than one thread.
+    """
     if args.threads is not None:
         check_at_least_one(threads=args.threads)
         torch.set_num_threads(args.threads)
+
+
+def dtype_of(args: argparse.Namespace, device: torch.device) -> str:
+    """Return the dtype that was chosen, or the default of the device."""
+    return args.dtype or ("bfloat16" if device.type == "cuda" else "float32")

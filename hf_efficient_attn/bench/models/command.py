@@ -22,12 +22,14 @@ from transformers.utils import logging
 from hf_efficient_attn.bench.attention.measure import one_line
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (
+    add_attention_dropout,
     add_counts,
-    add_model_options,
     add_results,
-    apply_model_options,
+    add_step_options,
+    check_attention_dropout,
     check_counts,
     make_folder,
+    set_threads,
 )
 from hf_efficient_attn.bench.harness.processes import cases_apart
 from hf_efficient_attn.bench.harness.report import (
@@ -86,14 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="lengths of the input in tokens (default 512 to 16384)",
     )
     add_counts(parser, COUNTS)
-    add_model_options(parser)
-    parser.add_argument(
-        "--max-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds of timed rounds per length, two at least (default 30)",
-    )
+    add_attention_dropout(parser)
+    add_step_options(parser, "all models", max_seconds=30)
     parser.add_argument(
         "--peer-limit",
         type=int,
@@ -118,7 +114,8 @@ def main(args: argparse.Namespace) -> None:
         EfficientAttentionError: a count below 1, a dropout out of range, outputs that differ, CUDA without a device.
     """
     check_counts(args, COUNTS, "lengths")
-    apply_model_options(args)
+    check_attention_dropout(args)
+    set_threads(args)
     device = resolve_device(args.device)
     make_folder(args)
     results = measure(settings_of(args, device), device)

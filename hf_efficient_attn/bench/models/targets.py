@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from hf_efficient_attn.bench.harness.timing import summarize
+from hf_efficient_attn.bench.harness.timing import times_faster
 from hf_efficient_attn.bench.models.cases import OURS, SELF_ONLY, THEIRS
 
 Row = dict[str, Any]
@@ -43,8 +43,7 @@ def add_ratios(rows: list[Row]) -> None:
 
 def _speeds(own: Row, other: Row) -> dict[str, dict[str, float]]:
     measures = [name for name in ("forward", "training") if "samples" in own[name] and "samples" in other[name]]
-    return {name: summarize([b / a for a, b in zip(own[name]["samples"], other[name]["samples"], strict=True)])
-            for name in measures}  # fmt: skip
+    return {name: times_faster(own[name]["samples"], other[name]["samples"]) for name in measures}
 
 
 def targets(rows: list[Row]) -> Iterator[tuple[str, str, str, float | None, bool]]:

@@ -28,7 +28,7 @@ from hf_efficient_attn.bench.harness.options import (
 )
 from hf_efficient_attn.bench.harness.processes import fresh_processes
 from hf_efficient_attn.bench.harness.report import describe_machine, publish
-from hf_efficient_attn.bench.harness.timing import summarize
+from hf_efficient_attn.bench.harness.timing import summarize, times_faster
 from hf_efficient_attn.bench.sequence.contestants import ALL_GATHER
 from hf_efficient_attn.bench.sequence.report import results_figure, results_markdown
 from hf_efficient_attn.bench.sequence.worker import Sample, work
@@ -129,7 +129,7 @@ def rows_of(count: int, settings: dict[str, Any], found: list[dict[str, Any]]) -
         for name in ("forward_seconds", "seconds"):
             own, theirs = (slowest(each, name) for each in (samples, others))
             row[name] = {**summarize(own), "samples": own}
-            row[f"{name}_against_all_gather"] = summarize([b / a for a, b in zip(own, theirs, strict=True)])
+            row[f"{name}_against_all_gather"] = times_faster(own, theirs)
         row["resident_bytes"] = max(each["resident_bytes"] for each in found)
         rows.append(row)
     return rows

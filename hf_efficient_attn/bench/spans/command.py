@@ -19,12 +19,15 @@ from transformers.utils import logging
 
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (
+    add_attention_dropout,
     add_counts,
-    add_model_options,
     add_results,
-    apply_model_options,
+    add_step_options,
+    check_attention_dropout,
     check_counts,
+    dtype_of,
     make_folder,
+    set_threads,
 )
 from hf_efficient_attn.bench.harness.report import (
     describe_machine,
@@ -88,14 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--decode-batch-sizes", nargs="+", type=int, default=DECODE_BATCH_SIZES, metavar="N",
         help="texts that are decoded side by side (default 1 8)",
     )  # fmt: skip
-    add_model_options(parser)
-    parser.add_argument(
-        "--max-seconds",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds of timed rounds per span limit, two at least (default 60)",
-    )
+    add_attention_dropout(parser)
+    add_step_options(parser, "all models", max_seconds=60, unit="span limit")
     parser.add_argument(
         "--memory-limits",
         nargs="*",
@@ -115,7 +112,8 @@ def main(args: argparse.Namespace) -> None:
             or CUDA without a device.
     """
     check_counts(args, COUNTS, "limits", "decode_batch_sizes")
-    apply_model_options(args)
+    check_attention_dropout(args)
+    set_threads(args)
     device = resolve_device(args.device)
     make_folder(args)
     results = measure(settings_of(args, device), device)
@@ -125,7 +123,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "attention_dropout", "max_seconds")}
-    settings["dtype"] = args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    settings["dtype"] = dtype_of(args, device)
     lists = {name: sorted(set(getattr(args, name))) for name in ("limits", "memory_limits", "decode_batch_sizes")}
     chosen = {name: list(dict.fromkeys(getattr(args, name))) for name in ("positions", "models")}
     return {**settings, **lists, **chosen}

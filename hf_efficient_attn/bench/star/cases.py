@@ -1,6 +1,5 @@
 """The encoders that `bench star` compares: as wide and as deep as each other, without dropout."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
+from hf_efficient_attn.bench.harness.steps import Step
 from hf_efficient_attn.models.star_transformer.configuration_star_transformer import StarTransformerConfig
 from hf_efficient_attn.models.star_transformer.modeling_star_transformer import StarTransformerModel
 
@@ -16,8 +16,6 @@ ENCODERS = (STAR, DENSE, LSTM)
 SEED = 0
 # a small vocabulary: the encoder is measured, not a table of tokens
 VOCAB_SIZE = 64
-
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,6 @@ def build_encoder(name: str, shape: Shape) -> nn.Module:
     else:
         encoder = Recurrent(shape)
     return encoder.to(shape.device, getattr(torch, shape.dtype))
-
-
-def forward_step(encoder: nn.Module, states: Tensor) -> Step:
-    """Return a function that computes the last hidden state without gradients."""
-
-    @torch.no_grad()
-    def step() -> object:
-        return encoder.eval()(states)
-
-    return step
 
 
 def training_step(encoder: nn.Module, states: Tensor) -> Step:

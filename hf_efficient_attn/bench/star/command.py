@@ -15,25 +15,18 @@ from transformers.utils import logging
 
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (
-    DTYPES,
     add_counts,
-    add_device,
     add_results,
+    add_step_options,
     check_counts,
+    dtype_of,
     make_folder,
+    set_threads,
 )
-from hf_efficient_attn.bench.harness.report import check_at_least_one, describe_machine, publish, resolve_device
-from hf_efficient_attn.bench.harness.timing import Case, time_once, time_within
-from hf_efficient_attn.bench.star.cases import (
-    ENCODERS,
-    Shape,
-    Step,
-    build_encoder,
-    build_training_step,
-    forward_step,
-    training_step,
-)
-from hf_efficient_attn.bench.star.report import MEASURES, Row, add_ratios, results_figure, results_markdown
+from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
+from hf_efficient_attn.bench.harness.steps import forward_step, time_steps
+from hf_efficient_attn.bench.star.cases import ENCODERS, Shape, build_encoder, build_training_step, training_step
+from hf_efficient_attn.bench.star.report import Row, add_ratios, results_figure, results_markdown
 from hf_efficient_attn.errors import InputError
 
 LENGTHS = [64, 128, 256, 512, 1024, 2048]
@@ -60,15 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--encoders", nargs="+", choices=ENCODERS, default=list(ENCODERS), help="encoders to compare (default all)"
     )
     add_counts(parser, COUNTS)
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype of all encoders (default float32, on CUDA bfloat16)")
-    add_device(parser)
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads of torch on a CPU (default: as torch chooses)"
-    )
-    parser.add_argument(
-        "--max-seconds", type=float, default=30.0, metavar="S",
-        help="seconds of timed rounds per length, two at least (default 30)",
-    )  # fmt: skip
+    add_step_options(parser, "all encoders", max_seconds=30)
     add_results(parser, "outputs/bench_star")
 
 
@@ -84,9 +69,7 @@ def main(args: argparse.Namespace) -> None:
             f"hidden_size={args.hidden_size} must be a multiple of 2 · heads={2 * args.heads}: heads divide it, and "
             "the directions of the LSTM."
         )
-    if args.threads is not None:
-        check_at_least_one(threads=args.threads)
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     device = resolve_device(args.device)
     make_folder(args)
     results = measure(settings_of(args, device), device)
@@ -96,7 +79,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds")}
-    settings["dtype"] = args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    settings["dtype"] = dtype_of(args, device)
     memory_lengths = args.lengths if args.memory_lengths is None else args.memory_lengths
     settings |= {"lengths": sorted(set(args.lengths)), "memory_lengths": sorted(set(memory_lengths))}
     return {**settings, "encoders": [name for name in ENCODERS if name in args.encoders]}
@@ -135,20 +118,10 @@ def measure_length(tokens: int, settings: dict[str, Any], device: torch.device) 
     """Return a row per encoder, in which each measure is {"milliseconds", "samples"}."""
     shape = shape_of(tokens, settings, device)
     states = shape.states()
-    cases: dict[str, Case] = {}
-    for name in settings["encoders"]:
-        encoder = build_encoder(name, shape)
-        steps = {"forward": forward_step(encoder, states), "training": training_step(encoder, states)}
-        cases |= {f"{name} {measure}": case_of(step) for measure, step in steps.items()}
-    for case in cases.values():
-        time_once(case, device)
-    timings = time_within(cases, settings["repeats"], settings["max_seconds"], tokens, device)
-    return [
-        {"tokens": tokens, "encoder": name, **{each: timings[f"{name} {each}"].record(1) for each in MEASURES}}
-        for name in settings["encoders"]
-    ]
-
-
-def case_of(step: Step) -> Case:
-    """Return the case of a step, which needs no preparation."""
-    return Case(lambda _: step())
+    encoders = {name: build_encoder(name, shape) for name in settings["encoders"]}
+    steps = {
+        name: {"forward": forward_step(encoder, states), "training": training_step(encoder, states)}
+        for name, encoder in encoders.items()
+    }
+    times = time_steps(steps, settings, tokens, device)
+    return [{"tokens": tokens, "encoder": name, **times[name]} for name in settings["encoders"]]

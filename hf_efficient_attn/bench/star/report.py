@@ -6,7 +6,7 @@ from typing import Any
 from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
-from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, summarize
+from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, times_faster
 from hf_efficient_attn.bench.star.cases import DENSE, LSTM, STAR
 
 Row = dict[str, Any]
@@ -28,7 +28,7 @@ def add_ratios(rows: list[Row]) -> None:
         for measure in MEASURES:
             own = row[measure]["samples"]
             row[measure]["speed_against"] = {
-                name: summarize([b / a for a, b in zip(own, other[measure]["samples"], strict=True)])
+                name: times_faster(own, other[measure]["samples"])
                 for name, other in others.items()
                 if other is not None
             }
