@@ -31,9 +31,10 @@ from comparison.run_folder import (
     run_experiment,
     save,
     save_picture,
+    say_where,
     write_results,
 )
-from comparison.training import StepClock
+from comparison.training import ClockedTrainer, training_arguments
 from datasets import Dataset
 from example_data import pretrained_llama
 from transformers import (
@@ -41,8 +42,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
     set_seed,
 )
 from transformers.hf_argparser import HfArg
@@ -134,34 +133,22 @@ def prepare(args: Arguments) -> Run:
 def train(run: Run, model: PreTrainedModel, name: str) -> dict[str, Any]:
     """Train on the texts, the same for all; return the seconds of the training steps and the losses."""
     args = run.args
-    training = TrainingArguments(
-        output_dir=str(run.folder / name),
+    training = training_arguments(
+        run.folder / name,
+        args.seed,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         per_device_train_batch_size=1,
         warmup_steps=0.1,
         gradient_checkpointing=args.gradient_checkpointing,
-        save_strategy="no",
         logging_steps=1,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=args.seed,
-        report_to="none",
     )
-    clock, finite = StepClock(), hea.StopOnNonFiniteLoss()
     phase = [hea.FullAttentionPhase(args.full_attention_share)] if name == "blocks" else []
     set_seed(args.seed)
-    trainer = Trainer(
-        model=model,
-        args=training,
-        train_dataset=run.train,
-        callbacks=[clock, finite, *phase],
-    )
+    trainer = ClockedTrainer(model=model, args=training, train_dataset=run.train, callbacks=phase)
     print(f"\n{name}: {args.max_steps:,} steps of {args.text_tokens:,} tokens", flush=True)
-    trainer.train()
-    if finite.reason:
-        raise SystemExit(finite.reason)
-    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    return {"train_seconds": clock.seconds, "losses": losses}
+    trainer.run()
+    return {"train_seconds": trainer.clock.seconds, "losses": trainer.losses}
 
 
 def measure(
@@ -210,7 +197,7 @@ The loss of the last quarter of a text is that of tokens with the most keys to c
     settings = {"pattern": blocks, "held_out_texts": len(run.held_out), **sizes}
     content = {"settings": settings, "rows": rows, "losses": losses}
     print(write_results(run.folder, "Chosen blocks of keys against all keys", content, text))
-    print(f"Models: {run.folder / 'blocks'} {run.folder / 'dense'}. Picture: {run.folder / 'losses.png'}")
+    say_where(run.folder, ("blocks", "dense"), "losses.png")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from comparison.loss_curves import draw_loss_curves
+from comparison.option_checks import known_once
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -34,7 +35,7 @@ from comparison.run_folder import (
 )
 from comparison.shape import Shape
 from comparison.token_blocks import TokenBlocks, prepare_token_blocks
-from comparison.training import BitsPerByteTrainer, share
+from comparison.training import BitsPerByteTrainer, share, training_arguments
 from transformers import Trainer, TrainingArguments, pipeline, set_seed
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
@@ -76,10 +77,7 @@ class Arguments(Shape):
     resume: bool = HfArg(default=False, help="Go on with the run in --output_dir.")
 
     def __post_init__(self) -> None:
-        self.blocks = list(dict.fromkeys(self.blocks))
-        for block in self.blocks:
-            if block not in RATES:
-                raise SystemExit(f"--blocks {block} is unknown. Allowed: {', '.join(RATES)}.")
+        self.blocks = known_once("blocks", self.blocks, RATES)
 
 
 def main(args: Arguments) -> None:
@@ -172,8 +170,9 @@ def build_trainer(
     args: Arguments, data: TokenBlocks, block: str, learning_rate: float, folder: Path
 ) -> BitsPerByteTrainer:
     """Return the trainer of a new model, with the paper's optimizer settings."""
-    training = TrainingArguments(
-        output_dir=str(folder),
+    training = training_arguments(
+        folder,
+        args.seed,
         max_steps=args.max_steps,
         learning_rate=learning_rate,
         per_device_train_batch_size=args.batch_size,
@@ -182,14 +181,12 @@ def build_trainer(
         warmup_steps=0.05,
         eval_strategy="steps",
         eval_steps=share(args.max_steps, 0.1),
+        save_strategy="steps",
         save_steps=share(args.max_steps, 0.1),
         logging_steps=share(args.max_steps, 0.02),
         save_total_limit=2,
         load_best_model_at_end=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=args.seed,
         data_seed=args.seed,
-        report_to="none",
     )
     set_seed(args.seed)
     end = data.tokenizer.eos_token_id

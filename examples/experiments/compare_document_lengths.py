@@ -27,6 +27,7 @@ from comparison.document_scores import (
     score_most_frequent,
 )
 from comparison.documents import Crops, Documents, tokenize
+from comparison.option_checks import check_window
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -34,6 +35,7 @@ from comparison.run_folder import (
     run_experiment,
     save,
     save_picture,
+    say_where,
     write_results,
 )
 from comparison.shape import Shape
@@ -83,8 +85,7 @@ class Arguments(Shape):
     learning_rate: float = HfArg(default=3e-3, help="Highest rate.")
 
     def __post_init__(self) -> None:
-        if self.attention_window < 2 or self.attention_window % 2:
-            raise SystemExit(f"--attention_window {self.attention_window} must be even and at least 2.")
+        check_window(self.attention_window)
         if not 4 <= self.dense_length <= self.max_length:
             raise SystemExit(f"--dense_length {self.dense_length} must be from 4 to --max_length, {self.max_length}.")
 
@@ -198,8 +199,7 @@ def report(run: Run, seeds: dict[str, list[dict[str, Any]]]) -> None:
     }
     save_picture(draw_scores(content), run.folder / "scores.png")
     print(write_results(run.folder, "Telling spam from other mails", content, results_text(args, content)))
-    models = ", ".join(str(run.folder / kind) for kind in KINDS)
-    print(f"Models: {models}. Picture: {run.folder / 'scores.png'}. Figures: {run.folder / 'results.json'}")
+    say_where(run.folder, KINDS, "scores.png")
 
 
 def results_text(args: Arguments, content: dict[str, Any]) -> str:

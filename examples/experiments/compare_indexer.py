@@ -20,11 +20,19 @@ from typing import Any
 import torch
 from comparison.long_texts import long_texts
 from comparison.losses_by_place import losses_by_place
-from comparison.run_folder import open_run, reload_difference, results_table, run_experiment, save, write_results
-from comparison.training import StepClock
+from comparison.run_folder import (
+    open_run,
+    reload_difference,
+    results_table,
+    run_experiment,
+    save,
+    say_where,
+    write_results,
+)
+from comparison.training import ClockedTrainer, training_arguments
 from datasets import Dataset
 from example_data import pretrained_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainingArguments, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
@@ -89,25 +97,18 @@ def measure(model: PreTrainedModel, texts: list[list[int]]) -> dict[str, float]:
 
 def warm_up(args: Arguments, model: PreTrainedModel, train: Dataset, folder: Path) -> dict[str, Any]:
     """Teach the indexers; return the seconds of the steps and the losses."""
-    training = TrainingArguments(
-        output_dir=str(folder / "model"),
+    training = training_arguments(
+        folder / "model",
+        args.seed,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         lr_scheduler_type="constant",
         per_device_train_batch_size=1,
-        save_strategy="no",
         logging_steps=10,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=args.seed,
-        report_to="none",
     )
-    clock, finite = StepClock(), hea.StopOnNonFiniteLoss()
-    trainer = Trainer(model=model, args=training, train_dataset=train, callbacks=[clock, finite])
-    trainer.train()
-    if finite.reason:
-        raise SystemExit(finite.reason)
-    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    return {"train_seconds": clock.seconds, "losses": losses}
+    trainer = ClockedTrainer(model=model, args=training, train_dataset=train)
+    trainer.run()
+    return {"train_seconds": trainer.clock.seconds, "losses": trainer.losses}
 
 
 def report(
@@ -121,7 +122,7 @@ def report(
 The share is that of queries with more keys than they may read, the mean over layers and texts."""
     settings = {**asdict(args), "held_out_texts": num_held_out}
     print(write_results(folder, "Keys that indexers choose", {"settings": settings, "rows": rows, **training}, text))
-    print(f"Model: {folder / 'model'}. Figures: {folder / 'results.json'}")
+    say_where(folder, ["model"])
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from comparison.masked_text import (
     mask_held_out,
     training_blocks,
 )
+from comparison.option_checks import check_window
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -44,9 +45,10 @@ from comparison.run_folder import (
     run_experiment,
     save,
     save_picture,
+    say_where,
     write_results,
 )
-from comparison.training import StepClock
+from comparison.training import training_arguments
 from datasets import Dataset
 from example_data import pretrained_bert, python_documentation
 from torch import Tensor
@@ -56,7 +58,6 @@ from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainingArguments,
     set_seed,
 )
 from transformers.hf_argparser import HfArg
@@ -94,8 +95,7 @@ class Arguments:
     seed: int = HfArg(default=42, help="Of what is masked, and of the order.")
 
     def __post_init__(self) -> None:
-        if self.attention_window < 2 or self.attention_window % 2:
-            raise SystemExit(f"--attention_window {self.attention_window} must be even and at least 2.")
+        check_window(self.attention_window)
         if not (self.model_name_or_path or self.source_steps):
             raise SystemExit("--source_steps 0: all-MiniLM-L6-v2 has no head for masked tokens; it must learn one.")
 
@@ -184,20 +184,16 @@ def train(
     run: Run, model: PreTrainedModel, blocks: Dataset, batch_size: int, steps: int, learning_rate: float
 ) -> float:
     """Train on blocks of text; return the seconds of the training steps."""
-    training = TrainingArguments(
-        output_dir=str(run.folder),
+    training = training_arguments(
+        run.folder,
+        run.args.seed,
         max_steps=steps,
         learning_rate=learning_rate,
         per_device_train_batch_size=batch_size,
         warmup_steps=0.1,
         weight_decay=0.01,
-        seed=run.args.seed,
-        save_strategy="no",
         logging_steps=0.1,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        report_to="none",
     )
-    clock, finite = StepClock(), hea.StopOnNonFiniteLoss()
     optimizer = torch.optim.AdamW(hea.optimizer_groups(model, training.weight_decay), lr=learning_rate)
     trainer = MaskedTokensTrainer(
         model=model,
@@ -205,13 +201,10 @@ def train(
         train_dataset=blocks,
         data_collator=DataCollatorForLanguageModeling(run.tokenizer, mlm_probability=MASKED),
         optimizers=(optimizer, None),
-        callbacks=[clock, finite],
     )
     print(f"\n{steps:,} steps of {batch_size:,} x {len(blocks[0]['input_ids']):,} tokens", flush=True)
-    trainer.train()
-    if finite.reason:
-        raise SystemExit(finite.reason)
-    return clock.seconds
+    trainer.run()
+    return trainer.clock.seconds
 
 
 def measure(
@@ -268,7 +261,7 @@ its first row the source was trained for {args.source_steps:,} steps of \
 What long inputs are worth is the difference of the two rows with further training: both have read as many tokens."""
     save_picture(draw_bits(rows, run.shape), run.folder / PICTURE)
     print(write_results(run.folder, "Masked tokens of Python's documentation, before and after", content, text))
-    print(f"Models: {run.folder / 'source'}, {run.folder / 'long'}. Picture: {run.folder / PICTURE}")
+    say_where(run.folder, ("source", "long"), PICTURE)
 
 
 if __name__ == "__main__":

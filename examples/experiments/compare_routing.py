@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from comparison.loss_curves import draw_loss_curves
 from comparison.losses_by_place import late, losses_by_place
+from comparison.option_checks import known_once
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -30,15 +31,16 @@ from comparison.run_folder import (
     run_experiment,
     save,
     save_picture,
+    say_where,
     write_results,
 )
 from comparison.shape import Shape
 from comparison.span_curves import add_equal_time
 from comparison.token_blocks import TokenBlocks, cut, train_tokenizer
-from comparison.training import BitsPerByteTrainer, share
+from comparison.training import BitsPerByteTrainer, share, training_arguments
 from datasets import Dataset
 from example_data import python_documentation
-from transformers import TrainingArguments, set_seed
+from transformers import set_seed
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
@@ -76,10 +78,7 @@ class Arguments(Shape):
     seed: int = HfArg(default=42, help="Of weights, centroids and the order of the blocks.")
 
     def __post_init__(self) -> None:
-        self.kinds = list(dict.fromkeys(self.kinds))
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise SystemExit(f"--kinds {kind} is unknown. Allowed: {', '.join(KINDS)}.")
+        self.kinds = known_once("kinds", self.kinds, KINDS)
         if not 1 <= self.keys_per_token <= self.block_size:
             raise SystemExit(f"--keys_per_token {self.keys_per_token} must be from 1 to --block_size.")
 
@@ -130,9 +129,7 @@ def train(args: Arguments, kind: str, data: TokenBlocks, folder: Path) -> dict[s
     """Train and test one network, save it, and return the result."""
     print(f"\n{kind}", flush=True)
     trainer = build_trainer(args, kind, data, folder)
-    trainer.train()
-    if trainer.stopped:
-        raise SystemExit(trainer.stopped)
+    trainer.run()
     model, seconds = trainer.model, trainer.clock.seconds
     tokens = args.max_steps * args.block_size
     bits = losses_by_place(model, data.validation["input_ids"]) / math.log(2)
@@ -157,8 +154,9 @@ def train(args: Arguments, kind: str, data: TokenBlocks, folder: Path) -> dict[s
 
 def build_trainer(args: Arguments, kind: str, data: TokenBlocks, folder: Path) -> BitsPerByteTrainer:
     """Return the trainer of a new network; all read the same blocks in the same order."""
-    training = TrainingArguments(
-        output_dir=str(folder),
+    training = training_arguments(
+        folder,
+        args.seed,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         weight_decay=0.01,
@@ -168,11 +166,7 @@ def build_trainer(args: Arguments, kind: str, data: TokenBlocks, folder: Path) -
         eval_strategy="steps",
         eval_steps=share(args.max_steps, 0.1),
         logging_steps=share(args.max_steps, 0.025),
-        save_strategy="no",
         prediction_loss_only=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=args.seed,
-        report_to="none",
     )
     set_seed(args.seed)
     model = hea.RoutingTransformerForCausalLM(args.config(kind, len(data.tokenizer)))
@@ -202,8 +196,7 @@ clusters costs is in the seconds alone."""
     save_picture(draw_loss_curves(histories, data.bits_per_byte_of_one_nat), folder / "loss_curves.png")
     content = {"data": sizes, "kinds": kinds}
     print(write_results(folder, "Routing and local attention at equal cost", content, text))
-    models = " ".join(str(folder / kind) for kind in kinds)
-    print(f"Models: {models}. Picture: {folder / 'loss_curves.png'}. Figures: {folder / 'results.json'}")
+    say_where(folder, kinds, "loss_curves.png")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from comparison.byte_text import byte_tokenizer, load_bytes
+from comparison.option_checks import known_once
 from comparison.run_folder import (
     open_run,
     reload_difference,
@@ -33,11 +34,12 @@ from comparison.run_folder import (
     run_experiment,
     save,
     save_picture,
+    say_where,
     write_results,
 )
 from comparison.shape import Shape
 from comparison.span_curves import add_equal_time, draw_span_curves
-from comparison.training import BitsPerByteTrainer, share
+from comparison.training import BitsPerByteTrainer, share, training_arguments
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.hf_argparser import HfArg
 
@@ -87,12 +89,8 @@ class Arguments(Shape):
     seed: int = HfArg(default=42, help="Of the weights.")
 
     def __post_init__(self) -> None:
-        self.spans = list(dict.fromkeys(self.spans))
-        allowed = {"spans": (self.spans, KINDS), "network": ([self.network], NETWORKS)}
-        for name, (values, known) in allowed.items():
-            for value in values:
-                if value not in known:
-                    raise SystemExit(f"--{name} {value} is unknown. Allowed: {', '.join(known)}.")
+        self.spans = known_once("spans", self.spans, KINDS)
+        known_once("network", [self.network], NETWORKS)
 
     def config(self, kind: str) -> hea.AdaptiveSpanConfig:
         """Return the config of one kind."""
@@ -146,9 +144,7 @@ def train(args: Arguments, kind: str, segments: dict[str, hea.TextSegments], fol
     """Train and test one kind, save it, and return the result."""
     print(f"\n{kind} span", flush=True)
     trainer = build_trainer(args, kind, segments, folder)
-    trainer.train()
-    if trainer.stopped:
-        raise SystemExit(trainer.stopped)
+    trainer.run()
     model, seconds = trainer.model, trainer.clock.seconds
     tokens = args.max_steps * args.batch_size * args.segment_bytes
     result = {
@@ -174,8 +170,9 @@ def build_trainer(
     args: Arguments, kind: str, segments: dict[str, hea.TextSegments], folder: Path
 ) -> BitsPerByteTrainer:
     """Return the trainer of a new model; all kinds start from the same weights and read the same text."""
-    training = TrainingArguments(
-        output_dir=str(folder),
+    training = training_arguments(
+        folder,
+        args.seed,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         per_device_train_batch_size=args.batch_size,
@@ -184,12 +181,8 @@ def build_trainer(
         eval_strategy="steps",
         eval_steps=share(args.max_steps, 0.1),
         logging_steps=share(args.max_steps, 0.025),
-        save_strategy="no",
         # each segment goes on from the one before
         train_sampling_strategy="sequential",
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=args.seed,
-        report_to="none",
     )
     set_seed(args.seed)
     model = hea.AdaptiveSpanForCausalLM(args.config(kind))
@@ -236,8 +229,7 @@ the test text, where a dynamic one changes from byte to byte. Multiply-adds are 
 attention over the average span. So few steps say nothing of how the kinds end when trained for long."""
     save_picture(draw_span_curves(kinds), folder / "curves.png")
     print(write_results(folder, "Attention spans on bytes", content, text))
-    models = " ".join(str(folder / kind) for kind in kinds)
-    print(f"Models: {models}. Picture: {folder / 'curves.png'}. Figures: {folder / 'results.json'}")
+    say_where(folder, kinds, "curves.png")
 
 
 if __name__ == "__main__":

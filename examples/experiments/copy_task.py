@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from comparison.copied_symbols import FULL, CopiedWords, copied_share, draw_copies, reading, reading_name
 from comparison.run_folder import (
     open_run,
@@ -27,10 +26,11 @@ from comparison.run_folder import (
     results_table,
     run_experiment,
     save_picture,
+    say_where,
     write_results,
 )
-from comparison.training import StepClock, share
-from transformers import Trainer, TrainingArguments, set_seed
+from comparison.training import ClockedTrainer, share, training_arguments
+from transformers import set_seed
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
@@ -103,7 +103,7 @@ def train_and_evaluate(
     set_seed(args.seed)
     model = hea.EfficientReformerForCausalLM(args.config())
     with reading(model, hashes, test.num_tokens):
-        trainer, clock = train_network(args, model, train, folder / name)
+        trainer = train_network(args, model, train, folder / name)
         model.save_pretrained(folder / name)
         difference = reload_difference(model, folder / name, test.input_ids[:2])
     copied = {}
@@ -116,36 +116,30 @@ def train_and_evaluate(
         "copied": copied,
         "parameters": model.num_parameters(),
         "num_steps": trainer.state.global_step,
-        "train_seconds": clock.seconds,
+        "train_seconds": trainer.clock.seconds,
         "reload_difference": difference,
-        "losses": [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
+        "losses": trainer.losses,
     }
 
 
 def train_network(
     args: Arguments, model: hea.EfficientReformerForCausalLM, train: CopiedWords, folder: Path
-) -> tuple[Trainer, StepClock]:
+) -> ClockedTrainer:
     """Train a network on all texts once."""
-    training = TrainingArguments(
-        output_dir=str(folder),
+    training = training_arguments(
+        folder,
+        args.seed,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         per_device_train_batch_size=args.batch_size,
         warmup_steps=share(args.max_steps, 0.1),
         logging_steps=share(args.max_steps, 0.02),
-        save_strategy="no",
         # equal texts in equal order for all
         train_sampling_strategy="sequential",
-        dataloader_pin_memory=torch.cuda.is_available(),
-        seed=args.seed,
-        report_to="none",
     )
-    clock, finite = StepClock(), hea.StopOnNonFiniteLoss()
-    trainer = Trainer(model=model, args=training, train_dataset=train, callbacks=[clock, finite])
-    trainer.train()
-    if finite.reason:
-        raise SystemExit(finite.reason)
-    return trainer, clock
+    trainer = ClockedTrainer(model=model, args=training, train_dataset=train)
+    trainer.run()
+    return trainer
 
 
 def report(args: Arguments, folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -163,8 +157,7 @@ columns are what they are evaluated with."""
     save_picture(draw_copies(rows), folder / "accuracy.png")
     content = {"tokens": 2 * (args.word_length + 1), "guessed": guessed, "rows": rows}
     print(write_results(folder, "Copying symbols by full attention and by hashes", content, text))
-    models = " ".join(str(folder / row["trained"]) for row in rows)
-    print(f"Models: {models}. Picture: {folder / 'accuracy.png'}. Figures: {folder / 'results.json'}")
+    say_where(folder, [row["trained"] for row in rows], "accuracy.png")
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from comparison.marked_vectors import MarkedVectors, draw_errors, over_seeds, relative_error
-from comparison.run_folder import open_run, results_table, run_experiment, save_picture, write_results
+from comparison.option_checks import known_once
+from comparison.run_folder import open_run, results_table, run_experiment, save_picture, say_where, write_results
 from comparison.shape import Shape
 from comparison.summation_networks import DenseSummation, LSTMSummation
-from comparison.training import StepClock, share
+from comparison.training import ClockedTrainer, share, training_arguments
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import AutoModelForSequenceClassification, set_seed
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
@@ -52,9 +52,7 @@ class Arguments(Shape):
     seeds: list[int] = HfArg(default_factory=lambda: [0, 1], help="Train each network once for each.")
 
     def __post_init__(self) -> None:
-        for kind in self.kinds:
-            if kind not in KINDS:
-                raise SystemExit(f"--kinds {kind} is unknown. Allowed: {', '.join(KINDS)}.")
+        self.kinds = known_once("kinds", self.kinds, KINDS)
         if len(self.train_lengths) != 2 or self.train_lengths[0] > self.train_lengths[1]:
             raise SystemExit("--train_lengths takes the shortest and the longest length.")
         if not 1 <= self.num_marked <= min(*self.train_lengths, *self.test_lengths):
@@ -98,9 +96,7 @@ def train_and_test(args: Arguments, kind: str, seed: int, folder: Path) -> dict[
     set_seed(seed)
     model = args.network(kind)
     trainer = SummationTrainer(args, model, seed, folder / kind)
-    trainer.train()
-    if trainer.finite.reason:
-        raise SystemExit(trainer.finite.reason)
+    trainer.run()
     model.eval()
     tests = {length: args.batches((length, length), seed=1000 + length) for length in args.test_lengths}
     found = {str(length): relative_error(model, test, args.test_batches) for length, test in tests.items()}
@@ -119,24 +115,20 @@ def train_and_test(args: Arguments, kind: str, seed: int, folder: Path) -> dict[
     }
 
 
-class SummationTrainer(Trainer):
+class SummationTrainer(ClockedTrainer):
     """`Trainer` on endless batches; the rate warms up, and then falls to 0."""
 
     def __init__(self, args: Arguments, model: nn.Module, seed: int, folder: Path) -> None:
-        training = TrainingArguments(
-            output_dir=str(folder),
+        training = training_arguments(
+            folder,
+            seed,
             max_steps=args.max_steps,
             learning_rate=args.learning_rate,
             warmup_steps=share(args.max_steps, 0.1),
             logging_steps=share(args.max_steps, 0.1),
-            save_strategy="no",
-            dataloader_pin_memory=torch.cuda.is_available(),
-            seed=seed,
-            report_to="none",
         )
-        self.clock, self.finite = StepClock(), hea.StopOnNonFiniteLoss()
         batches = args.batches((args.train_lengths[0], args.train_lengths[1]), seed)
-        super().__init__(model=model, args=training, train_dataset=batches, callbacks=[self.clock, self.finite])
+        super().__init__(model=model, args=training, train_dataset=batches)
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_dataset, batch_size=None)
@@ -184,7 +176,7 @@ saying the expected sum, which has 1: mean ± standard deviation of {len(args.se
     content = {"num_marked": args.num_marked, "train_lengths": args.train_lengths, "networks": networks}
     save_picture(draw_errors(content), folder / "errors.png")
     print(write_results(folder, "Masked summation", content, text))
-    print(f"Model: {folder / 'star'}. Picture: {folder / 'errors.png'}. Figures: {folder / 'results.json'}")
+    say_where(folder, ["star"] if "star" in networks else [], "errors.png")
 
 
 if __name__ == "__main__":

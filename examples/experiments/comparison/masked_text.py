@@ -14,7 +14,9 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import DataCollatorForLanguageModeling, PreTrainedModel, PreTrainedTokenizerBase
+
+from comparison.training import ClockedTrainer
 
 NUM_ENDS = 2
 NOT_MASKED = -100
@@ -208,7 +210,7 @@ def masked_losses(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, red
     return cross_entropy(logits.float(), labels[is_masked], reduction=reduction)
 
 
-class MaskedTokensTrainer(Trainer):
+class MaskedTokensTrainer(ClockedTrainer):
     """`Trainer` of masked language models that projects only masked tokens to the vocabulary."""
 
     def compute_loss(

@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,14 @@ def write_results(folder: Path, title: str, content: Mapping[str, Any], text: st
     text = f"{text}\n\nOn {machine_line(machine)}."
     (folder / "results.md").write_text(f"# {title}\n\n    {command}\n\n{text}\n")
     return f"\n{text}\n"
+
+
+def say_where(folder: Path, models: Iterable[str], picture: str | None = None) -> None:
+    """Print where the saved models, the picture and the figures are, all by their names in the folder."""
+    names = [str(folder / name) for name in models]
+    saved = f"Model{'s' * (len(names) > 1)}: {' '.join(names)}. " if names else ""
+    drawn = "" if picture is None else f"Picture: {folder / picture}. "
+    print(f"{saved}{drawn}Figures: {folder / 'results.json'}")
 
 
 def save_picture(figure: Any, file: Path) -> None:

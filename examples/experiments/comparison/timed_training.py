@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 import hf_efficient_attn as hea
 from comparison.token_batches import TokenBatches
-from comparison.training import StepClock
+from comparison.training import StepClock, training_arguments
 
 WARMUP = 0.1
 
@@ -63,17 +63,14 @@ class TimedTrainer(Trainer):
         seed: int,
         title: str,
     ) -> None:
-        training = TrainingArguments(
-            output_dir=str(folder),
+        training = training_arguments(
+            folder,
+            seed,
             max_steps=max_steps,
             learning_rate=learning_rate,
             weight_decay=0.01,
-            seed=seed,
-            save_strategy="no",
             logging_strategy="no",
             include_num_input_tokens_seen="non_padding",
-            dataloader_pin_memory=torch.cuda.is_available(),
-            report_to="none",
         )
         self.budget, self._finite = TimeBudget(seconds, max_steps, title), hea.StopOnNonFiniteLoss()
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(training, model)

@@ -1,8 +1,11 @@
 """`Trainer` with bits per byte, readable progress, and a clock of training steps that a resumed run continues."""
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
@@ -55,22 +58,42 @@ class ReadableProgress(ProgressCallback):
             )
 
 
-class BitsPerByteTrainer(Trainer):
-    """`Trainer` that logs bits per byte beside the evaluation loss, and the training seconds in every entry."""
+class ClockedTrainer(Trainer):
+    """`Trainer` with a clock, which stops where a loss is no finite number."""
 
-    def __init__(self, *args: Any, bits_per_byte_of_one_nat: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.bits_per_byte_of_one_nat = bits_per_byte_of_one_nat
+    def __init__(self, *args: Any, callbacks: Sequence[TrainerCallback] = (), **kwargs: Any) -> None:
         self.clock, self._finite = StepClock(), hea.StopOnNonFiniteLoss()
-        self.add_callback(self.clock)
-        self.add_callback(self._finite)
-        self.remove_callback(ProgressCallback)
-        self.add_callback(ReadableProgress())
+        super().__init__(*args, callbacks=[*callbacks, self.clock, self._finite], **kwargs)
 
     @property
     def stopped(self) -> str | None:
         """Why training stopped early; None: it did not."""
         return self._finite.reason
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """The logged losses of training, each with its step."""
+        return [(entry["step"], entry["loss"]) for entry in self.state.log_history if "loss" in entry]
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises:
+            SystemExit: a loss was no finite number.
+        """
+        self.train()
+        if self.stopped:
+            raise SystemExit(self.stopped)
+
+
+class BitsPerByteTrainer(ClockedTrainer):
+    """`Trainer` that logs bits per byte beside the evaluation loss, and the training seconds in every entry."""
+
+    def __init__(self, *args: Any, bits_per_byte_of_one_nat: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.bits_per_byte_of_one_nat = bits_per_byte_of_one_nat
+        self.remove_callback(ProgressCallback)
+        self.add_callback(ReadableProgress())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "eval_loss" in logs:
@@ -83,6 +106,16 @@ class BitsPerByteTrainer(Trainer):
         entries = [entry for entry in self.state.log_history if any(name in entry for name in names)]
         kept = ("step", "train_seconds", *names)
         return [{name: entry[name] for name in kept if name in entry} for entry in entries]
+
+
+def training_arguments(folder: Path, seed: int, **fields: Any) -> TrainingArguments:
+    """Return arguments of Trainer that report nothing, and save nothing unless fields say so."""
+    usual = {
+        "save_strategy": "no",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "report_to": "none",
+    }
+    return TrainingArguments(output_dir=str(folder), seed=seed, **{**usual, **fields})
 
 
 def share(num_steps: int, of_all: float) -> int:
