@@ -92,7 +92,7 @@ class PatternCache(Cache):
         # torch 2.11 cannot trace how it is made
         self.origin = Origin()
         self.origin.cache = self
-        # whether "efficient" has asked for the keys since a model last did
+        # whether "efficient" has asked for the keys in this call of a model
         self.is_followed = False
         super().__init__(layers=layers)
 
@@ -161,10 +161,13 @@ class PatternCache(Cache):
         if not self.is_followed and isinstance(layer, PatternLayer) and layer.has_dropped:
             raise UnsupportedBackendError(
                 f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept those that "
-                f"a pattern reads, but what fills it now is no model on attn_implementation={shown(NAME)}, and would "
-                "take them for the whole text. Give a model without a pattern a cache of its own; fill this one by "
-                "calling its model."
+                f"a pattern reads, but what fills it now is no model on attn_implementation={shown(NAME)}, or one with "
+                "an attention_mask that is a matrix, and would take them for the whole text. Give a model without a "
+                "pattern a cache of its own; fill this one by calling its model with a padding mask, or with none."
             )
+        if layer_idx == len(self.layers) - 1:
+            # a model that is given its mask as a matrix does not ask how long one must be
+            self.is_followed = False
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def reset(self) -> None:

@@ -135,8 +135,9 @@ def test_dense_models_are_refused_once_tokens_are_dropped(names: tuple[str, str]
     # from an empty cache it reads all tokens
     assert torch.equal(dense(ids, past_key_values=cache).logits, expected)
     for attempt in range(2):
-        with pytest.raises(hea.UnsupportedBackendError, match="has seen 9 tokens in layer 0"):
-            dense(ids[:, -1:], past_key_values=cache)
+        for mask in (None, torch.ones(2, 1, 1, 4, dtype=torch.bool)):
+            with pytest.raises(hea.UnsupportedBackendError, match="has seen 9 tokens in layer 0"):
+                dense(ids[:, -1:], attention_mask=mask, past_key_values=cache)
         cache.reset()
         if attempt == 0:
             model(ids, past_key_values=cache)
