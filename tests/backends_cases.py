@@ -19,6 +19,7 @@ from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.grid import Grid
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.sized_grid import SizedGrid
@@ -49,18 +50,21 @@ PATTERNS: dict[str, Pattern] = {
     # rows of unequal length, and fewer than the queries of long inputs
     "compressed keys": CompressedKeys(block_tokens=6, step=4),
     "gathered keys": GatheredKeys(Band(20, 7) | GlobalTokens([1]), [(0, 3), (9, 40), (60, 300)]),
+    "interleaved tree": InterleavedSpanTree(3, left_only=True),
     "key table": KeyTable([{query, query // 2, *range(query * 7 % 5, query % 40)} for query in range(700)]),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
     "grid": SizedGrid([8, 8], [Band(1, 1), Dilated(2, 4, 2)], 1),
 }
 # its positions are the nodes of a tree, so that few lengths are possible
 SPAN_TREE = "span tree"
+BOTH_SIDES = "interleaved tree on both sides"
 # it has to fit the input: 101 tokens
 GRID = "whole grid"
 # for numbers of heads that three divides
 THREE_PATTERNS = "three patterns"
 MORE_PATTERNS: dict[str, Pattern] = {
     SPAN_TREE: SpanTree(2),
+    BOTH_SIDES: InterleavedSpanTree(2),
     GRID: Grid([10, 10], [Band(2, 2), Band(1, 3)], 1, "shifted"),
     THREE_PATTERNS: PerHead([Band(2, 0), bigbird(4, 1, plan="authors"), Causal()]) | Dilated(9, 9, 3),
 }

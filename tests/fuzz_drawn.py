@@ -17,6 +17,7 @@ from hf_efficient_attn.patterns import (
     GatheredKeys,
     GlobalTokens,
     Grid,
+    InterleavedSpanTree,
     KeyTable,
     Pattern,
     PerHead,
@@ -72,7 +73,10 @@ def draw_fitted(rng: random.Random) -> tuple[Pattern, int] | None:
 def draw_tree(rng: random.Random) -> tuple[Pattern, int]:
     """Draw a span tree, and how many nodes it has."""
     num_tokens = rng.randint(1, 40)
-    num_nodes, is_causal, builder = rng.randint(1, 4), rng.random() < 0.5, rng.choice(("fixed", "release"))
+    num_nodes, is_causal = rng.randint(1, 4), rng.random() < 0.5
+    builder = rng.choice(("fixed", "release", "interleaved"))
+    if builder == "interleaved":
+        return InterleavedSpanTree(num_nodes, is_causal), 2 * num_tokens
     return SpanTree(num_nodes, is_causal, builder), span_tree_nodes(num_tokens)
 
 
@@ -164,4 +168,5 @@ ATOMS: tuple[Draw, ...] = (
     sized_grid,
     lambda rng, num_keys: BigBirdBlocks(rng.randint(1, 3), rng.randint(1, 17), rng.randint(0, 5)),
     lambda rng, num_keys: SizedSpanTree(rng.randint(1, 40), rng.randint(1, 3), rng.random() < 0.5),
+    lambda rng, num_keys: InterleavedSpanTree(rng.randint(1, 3), rng.random() < 0.5, rng.randint(1, 40)),
 )

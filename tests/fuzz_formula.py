@@ -132,7 +132,7 @@ READ: dict[str, Callable[[Any, int, Head], Tensor]] = {
     "per_head": read_per_head,
     **dict.fromkeys(("grid", "sized_grid"), lambda *about: read_grid(*about, readable)),
     **dict.fromkeys(("random_blocks", "bigbird_blocks"), read_drawn),
-    **dict.fromkeys(("span_tree", "sized_span_tree"), read_tree),
+    **dict.fromkeys(("span_tree", "sized_span_tree", "interleaved_span_tree"), read_tree),
 }
 
 

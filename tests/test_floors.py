@@ -39,7 +39,7 @@ SHARED_BY_BACKENDS = ("backends.fused_cpu", "backends.kernels")
 # classes that shared a name, and intervals of keys that were called spans, before the glossary told them apart
 RETIRED_CLASSES = {"HeadGroup", "Job", "Part", "Piece", "Place", "Problem", "TokenTables"}
 SPANS = re.compile(r"(^|_)spans?(?!_tree)(_|$)", re.IGNORECASE)
-SPANS_MEANT = ("patterns.span_tree", "layout.terms")
+SPANS_MEANT = ("patterns.span_tree", "patterns.interleaved_span_tree", "layout.terms")
 OPTIONAL = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "triton")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

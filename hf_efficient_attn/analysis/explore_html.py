@@ -17,6 +17,7 @@ SCRIPTS = (
     "random_numbers.js",
     "random_blocks.js",
     "span_tree.js",
+    "interleaved_span_tree.js",
     "grids.js",
     "kinds.js",
     "expression.js",

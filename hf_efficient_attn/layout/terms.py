@@ -12,6 +12,7 @@ from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.checks import check_integer
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
@@ -208,7 +209,34 @@ class SpanRelation(Label):
         return tree.relation_label(query, key, self.clip_distance).clamp(min=0)
 
 
-LABELS: dict[str, type[Label]] = {label.kind: label for label in (Distance, SoftSpan, SpanRelation)}
+@dataclass(frozen=True)
+class InterleavedRelation(Label):
+    """BP-Transformer's relation where the nodes are those of an `InterleavedSpanTree`, at every length the same.
+
+    Attributes:
+        num_nodes, left_only: the fields of the tree; see `InterleavedSpanTree`.
+        clip_distance: levels above it share the labels of this level.
+    """
+
+    num_nodes: int
+    clip_distance: int
+    left_only: bool = False
+    kind: ClassVar[str] = "interleaved_relation"
+
+    @property
+    def num_values(self) -> int:
+        """As of a `SpanRelation`."""
+        return (2 * self.num_nodes + 1) * (self.clip_distance + 1)
+
+    def of(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the relation of each pair of nodes; of pairs that the tree does not allow, any."""
+        tree = InterleavedSpanTree(self.num_nodes, self.left_only)
+        relation: Tensor = tree.relation_label(query, key, self.clip_distance)
+        return relation
+
+
+KINDS = (Distance, SoftSpan, SpanRelation, InterleavedRelation)
+LABELS: dict[str, type[Label]] = {label.kind: label for label in KINDS}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.grid import Grid
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
@@ -33,6 +34,7 @@ __all__ = [
     "GatheredKeys",
     "GlobalTokens",
     "Grid",
+    "InterleavedSpanTree",
     "Intersection",
     "KeyTable",
     "Pattern",

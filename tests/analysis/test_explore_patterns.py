@@ -16,12 +16,22 @@ from patterns.strategies import compositions, small, with_heads
 from hf_efficient_attn.analysis.explore_html import render_page
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError
-from hf_efficient_attn.patterns import Pattern, SizedSpanTree, SpanTree, parse_pattern, span_tree_nodes
+from hf_efficient_attn.patterns import (
+    InterleavedSpanTree,
+    Pattern,
+    SizedSpanTree,
+    SpanTree,
+    parse_pattern,
+    span_tree_nodes,
+)
 from hf_efficient_attn.patterns.expressions import write_expression
 from hf_efficient_attn.patterns.intervals import normalize
 
-TREES = st.builds(SpanTree, small, st.booleans(), st.sampled_from(["fixed", "release"]))
-SIZED_TREES = st.builds(SizedSpanTree, st.integers(1, 20), small, st.booleans())
+TREES = st.one_of(
+    st.builds(SpanTree, small, st.booleans(), st.sampled_from(["fixed", "release"])),
+    st.builds(SizedSpanTree, st.integers(1, 20), small, st.booleans()),
+    st.builds(InterleavedSpanTree, small, st.booleans(), st.none() | st.integers(1, 20)),
+)
 # longer ones by their intervals
 MOST_PAIR_BY_PAIR = 70
 KEYS = """([text, numKeys, layer, head, numHeads, isCausal]) => {
@@ -75,7 +85,7 @@ def keys_of(pattern: Pattern, num_tokens: int, layer: int, head: int, num_heads:
 
 
 @settings(max_examples=100)
-@given(with_heads | compositions | TREES | SIZED_TREES, st.integers(1, 30), st.integers(0, 3), st.booleans())
+@given(with_heads | compositions | TREES, st.integers(1, 30), st.integers(0, 3), st.booleans())
 def test_pairs_are_those_of_python(
     shared: Page, pattern: Pattern, num_tokens: int, number: int, is_causal: bool
 ) -> None:

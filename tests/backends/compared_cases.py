@@ -1,9 +1,9 @@
 """The cases on which backends are compared with `reference`, in lists by what they vary."""
 
 import torch
-from backends_cases import GRID, MEMORY, PATTERNS, SPAN_TREE, Case
+from backends_cases import BOTH_SIDES, GRID, MEMORY, PATTERNS, SPAN_TREE, Case
 
-from hf_efficient_attn.layout.terms import Distance, SoftSpan, SpanRelation
+from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, SoftSpan, SpanRelation
 
 TREE_TOKENS, TREE_POSITIONS = 64, 127
 GRID_TOKENS = 101
@@ -83,6 +83,12 @@ def special_cases() -> list[Case]:
         Case(GRID, GRID_TOKENS, label=Distance(-3, 6), has_sinks=True),
         Case(SPAN_TREE, TREE_POSITIONS),
         Case(SPAN_TREE, TREE_POSITIONS, label=SpanRelation(TREE_TOKENS, 2, clip_distance=3)),
+        *(Case(BOTH_SIDES, 2 * tokens, label=InterleavedRelation(2, 2), has_own_values=True) for tokens in (1, 5, 75)),
+        *(
+            Case("interleaved tree", 150, mask, label=InterleavedRelation(3, 2, left_only=True), has_own_values=own)
+            for mask in ("none", "left", "documents", "holes")
+            for own in (True, False)
+        ),
     ]
 
 

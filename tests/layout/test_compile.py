@@ -20,6 +20,7 @@ from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.random_blocks import RandomBlocks
@@ -49,6 +50,7 @@ PATTERNS = {
     "grid": SizedGrid([18, 18], [Band(2, 3), Dilated(4, 2, 2)], 9),
     "causal grid": SizedGrid([111, 3], [Band(4, 4), Full()], is_causal=True) | Band(2, 0),
     "shifted video": SizedGrid([4, 9, 9], [Band(1, 0), Band(2, 2), Band(2, 2)], 9, "shifted"),
+    "interleaved tree": InterleavedSpanTree(2, left_only=True),
     "per head": PerHead([Band(5, 5), Dilated(40, 40, 4)]) | GlobalTokens([7]),
 }
 
@@ -93,6 +95,12 @@ def test_every_allowed_pair_once(name: str, lengths: tuple[int, int], block_toke
     (num_queries, num_keys), pattern = lengths, PATTERNS[name]
     layout = Layout(pattern, 2, num_queries, num_keys, num_keys - num_queries, is_cross=pattern.needs_two_axes)
     check(layout, compile_layout(layout, block_tokens, CPU))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 64, 75])
+def test_interleaved_span_tree(num_tokens: int) -> None:
+    layout = Layout(InterleavedSpanTree(2), 1, 2 * num_tokens, 2 * num_tokens)
+    check(layout, compile_layout(layout, 32, CPU))
 
 
 def test_span_tree() -> None:

@@ -5,11 +5,17 @@ import torch
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
-from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan, SpanRelation
+from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Label, SoftSpan, SpanRelation
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
-INDICES = [Distance(-3, 5), SpanRelation(13, 2, clip_distance=1), SpanRelation(8, 4, 2, left_only=True)]
+INDICES = [
+    Distance(-3, 5),
+    SpanRelation(13, 2, clip_distance=1),
+    SpanRelation(8, 4, 2, left_only=True),
+    InterleavedRelation(2, clip_distance=1),
+    InterleavedRelation(4, 2, left_only=True),
+]
 LABELS = [*INDICES, SoftSpan(32, shift=1, num_inner=7)]
 
 
@@ -73,5 +79,5 @@ def test_wrong_labels_are_refused() -> None:
         SoftSpan(32, num_inner=-1)
     with pytest.raises(ConfigurationError, match="last must be at least first"):
         Distance(3, 2)
-    with pytest.raises(ConfigurationError, match="unknown kind 'bucket'. Known kinds: distance, soft_span, span_rel"):
+    with pytest.raises(ConfigurationError, match="unknown kind 'bucket'. Known kinds: distance, interleaved_rel"):
         Label.from_dict({"kind": "bucket"})

@@ -19,6 +19,10 @@ const LIMIT = {
   says: "a number of tokens, -1 to leave the query itself out, or None for no limit",
 };
 const BOOL = { test: (value) => typeof value === "boolean", says: "True or False" };
+const TOKENS_OR_NONE = {
+  test: (value) => value === null || atLeast(1).test(value),
+  says: "a number of tokens, at least 1, or None",
+};
 const PATTERN = { test: (value) => value instanceof Pattern, says: "a pattern, such as band(4, 4)" };
 const PATTERN_OR_NONE = { test: (value) => value === null || PATTERN.test(value), says: "a pattern or None" };
 const PATTERNS = {
@@ -154,6 +158,15 @@ const KINDS = {
       ["builder", BUILDERS, "fixed"],
     ],
     (...fields) => new SizedSpanTree(...fields),
+  ],
+  interleaved_span_tree: [
+    "InterleavedSpanTree",
+    [
+      ["num_nodes", atLeast(1)],
+      ["left_only", BOOL, false],
+      ["num_tokens", TOKENS_OR_NONE, null],
+    ],
+    (...fields) => new InterleavedSpanTree(...fields),
   ],
   grid: ["Grid", [["shape", sizes(true)], ...GRID], (...fields) => gridOf(Grid, ...fields)],
   sized_grid: ["SizedGrid", [["shape", sizes(false)], ...GRID], (...fields) => gridOf(SizedGrid, ...fields)],

@@ -11,7 +11,12 @@ from hf_efficient_attn.backends.blocked.regions import Region
 from hf_efficient_attn.backends.blocked.views import in_order, put_back, query_blocks
 from hf_efficient_attn.backends.kernels import wide
 from hf_efficient_attn.layout.blocks.layout import Run
+from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache
 from hf_efficient_attn.layout.terms import Label, Term, look_up
+
+# of the labels of all runs together
+CACHE_BYTES = 256 * MEBIBYTE
+_labels: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class TermLookups:
         device = term.values.device
         distance = first_distance(region, run) if term.label.is_invariant else None
         if distance is None:
-            return TermLookup(term, region, run, labels_of(term.label, region, run, device))
+            return TermLookup(term, region, run, kept_labels(term.label, region, run, device))
         # if the labels of all blocks are the same, they depend on nothing else
         place = (number, *distance, run.block_tokens, run.key_tokens)
         if place not in self.labels:
@@ -104,6 +109,15 @@ class TermLookups:
         if lookup.is_per_query or len(term.values) > 1:
             return lookup
         return self.shared.setdefault((region.heads.start, place), lookup)
+
+
+def kept_labels(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:
+    """Return `labels_of`, computed once: labels may take many operations, and are the same at every call."""
+    where = (run.first_query, run.num_blocks, run.block_tokens, run.first_key, run.key_tokens, run.key_step)
+    # of the share, which the key keeps alive; two of its runs may have the same queries
+    gathered = None if run.gathered is None else run.gathered.data_ptr()
+    key = (label, region.share, region.query_offset, where, gathered, device)
+    return _labels.get(key, lambda: labels_of(label, region, run, device))
 
 
 def labels_of(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:

@@ -145,15 +145,20 @@ class RunMasks:
         return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
 
     def single(self, rows: list[Row]) -> Mask:
-        """Return a mask of its own; if all queries of a block read the same keys, one row is expanded to all."""
+        """Return a mask of its own; if all queries of a block read the same keys, one row is expanded to all.
+
+        Blocks that are all alike share the mask of one.
+        """
         allowed = self.allowed(rows)
         # `sum` would first copy them as integers
         num_allowed = int(allowed.count_nonzero())
         if num_allowed == allowed.numel():
             return Mask(None, None, num_allowed)
-        shape = allowed.shape
+        shape = tuple(allowed.shape)
         if allowed.numel() > LARGE_MASK and torch.equal(allowed, allowed[:, :1].expand(shape)):
             allowed = allowed[:, :1]
+        if len(allowed) > 1 and torch.equal(allowed, allowed[:1].expand_as(allowed)):
+            allowed, shape = allowed[:1], (1, *shape[1:])
         bias = self.budget.zeros(*allowed.shape).masked_fill_(~allowed, float("-inf"))
         empty_rows = ~allowed.any(-1).expand(shape[:2])
         has_empty = bool(empty_rows.any())
