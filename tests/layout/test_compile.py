@@ -97,6 +97,12 @@ def test_every_allowed_pair_once(name: str, lengths: tuple[int, int], block_toke
     check(layout, compile_layout(layout, block_tokens, CPU))
 
 
+def test_queries_behind_all_keys_of_another_axis() -> None:
+    """Rows without an end on the left, of which none is a copy of another."""
+    layout = Layout(~Blocks(Band(8, 4), 2), 2, 16, 6, 7, is_cross=True)
+    check(layout, compile_layout(layout, 4, CPU))
+
+
 @pytest.mark.parametrize("num_tokens", [1, 5, 64, 75])
 def test_interleaved_span_tree(num_tokens: int) -> None:
     layout = Layout(InterleavedSpanTree(2), 1, 2 * num_tokens, 2 * num_tokens)

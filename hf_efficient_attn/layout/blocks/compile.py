@@ -221,6 +221,9 @@ class ShareCompiler:
         room = self.block_tokens * -(-self.num_keys // self.block_tokens)
         first, last, _ = self.bounds(room, self.block_tokens)
         intervals = without_small_gaps(self.order.local.key_intervals(first, last, 3 * room))
+        if intervals and (intervals[0][0] == 0 or intervals[-1][1] == 3 * room):
+            # without an end there, a row behind all keys reads more than a copy of it
+            return ()
         return tuple((start - room, stop - room) for start, stop in intervals)
 
     def inner_blocks(self, inner_row: Intervals) -> tuple[int, int]:
