@@ -20,6 +20,7 @@ FAMILIES = (*OURS, SPARSIFIED)
 # by family, what writes a text and what reads one at once; an encoder-decoder does both
 WRITERS = {family.name: family.writer for family in FAMILIES if family.writer is not None}
 READERS = {family.name: family.reader for family in FAMILIES if family.reader is not None}
+ENCODERS = [family.name for family in FAMILIES if family.writer is None]
 DECODERS = [family.name for family in FAMILIES if family.writer is not None and not family.is_encoder_decoder]
 ENCODER_DECODERS = [family.name for family in FAMILIES if family.is_encoder_decoder]
 # the models of one stack, which have contracts of their own, and encoder-decoders

@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from families import FAMILIES, WRITERS
+from families import FAMILIES, READERS, WRITERS
 from models_cases import first_tensor, random_ids
 
 import hf_efficient_attn as hea
@@ -28,7 +28,19 @@ MERGED = ("lora", "dora", "ia3")
 REFUSED = {
     (family.name, kind): family.refuses[kind] for family in FAMILIES for kind in ADAPTERS if kind in family.refuses
 }
-PAIRS = [(family, kind) for kind in ADAPTERS for family in WRITERS if (family, kind) not in REFUSED]
+PAIRS = [(family.name, kind) for kind in ADAPTERS for family in FAMILIES if (family.name, kind) not in REFUSED]
+TASKS = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
+
+
+def base_model(family: str) -> Any:
+    """Return what writes texts, or else the backbone of what reads them."""
+    return WRITERS[family].model() if family in WRITERS else READERS[family].model("AutoModel")
+
+
+def adapted(family: str, kind: str) -> Any:
+    """Return a model with a new adapter."""
+    task = TASKS[WRITERS[family].main_head] if family in WRITERS else "FEATURE_EXTRACTION"
+    return peft.get_peft_model(base_model(family), ADAPTERS[kind](task_type=task)).eval()
 
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:
@@ -53,16 +65,14 @@ def train_a_step(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_adapters(family: str, kind: str, tmp_path: Path, capability: Any) -> None:
-    base = WRITERS[family].model()
-    task = "SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM"
-    model = peft.get_peft_model(base, ADAPTERS[kind](task_type=task)).eval()
+    model = adapted(family, kind)
     inputs = inputs_of(model)
     torch.manual_seed(0)
     train_a_step(model, inputs)
     with torch.no_grad():
         expected = first_tensor(model(**inputs))
         model.save_pretrained(tmp_path)
-        loaded = peft.PeftModel.from_pretrained(WRITERS[family].model(), tmp_path).eval()
+        loaded = peft.PeftModel.from_pretrained(base_model(family), tmp_path).eval()
         torch.testing.assert_close(first_tensor(loaded(**inputs)), expected, atol=1e-5, rtol=1e-5)
         if kind in MERGED:
             merged = loaded.merge_and_unload()
@@ -86,7 +96,7 @@ def test_prefixes_before_global_projections_are_refused(capability: Any) -> None
 
 @pytest.mark.parametrize(("family", "kind"), REFUSED)
 def test_adapters_that_lack_something_are_refused(family: str, kind: str, capability: Any) -> None:
-    model = peft.get_peft_model(WRITERS[family].model(), ADAPTERS[kind](task_type="CAUSAL_LM"))
+    model = adapted(family, kind)
     with pytest.raises(hea.UnsupportedBackendError, match=REFUSED[family, kind]) as refusal:
         model(**inputs_of(model))
     capability(family, "PEFT", refusal=str(refusal.value))

@@ -173,9 +173,9 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> StarOutput:
         """Return the states of the tokens, zeros where there is padding, and those of the relays.
