@@ -11,6 +11,8 @@ PATH=$(realpath "$VENV")/bin:$PATH
 TORCH_EXTENSIONS_DIR=$(mktemp -d)
 export PATH TORCH_EXTENSIONS_DIR ULYSSES=--deepspeed
 export CAPABILITIES=$(mktemp)
+# once, and not while the processes of a test wait for each other
+"$python" -c "from deepspeed.accelerator import get_accelerator as found; found().create_op_builder('ShareMemCommBuilder').load()"
 "$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability" "$@"
 "$python" tests/capabilities.py "$CAPABILITIES"
 "$python" model_cards/figures.py
