@@ -51,6 +51,16 @@ from hf_efficient_attn.models.efficient_reformer import (
     EfficientReformerForTokenClassification,
     EfficientReformerModel,
 )
+from hf_efficient_attn.models.etc_transformer import (
+    EtcTransformerConfig,
+    EtcTransformerForMaskedLM,
+    EtcTransformerForMultipleChoice,
+    EtcTransformerForQuestionAnswering,
+    EtcTransformerForSequenceClassification,
+    EtcTransformerForTokenClassification,
+    EtcTransformerModel,
+    structured_inputs,
+)
 from hf_efficient_attn.models.indexed import loaded_indexers
 from hf_efficient_attn.models.indexed.index_model import index, index_stage
 from hf_efficient_attn.models.indexed.index_training import index_recall
@@ -149,6 +159,13 @@ __all__ = [
     "EfficientReformerForSequenceClassification",
     "EfficientReformerForTokenClassification",
     "EfficientReformerModel",
+    "EtcTransformerConfig",
+    "EtcTransformerForMaskedLM",
+    "EtcTransformerForMultipleChoice",
+    "EtcTransformerForQuestionAnswering",
+    "EtcTransformerForSequenceClassification",
+    "EtcTransformerForTokenClassification",
+    "EtcTransformerModel",
     "FullAttentionPhase",
     "InputError",
     "InterleavedRelation",
@@ -216,6 +233,7 @@ __all__ = [
     "set_span_limit",
     "shard_sequence",
     "sparsify",
+    "structured_inputs",
     "training_memory",
     "use_backend",
 ]

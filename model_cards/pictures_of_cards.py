@@ -105,5 +105,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "families/efficient_reformer": pictures_of_families.efficient_reformer,
     "families/routing_transformer": pictures_of_families.routing_transformer,
     "families/star_transformer": pictures_of_families.star_transformer,
+    "families/etc_transformer": pictures_of_families.etc_transformer,
     "families/any_model": pictures_of_families.any_model,
 }

@@ -141,6 +141,34 @@ def star_transformer() -> Figure:
     return figure
 
 
+def etc_transformer() -> Figure:
+    """Return who reads whom, global tokens first, and which long tokens belong to which global token."""
+    num_global, radius = 6, 3
+    num_long = NUM_TOKENS - num_global
+    owners = [0] * 3 + [1] * 6 + [2] * 4 + [3] * 7 + [4] * 2 + [5] * 4
+    rows = []
+    for query in range(NUM_TOKENS):
+        row = []
+        for key in range(NUM_TOKENS):
+            if query >= num_global and key >= num_global:
+                row.append(int(abs(query - key) <= radius))
+            elif query < num_global and key < num_global:
+                row.append(3)
+            else:
+                number, token = min(query, key), max(query, key) - num_global
+                row.append(3 if owners[token] == number else 2)
+        rows.append(row)
+    figure, (panel,) = _panels(1)
+    light = "#F2C9A8"
+    panel.imshow(rows, cmap=ListedColormap([WHITE, COLOR, light, ORANGE]), vmin=0, vmax=3, aspect="auto")
+    for draw in (panel.axhline, panel.axvline):
+        draw(num_global - 0.5, color="black", linewidth=1)
+    style = {"fontsize": LETTERS, "ha": "center", "va": "center"}
+    panel.text(num_global + num_long * 0.74, num_global + num_long * 0.25, "long", color=COLOR, **style)
+    panel.set_title("global tokens, and a band", fontsize=LETTERS)
+    return figure
+
+
 def any_model() -> Figure:
     """Return what `sparsify` changes: a decoder's attention to everything before becomes a band and first tokens."""
     figure, (left, middle, right) = _panels(3, ratios=(5, 1, 5))

@@ -21,7 +21,7 @@ def refuse_empty(name: str, given: Any, num_axes: int) -> None:
         raise InputError(f"There are no tokens: {name} has shape {list(given.shape)}. Leave such batches out.{advice}")
 
 
-def check_mask_values(attention_mask: Any) -> None:
+def check_mask_values(attention_mask: Any, name: str = "attention_mask") -> None:
     """Raise InputError for a padding mask with values other than 0 and 1, which every model would read differently.
 
     While compiling, nothing is checked. Bool masks need no check; others are copied from an accelerator once per
@@ -34,7 +34,7 @@ def check_mask_values(attention_mask: Any) -> None:
     is_other = (values != 0) & (values != 1)
     if bool(is_other.any()):
         raise InputError(
-            f"attention_mask holds {values[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
+            f"{name} holds {values[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
             "Global tokens, 2 in the authors' masks, belong into global_attention_mask, and a mask that is added to "
             "the scores has four dimensions, [batch, 1, queries, keys]."
         )

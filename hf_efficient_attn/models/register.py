@@ -8,6 +8,7 @@ import transformers
 from hf_efficient_attn.attention.saved_architectures import name_classes
 from hf_efficient_attn.models.adaptive_span import modeling_adaptive_span
 from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer
+from hf_efficient_attn.models.etc_transformer import modeling_etc_transformer
 from hf_efficient_attn.models.routing_transformer import modeling_routing_transformer
 from hf_efficient_attn.models.simplified_transformer import modeling_simplified_transformer
 from hf_efficient_attn.models.sparse_seq2seq import modeling_sparse_seq2seq
@@ -22,6 +23,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     modeling_efficient_reformer,
     modeling_routing_transformer,
     modeling_star_transformer,
+    modeling_etc_transformer,
 )
 HEADS = (
     "CausalLM",

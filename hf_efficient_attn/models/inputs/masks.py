@@ -212,6 +212,23 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
         raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")
 
 
+def check_open_pairs(matrix: Tensor, real: Tensor, advice: str) -> None:
+    """Raise InputError unless a matrix lets real tokens read all real tokens: padding is all that it may close.
+
+    While compiling, nothing is checked.
+
+    Args:
+        matrix: [batch or 1, 1, queries, keys], True or 0.0 = allowed.
+        real: which keys are no padding, bool [batch, keys].
+        advice: the message.
+    """
+    if torch.compiler.is_compiling() or is_tracing(matrix):
+        return
+    allowed = matrix if matrix.dtype == torch.bool else matrix == 0
+    if bool((allowed != real[:, None, None])[real[:, None, :, None].expand_as(allowed)].any()):
+        raise InputError(advice)
+
+
 def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch.Tensor) -> None:
     """Raise InputError if a padding mask does not reach from the first cached to the last new token."""
     if isinstance(attention_mask, dict) or attention_mask is None or attention_mask.ndim != 2:

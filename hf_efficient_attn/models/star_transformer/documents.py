@@ -11,9 +11,15 @@ from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.attention.packing import said_starts
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.models.inputs.masks import check_open_pairs
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .ring import Ring, find_ring
+
+CLOSED = (
+    "This attention_mask closes pairs of real tokens, but the relay of a star passes on what every token says "
+    "to all of them. Pass a padding mask [batch, tokens], and position_ids that restart for packed documents."
+)
 
 
 def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Ring:
@@ -28,7 +34,7 @@ def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Rin
     real, matrix = masks["token_mask"].key_mask, masks["attention_mask"]
     if matrix is not None:
         real = readable_keys(matrix, call.batch_size)
-        check_pairs(matrix, real)
+        check_open_pairs(matrix, real, CLOSED)
     documents, num_relays = call.documents, 1
     if sentences is not None:
         documents, num_relays = sentences.long(), 2
@@ -36,18 +42,6 @@ def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Rin
         # a tracer does not know how many there are, and gives every token a relay
         num_relays = call.tokens if is_tracing(documents) else 1 + int(on_host(documents).max())
     return find_ring(call.embedded, real, documents, num_relays, config.ring == "closed")
-
-
-def check_pairs(matrix: Tensor, real: Tensor) -> None:
-    """Raise InputError unless a matrix lets real tokens read all real tokens."""
-    if torch.compiler.is_compiling() or is_tracing(matrix):
-        return
-    allowed = matrix if matrix.dtype == torch.bool else matrix == 0
-    if bool((allowed != real[:, None, None])[real[:, None, :, None].expand_as(allowed)].any()):
-        raise InputError(
-            "This attention_mask closes pairs of real tokens, but the relay of a star passes on what every token says "
-            "to all of them. Pass a padding mask [batch, tokens], and position_ids that restart for packed documents."
-        )
 
 
 def check_sentences(

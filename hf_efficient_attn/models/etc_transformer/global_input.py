@@ -1,0 +1,119 @@
+"""What a call says about its global tokens, checked, or the chunks of its text; and the mask of its long tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.attention.input_checks import check_mask_values
+from hf_efficient_attn.attention.layer_attention import readable_keys
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.inputs.masks import check_open_pairs
+from hf_efficient_attn.models.prologue import PreparedCall
+
+from .structure import GlobalInput, find_chunks
+
+# what only this family takes
+INPUTS = (
+    "global_input_ids",
+    "global_mask",
+    "long_to_global",
+    "global_token_type_ids",
+    "global_contexts",
+    "global_reads_all",
+    "cpc_mask",
+    "cpc_input_ids",
+)
+CLOSED = (
+    "This attention_mask closes pairs of real tokens, but global tokens pass on what every token says to all of them. "
+    "Pass a padding mask [batch, tokens], and position_ids that restart for packed documents."
+)
+
+
+def long_mask(config: Any, call: PreparedCall) -> TokenMask:
+    """Return the mask of the long tokens and their documents.
+
+    Raises:
+        InputError: a mask that is a matrix of other pairs than those of real tokens.
+    """
+    masks = call.masks(config)
+    matrix = masks["attention_mask"]
+    if matrix is None:
+        mask: TokenMask = masks["token_mask"]
+        return mask
+    real = readable_keys(matrix, call.batch_size)
+    check_open_pairs(matrix, real, CLOSED)
+    return TokenMask(real)
+
+
+def find_globals(
+    config: Any,
+    call: PreparedCall,
+    real: Tensor | None,
+    ids: Tensor | None,
+    mask: Tensor | None,
+    links: Tensor | None,
+    contexts: Tensor | None,
+    reads_all: Tensor | None,
+) -> tuple[Tensor, GlobalInput]:
+    """Return the tokens of the global input, [B, G], and what is known of them.
+
+    Args:
+        real: which long tokens are no padding, bool [B, T]; None: all.
+        ids, mask, links, contexts, reads_all: the call's `global_input_ids`, `global_mask`, `long_to_global`,
+            `global_contexts` and `global_reads_all`.
+
+    Raises:
+        InputError: some of them without the tokens, of another shape, or beside packed documents.
+    """
+    given = {"global_mask": mask, "global_contexts": contexts, "global_reads_all": reads_all}
+    if ids is None:
+        named = [name for name, each in {**given, "long_to_global": links}.items() if each is not None]
+        if named:
+            raise InputError(f"{', '.join(named)} given without global_input_ids, which says what they are about.")
+        chunks = find_chunks(call.embedded, real, call.documents, config.chunk_tokens, config.max_position_embeddings)
+        return torch.full(chunks.real.shape, config.global_token_id, device=chunks.real.device), chunks
+    if call.documents is not None:
+        raise InputError(
+            "position_ids restart, so that rows hold packed documents, whose global tokens are chunks of "
+            f"chunk_tokens={config.chunk_tokens} tokens. Leave global_input_ids out, or give every text its own row."
+        )
+    shape = (call.batch_size, ids.shape[1] if ids.ndim == 2 else 0)
+    for name, each in {"global_input_ids": ids, **given}.items():
+        if each is not None and tuple(each.shape) != shape:
+            raise InputError(f"{name} has shape {list(each.shape)}; it must be [batch, global tokens] = {list(shape)}.")
+    for name in ("global_mask", "global_reads_all"):
+        check_mask_values(given[name], name)
+    return ids, GlobalInput(
+        real=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0,
+        links=checked_links(links, call, shape[1]),
+        contexts=contexts,
+        reads_all=None if reads_all is None else reads_all != 0,
+    )
+
+
+def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> Tensor:
+    """Return the numbers of the global tokens of each long token, [B, T, K].
+
+    Raises:
+        InputError: another shape, or a number of no global token.
+    """
+    batch_size, tokens = call.batch_size, call.tokens
+    if links is None:
+        return torch.full((batch_size, tokens, 1), -1, device=call.embedded.device)
+    if links.ndim not in (2, 3) or tuple(links.shape[:2]) != (batch_size, tokens):
+        raise InputError(
+            f"long_to_global has shape {list(links.shape)}; it must be [batch, tokens] = [{batch_size}, {tokens}], or "
+            "have a third axis for several numbers of a token."
+        )
+    if not is_tracing(links):
+        least, most = (int(each) for each in on_host(links).aminmax())
+        if least < -1 or most >= num_global:
+            raise InputError(
+                f"long_to_global holds {most if most >= num_global else least}; it must hold numbers of the "
+                f"{num_global} global tokens, 0 to {num_global - 1}, or -1 for a token of none."
+            )
+    return links if links.ndim == 3 else links.unsqueeze(-1)

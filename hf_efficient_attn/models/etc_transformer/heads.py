@@ -1,0 +1,83 @@
+"""Heads of ETC that read global tokens: classes of texts, and long answers to questions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import can_return_tuple
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.heads.outputs import QuestionAnsweringHeadOutput
+from hf_efficient_attn.models.heads.parts import pool
+from hf_efficient_attn.models.heads.task_heads import ClassificationHead, QuestionAnsweringHead
+
+
+class EtcTextHead(ClassificationHead):
+    """Classifies texts by their global tokens."""
+
+    def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """Return the backbone's outputs for these inputs, by name, and the logits."""
+        outputs = self.model(**inputs)
+        pooled = pool(outputs.global_hidden_state, outputs.global_mask, self.config.classifier_pooling, is_causal=False)
+        return outputs, self.classifier(self.dense(self.dropout(pooled)))
+
+
+@dataclass
+class EtcAnswerOutput(QuestionAnsweringHeadOutput):
+    """As of every head of questions; `long_answer_logits`: of each global token, [B, G], lowest where there is none."""
+
+    long_answer_logits: Tensor | None = None
+
+
+class EtcAnswerHead(QuestionAnsweringHead):
+    """Start and end of the answer in the text and, with `long_answers`, the global token of the part that holds it.
+
+    Shapes: input_ids [B, T] → start_logits, end_logits [B, T], long_answer_logits [B, G]. Source: Ainslie et al.
+    (arXiv:2004.08483), section 5 (Natural Questions, whose paragraphs each have a global token).
+    """
+
+    output_class = EtcAnswerOutput
+
+    def build_head(self, config: Any) -> None:
+        super().build_head(config)
+        self.long_answer_outputs = nn.Linear(config.hidden_size, 1) if config.long_answers else None
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        long_answer_positions: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> EtcAnswerOutput:
+        """Return the logits and, with positions, the loss: the mean of that of the span and that of the long answer.
+
+        long_answer_positions: the number of the right global token, [B]; −100: the example has none.
+
+        Raises:
+            InputError: long answers for a model without `long_answers`.
+        """
+        if long_answer_positions is not None and self.long_answer_outputs is None:
+            raise InputError(
+                "long_answer_positions is given, but long_answers=False: the head has no logits of long answers. Build "
+                "it with long_answers=True."
+            )
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.qa_outputs(outputs.last_hidden_state)
+        start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
+        losses, long_logits = [], None
+        if start_positions is not None and end_positions is not None:
+            losses.append(self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs))
+        if self.long_answer_outputs is not None:
+            long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
+            long_logits = long_logits.masked_fill(~outputs.global_mask, torch.finfo(long_logits.dtype).min)
+        if long_answer_positions is not None and long_logits is not None:
+            losses.append(nn.functional.cross_entropy(long_logits.float(), long_answer_positions.to(logits.device)))
+        loss = torch.stack(losses).mean() if losses else None
+        fields = {"start_logits": start_logits, "end_logits": end_logits, "long_answer_logits": long_logits}
+        return self.output(outputs, loss, **fields)

@@ -1,0 +1,117 @@
+"""Global tokens from texts, from chunks, and as a call gives them; what contradicts itself is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from models.etc_transformer.tiny_models import build, random_ids
+from word_tokenizer import word_tokenizer
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.etc_transformer.structure import find_chunks
+from hf_efficient_attn.models.etc_transformer.structured_text import paragraphs, sentences
+from hf_efficient_attn.patterns import CompressedKeys
+
+TEXTS = ["w1 w2. w3 w4 w5!\n\nw6 w7", "w8 w9"]
+
+
+def encode(**options: Any) -> Any:
+    return hea.structured_inputs(word_tokenizer(61), TEXTS, **options)
+
+
+def test_every_sentence_has_a_global_token() -> None:
+    found = encode()
+    assert found["global_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    links = found["long_to_global"][..., 0]
+    for row, text in enumerate(TEXTS):
+        counts = torch.bincount(links[row][links[row] >= 0], minlength=3)
+        assert (counts > 0).tolist() == found["global_mask"][row].bool().tolist()
+        # in the order of the text, padding and special tokens in none
+        real = links[row][links[row] >= 0]
+        assert real.tolist() == sorted(real.tolist())
+        assert len(sentences(text)) == int(found["global_mask"][row].sum())
+    with torch.no_grad():
+        assert build()(**found).global_hidden_state.shape == (2, 3, 32)
+
+
+def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
+    parts = [[*paragraphs(text), *sentences(text)] for text in TEXTS]
+    found = encode(parts=parts, has_whole_text=True)
+    assert found["global_reads_all"].tolist() == [[1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
+    # of the first word: the text, its first paragraph, its first sentence
+    first = next(row for row in found["long_to_global"][0].tolist() if row[0] >= 0)
+    assert first == [0, 1, 3]
+    cut = encode(parts=parts, has_whole_text=True, max_length=3)
+    assert cut["global_mask"].sum(1).tolist() == [4, 3]
+
+
+def test_chunks_are_counted_over_the_real_tokens_of_a_document() -> None:
+    states, real = torch.zeros(2, 7, 1), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
+    found = find_chunks(states, real, None, 3, 64)
+    assert found.links[..., 0].tolist() == [[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 2]]
+    assert found.real.tolist() == [[True, True, False], [True, True, True]]
+    packed = find_chunks(states, real, torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]), 2, 64)
+    assert packed.links[..., 0].tolist() == [[-1, -1, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3]]
+    assert packed.documents.tolist() == [[0, 1, 1, -1], [0, 0, 0, 0]]
+
+
+def test_a_hard_mask_lets_a_sentence_tell_of_itself_alone() -> None:
+    """After one layer; the long tokens of another sentence know of it nevertheless."""
+    model = build(num_hidden_layers=1, hard_global_to_long=True, local_radius=0)
+    ids = random_ids(1, 8)
+    changed = ids.clone()
+    changed[0, 6] += 1 if changed[0, 6] < 60 else -1
+    with torch.no_grad():
+        one, other = model(ids), model(changed)
+    assert torch.equal(one.global_hidden_state[0, 0], other.global_hidden_state[0, 0])
+    assert not torch.allclose(one.global_hidden_state[0, 1], other.global_hidden_state[0, 1])
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"global_mask": torch.ones(2, 3)}, "without global_input_ids"),
+    ({"global_input_ids": torch.ones(2, 3), "global_mask": torch.ones(2, 4)}, "global_mask has shape"),
+    ({"global_input_ids": torch.ones(2, 3), "global_mask": torch.full((2, 3), 2)}, "global_mask holds 2"),
+    ({"global_input_ids": torch.ones(3, 3)}, "global_input_ids has shape"),
+    ({"global_input_ids": torch.ones(2, 3), "long_to_global": torch.ones(2, 3)}, "long_to_global has shape"),
+    ({"global_input_ids": torch.ones(2, 3), "long_to_global": torch.full((2, 6), 3)}, "long_to_global holds 3"),
+    (
+        {"global_input_ids": torch.ones(2, 3), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])},
+        "rows hold packed documents",
+    ),
+    ({"cpc_mask": torch.ones(2, 2)}, "cpc_loss_weight=0"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_inputs_that_contradict_each_other(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.InputError, match=message):
+        build()(random_ids(2, 6), **{name: each.long() for name, each in inputs.items()})
+
+
+def test_texts_that_cannot_be_taken_apart() -> None:
+    with pytest.raises(hea.InputError, match="a fast tokenizer"):
+        hea.structured_inputs(object(), TEXTS)
+    with pytest.raises(hea.InputError, match="got 0 texts"):
+        hea.structured_inputs(word_tokenizer(61), TEXTS[0])
+    with pytest.raises(hea.InputError, match="parts has 1 lists for 2 texts"):
+        encode(parts=[[]])
+    with pytest.raises(hea.InputError, match=r"parts has \(3, 1\)"):
+        encode(parts=[[(3, 1)], []])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"is_causal": True}, "There is no causal form"),
+        ({"relative_vocab_size": 27}, "has 28 labels"),
+        ({"local_radius": -1}, "local_radius=-1 must be at least 0"),
+        ({"global_token_id": 61, "vocab_size": 61}, "must be a token of the vocabulary"),
+        ({"type_vocab_size": 1}, "Give at least 2"),
+        ({"cpc_loss_weight": -0.5}, "must be at least 0"),
+        ({"position_embedding_type": "learned"}, "has no absolute positions"),
+        ({"attention_pattern": CompressedKeys(2, 2)}, "whose keys are its tokens"),
+    ],
+)
+def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.ConfigurationError, match=message):
+        hea.EtcTransformerConfig(**fields)
