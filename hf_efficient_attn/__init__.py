@@ -41,6 +41,16 @@ from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanForTokenClassification,
     AdaptiveSpanModel,
 )
+from hf_efficient_attn.models.bp_transformer import (
+    BPTransformerConfig,
+    BPTransformerForCausalLM,
+    BPTransformerForMaskedLM,
+    BPTransformerForMultipleChoice,
+    BPTransformerForQuestionAnswering,
+    BPTransformerForSequenceClassification,
+    BPTransformerForTokenClassification,
+    BPTransformerModel,
+)
 from hf_efficient_attn.models.efficient_reformer import (
     EfficientReformerConfig,
     EfficientReformerForCausalLM,
@@ -143,6 +153,14 @@ __all__ = [
     "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
     "AuxiliaryLossCallback",
+    "BPTransformerConfig",
+    "BPTransformerForCausalLM",
+    "BPTransformerForMaskedLM",
+    "BPTransformerForMultipleChoice",
+    "BPTransformerForQuestionAnswering",
+    "BPTransformerForSequenceClassification",
+    "BPTransformerForTokenClassification",
+    "BPTransformerModel",
     "CheckpointError",
     "ChosenBlocks",
     "ChosenTokens",

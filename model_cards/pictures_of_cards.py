@@ -106,5 +106,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "families/routing_transformer": pictures_of_families.routing_transformer,
     "families/star_transformer": pictures_of_families.star_transformer,
     "families/etc_transformer": pictures_of_families.etc_transformer,
+    "families/bp_transformer": pictures_of_families.bp_transformer,
     "families/any_model": pictures_of_families.any_model,
 }

@@ -13,6 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 from hf_efficient_attn.analysis.draw import COLOR
 from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.analysis.span_report import SpanReport
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree, extent_of
 from hf_efficient_attn.pictures import new_figure
 
 # twice what a cell shows: 320 by 200 pixels
@@ -169,6 +170,29 @@ def etc_transformer() -> Figure:
     return figure
 
 
+def bp_transformer() -> Figure:
+    """Return the nodes that one token reads, size by size, and which token reads which in spans of what size."""
+    tree = InterleavedSpanTree(1, num_tokens=NUM_TOKENS)
+    figure, (left, right) = _panels(2)
+    levels = NUM_TOKENS.bit_length() - 1
+    reads = [[0] * NUM_TOKENS for _ in range(NUM_TOKENS)]
+    shown = NUM_TOKENS // 2 - 3
+    for query in range(NUM_TOKENS):
+        for start, stop in tree.key_intervals(2 * query, 2 * query, 2 * NUM_TOKENS):
+            for node in range(start, stop):
+                first, size = extent_of(node)
+                reads[query][first : first + size] = [size.bit_length()] * size
+                if query == shown:
+                    color = ORANGE if first == shown else _shades()(size.bit_length() / (levels + 1))
+                    left.broken_barh([(first + 0.1, size - 0.2)], (size.bit_length() - 0.9, 0.8), facecolors=color)
+    left.set(xlim=(0, NUM_TOKENS), ylim=(-0.5, levels - 0.5))
+    left.set_axis_off()
+    left.set_title("one token", fontsize=LETTERS)
+    right.imshow(reads, cmap=_shades(), vmin=0, vmax=levels + 1)
+    right.set_title("every token", fontsize=LETTERS)
+    return figure
+
+
 def any_model() -> Figure:
     """Return what `sparsify` changes: a decoder's attention to everything before becomes a band and first tokens."""
     figure, (left, middle, right) = _panels(3, ratios=(5, 1, 5))
@@ -188,6 +212,10 @@ def _panels(num_panels: int, ratios: Sequence[int] | None = None) -> tuple[Figur
         panel.set_xticks([])
         panel.set_yticks([])
     return figure, panels
+
+
+def _shades() -> LinearSegmentedColormap:
+    return LinearSegmentedColormap.from_list("sizes", [COLOR, WHITE])
 
 
 def _drawn(num_groups: int) -> list[int]:

@@ -6,6 +6,7 @@ the cases of its column of the table that `capabilities.py` fills; see `family.p
 
 from typing import Any
 
+from bp_cases import BP
 from content_cases import REFORMER, ROUTING
 from etc_cases import ETC
 from seq2seq_cases import SEQ2SEQ
@@ -15,7 +16,7 @@ from sparse_cases import SPARSE
 from sparsified_cases import SPARSIFIED
 from star_cases import STAR
 
-OURS = (SIMPLIFIED, SPARSE, SEQ2SEQ, SPANS, REFORMER, ROUTING, STAR, ETC)
+OURS = (SIMPLIFIED, SPARSE, SEQ2SEQ, SPANS, REFORMER, ROUTING, STAR, ETC, BP)
 FAMILIES = (*OURS, SPARSIFIED)
 
 # by family, what writes a text and what reads one at once; an encoder-decoder does both

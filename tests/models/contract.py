@@ -43,7 +43,8 @@ class FamilyContract(SavingContract, MasksContract, CompileContract):
         """Compiled for one case of transformers' kernel and one of ours, since it takes seconds."""
         torch._dynamo.reset()
         is_compiled = case.name in ("simplified-sas_p-alibi", "sparse-longformer")
-        is_refused = case.name in ("sparse-bigbird", "etc-bigbird") or case.name.startswith(("reformer", "routing"))
+        refused = ("sparse-bigbird", "etc-bigbird", "bp-masked", "bp-positions")
+        is_refused = case.name in refused or case.name.startswith(("reformer", "routing"))
         # which draws its blocks, or wraps around, by the length of each row; or chooses keys by content
         refusal = pytest.raises(hea.UnsupportedBackendError, match="drawn anew for the length|not chosen ones")
         stance = torch.compiler.set_stance("default" if is_compiled else "force_eager")

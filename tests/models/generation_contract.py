@@ -110,6 +110,8 @@ class GenerationContract:
         cache = model(random_ids(2, 9), use_cache=True).past_key_values
         # global tokens with projections of their own need keys of their own
         groups = model.config.key_value_heads * (1 + getattr(model.config, "global_projections", False))
+        # a token and the span behind it
+        groups *= getattr(model.config, "nodes_per_token", 1)
         size = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
         # layers that route keep the two digits of a key's cluster behind it
         routing_heads = getattr(model.config, "routing_heads", lambda layer: 0)

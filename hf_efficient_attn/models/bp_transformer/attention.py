@@ -1,0 +1,259 @@
+"""The attention of a layer over the nodes of a tree: by the engine over whole texts, and node by node behind a cache.
+
+Shapes: B rows, T tokens, K tokens so far, S spans, H heads, D head size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from hf_efficient_attn.attention.layer_attention import attend_layer
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.weight_rows import chosen_rows, weights_of_rows
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.terms import InterleavedRelation, Term
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.parts.blocks import drop_rate
+from hf_efficient_attn.models.parts.cached_states import append_to_cache
+
+from .nodes import NextNodes, WholeTree
+
+# numbers of gathered keys for which new tokens are computed together
+MAX_GATHERED = 1 << 22
+
+
+class RelationVectors(nn.Module):
+    """A learned vector per relation of a token to a node, added to the keys of all heads.
+
+    Source: Ye et al. (arXiv:1911.04070); the authors' code.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.label = InterleavedRelation(config.num_nodes, config.clip_distance, config.is_causal)
+        self.weight = nn.Parameter(torch.empty(self.label.num_values, config.head_dim))
+        self.std = config.initializer_range
+
+    def initialize(self) -> None:
+        """Start as every other matrix."""
+        init.normal_(self.weight, std=self.std)
+
+    def forward(self, query: Tensor) -> Tensor:
+        """Return the products of queries with all vectors, [B, H, T, D] → [B, H, T, relations]."""
+        return query @ self.weight.T.to(query.dtype)
+
+
+class TreeAttention(nn.Module):
+    """Multi-head attention of tokens and spans, with one set of maps. [B, T, hidden_size], [B, S, …] → the same."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
+        self.scaling = config.head_dim**-0.5
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
+        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.relations = RelationVectors(config) if config.position_embedding_type == "relation" else None
+        self.dropout = nn.Dropout(config.attention_dropout)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        spans: Tensor,
+        nodes: WholeTree | NextNodes,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Return the outputs of tokens and spans and, with `output_attentions`, how much tokens read each node.
+
+        The weights are [B, H, T, 2K]: of each token so far, itself and the span behind it.
+        """
+        num_tokens, states = tokens.shape[1], torch.cat((tokens, spans), 1)
+        query, key, value = (
+            project(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        if isinstance(nodes, WholeTree):
+            if past_key_values is not None:
+                of_tokens_and_spans = (
+                    each.unflatten(2, (2, -1)).transpose(1, 2).flatten(1, 2) for each in (key, value)
+                )
+                append_to_cache(past_key_values, *of_tokens_and_spans, self.layer_idx)
+            out, weights = self.read_whole(query, key, value, nodes, need_weights)
+        else:
+            out, weights = self.read_next(query, key, value, nodes, past_key_values, need_weights)
+        out = self.o_proj(out.flatten(2))
+        return (out[:, :num_tokens], out[:, num_tokens:]), weights
+
+    def read_whole(
+        self, query: Tensor, key: Tensor, value: Tensor, tree: WholeTree, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what the nodes of whole texts read, and the weights; states are tokens, then spans."""
+        # each span behind its token
+        query, key, value = (each.unflatten(2, (2, -1)).transpose(2, 3).flatten(2, 3) for each in (query, key, value))
+        terms = ()
+        if self.relations is not None:
+            terms = (Term(self.relations(query * self.scaling), self.relations.label),)
+        options: dict[str, Any] = {
+            "scale": self.scaling,
+            "dropout": drop_rate(self.dropout),
+            "terms": terms,
+            "backend": backend_of(self.config),
+        }
+        followed = LayerPattern(self.config.pattern, self.layer_idx, is_own=False)
+        rows = chosen_rows()
+        if not need_weights or rows is None:
+            out, weights = attend_layer(query, key, value, followed, tree.mask, need_weights=need_weights, **options)
+            weights = None if weights is None else weights[:, :, ::2]
+        else:
+            with weights_of_rows(2 * row for row in rows):
+                out, weights = attend_layer(query, key, value, followed, tree.mask, need_weights=True, **options)
+        return torch.cat(out.unflatten(1, (-1, 2)).unbind(2), 1), weights
+
+    def read_next(
+        self, query: Tensor, key: Tensor, value: Tensor, nodes: NextNodes, cache: Cache, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what new tokens and the spans that end with one read, and the weights of the tokens."""
+        num_tokens = nodes.read.shape[1]
+        keys, values = self.remember(cache, key, value, nodes, num_tokens)
+        queries, own_keys, own_values = (each[:, :, :num_tokens] for each in (query, key, value))
+        added = None if self.relations is None else self.relations(queries * self.scaling)
+        step = max(1, MAX_GATHERED // (key.shape[0] * key.shape[1] * nodes.read.shape[2] * self.head_dim))
+        outs, weights = [], []
+        for first in range(0, num_tokens, step):
+            part = slice(first, first + step)
+            read = nodes.read[:, part], nodes.is_read[:, part]
+            bias = None
+            if added is not None:
+                relations = nodes.relations[:, None, part].expand(-1, key.shape[1], -1, -1)
+                bias = torch.cat((added[:, :, part, :1], added[:, :, part].gather(3, relations)), 3)
+            # a token itself comes first, whose relation has number 0
+            near = [
+                torch.cat(
+                    (
+                        own[:, :, part].unsqueeze(3),
+                        self.gathered(each[0], read[0][..., : nodes.num_tokens]),
+                        self.gathered(each[1], read[0][..., nodes.num_tokens :]),
+                    ),
+                    3,
+                )
+                for own, each in ((own_keys, keys), (own_values, values))
+            ]
+            is_read = torch.cat((torch.ones_like(read[1][..., :1]), read[1]), -1)
+            out, own_weights = self.softmax(queries[:, :, part], *near, is_read, bias)
+            outs.append(out)
+            if need_weights:
+                weights.append(self.placed(own_weights, nodes, part, keys[0].shape[2]))
+        spans = query[:, :, num_tokens:]
+        outs.append(self.read_spans(spans, keys[0], values[0], nodes))
+        return torch.cat(outs, 2).transpose(1, 2), torch.cat(weights, 2) if need_weights else None
+
+    def read_spans(self, query: Tensor, keys: Tensor, values: Tensor, nodes: NextNodes) -> Tensor:
+        """Return what spans read of their tokens, [B, H, S, D] → the same."""
+        outs, width = [query[:, :, :0]], keys.shape[2]
+        counts = [first.shape[1] for first, _, _ in nodes.spans]
+        for (first, _, is_new), size, own in zip(nodes.spans, nodes.sizes, query.split(counts, 2), strict=True):
+            columns = first.unsqueeze(-1) + torch.arange(size, device=first.device)
+            is_read = (columns < width) & is_new.unsqueeze(-1)
+            columns = columns.clamp(max=width - 1)
+            if nodes.real is not None:
+                is_read = is_read & nodes.real.gather(1, columns.flatten(1)).view_as(columns)
+            read = (self.gathered(each, columns) for each in (keys, values))
+            outs.append(self.softmax(own, *read, is_read, None)[0])
+        return torch.cat(outs, 2)
+
+    def remember(
+        self, cache: Cache, key: Tensor, value: Tensor, nodes: NextNodes, num_tokens: int
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Cache the new tokens and spans; return the keys and the values of all tokens and of all spans so far."""
+        check_cached(cache, self.layer_idx, 2 * key.shape[1])
+        states = (each[:, :, :num_tokens] for each in (key, value))
+        # the spans behind the new tokens do not end yet, and are written where they do
+        append_to_cache(cache, *(torch.cat((each, torch.zeros_like(each)), 1) for each in states), self.layer_idx)
+        layer, heads = cache.layers[self.layer_idx], key.shape[1]
+        for held, new in ((layer.keys, key), (layer.values, value)):
+            first = num_tokens
+            for _, columns, is_new in nodes.spans:
+                stop = first + columns.shape[1]
+                write_spans(held[:, heads:], new[:, :, first:stop].to(held.dtype), columns, is_new)
+                first = stop
+        keys, values = ((each[:, :heads], each[:, heads:]) for each in (layer.keys, layer.values))
+        return keys, values
+
+    def gathered(self, states: Tensor, columns: Tensor) -> Tensor:
+        """Return the states at some columns, [B, H, K, D] and [B, N, X] → [B, H, N, X, D]."""
+        index = columns.flatten(1)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+        return states.gather(2, index).unflatten(2, columns.shape[1:])
+
+    def softmax(
+        self, query: Tensor, key: Tensor, value: Tensor, is_read: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs [B, H, N, D] and weights [B, H, N, X] of queries with X keys each.
+
+        Shapes: query [B, H, N, D], key and value [B, H, N, X, D], is_read [B, N, X], bias [B, H, N, X].
+        """
+        scores = (key.to(query.dtype) @ query.unsqueeze(-1)).squeeze(-1) * self.scaling
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = (scores if bias is None else scores + bias).masked_fill(~is_read.unsqueeze(1), -torch.inf)
+        # a span that does not exist reads nothing
+        weights = scores.softmax(-1).nan_to_num().to(query.dtype)
+        weights = self.dropout(weights)
+        return (weights.unsqueeze(-2) @ value.to(query.dtype)).squeeze(-2), weights
+
+    def placed(self, weights: Tensor, nodes: NextNodes, part: slice, width: int) -> Tensor:
+        """Return the weights of some tokens at the nodes that they read, [B, H, N, 1 + X] → [B, H, N, 2K]."""
+        read, is_span = nodes.read[:, part], torch.arange(nodes.read.shape[2], device=weights.device)
+        columns = 2 * read + (is_span >= nodes.num_tokens)
+        own = nodes.own[part].expand(len(read), -1).unsqueeze(-1)
+        index = torch.cat((2 * own, columns), -1).unsqueeze(1).expand_as(weights)
+        return weights.new_zeros(*weights.shape[:3], 2 * width).scatter_add(3, index, weights)
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        """Refuse: the engine is asked about nodes, not about tokens.
+
+        Raises:
+            UnsupportedBackendError: always; it says how many pairs there are, and of what to ask.
+        """
+        pattern, nodes = self.config.pattern, 2 * num_keys
+        pairs = pattern.resolve(nodes).num_pairs(nodes, nodes)
+        raise UnsupportedBackendError(
+            f"A layer of a BP-Transformer reads nodes: {num_keys:,} tokens and as many spans, in {pairs:,} pairs of a "
+            f"head, where full attention has {num_keys**2:,}. Ask for them: explain(model.config.pattern, "
+            f"query_tokens={nodes})."
+        )
+
+
+def write_spans(held: Tensor, new: Tensor, columns: Tensor, is_new: Tensor) -> None:
+    """Write the keys or values of new spans to their columns, in place, [B, H, K, D] and [B, H, C, D]."""
+    if not torch.compiler.is_compiling():
+        rows, places = is_new.nonzero().unbind(1)
+        held[rows, :, columns[rows, places]] = new[rows, :, places]
+        return
+    # one at a time, since those that do not exist may share a column with one that does
+    for place in range(columns.shape[1]):
+        index = columns[:, None, place : place + 1, None].expand(-1, held.shape[1], -1, held.shape[3])
+        kept = torch.where(
+            is_new[:, None, place : place + 1, None], new[:, :, place : place + 1], held.gather(2, index)
+        )
+        held.scatter_(2, index, kept)
+
+
+def check_cached(cache: Cache, layer_idx: int, num_heads: int) -> None:
+    """Raise UnsupportedBackendError if a cache has no room for spans, or was filled by code that knows none."""
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    if type(layer) not in (DynamicLayer, StaticLayer):
+        raise UnsupportedBackendError(
+            f"The cache has layers of type {type(layer).__name__}, but the spans of a BP-Transformer are written where "
+            "they end. Generate with the default cache, or a static one."
+        )
+    held = layer.keys
+    if held is not None and held.numel() and held.shape[1] != num_heads:
+        raise UnsupportedBackendError(
+            f"The cache holds keys of {held.shape[1]} heads, but a BP-Transformer keeps {num_heads}: a token and a "
+            "span for each token. Prefix tuning cannot give it spans; use prompt tuning or LoRA instead."
+        )

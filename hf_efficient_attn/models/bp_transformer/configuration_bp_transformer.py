@@ -1,0 +1,123 @@
+"""Configuration of the BP-Transformer."""
+
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes, NormFields
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
+
+from . import presets
+from .checks import CHOICES, check_tree
+
+
+@strict_config
+class BPTransformerConfig(NormFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+    r"""Describe a BP-Transformer: attention over the nodes of a binary tree of spans, fine nearby and coarse far off.
+
+    The presets `sst5`, `imdb`, `enwik8` and `text8` are the authors' networks; every field can be changed on top.
+
+    Args:
+        num_nodes: k, how many nodes of each size a token reads on each side.
+        clip_distance: the level from which on spans share the labels of this level: level 0 are tokens, and the spans
+            of level j have 2^j of them.
+        is_causal: tokens read to their left only, spans that end before them; otherwise on both sides. Spans always
+            read all of their own tokens.
+        position_embedding_type: "relation", the paper's: no positions, but a learned vector for every relation of a
+            token to a node (the level, the side, the place), added to the keys of all heads of a layer; "learned" or
+            "sinusoidal" positions of tokens, without relations; "none".
+        max_position_embeddings: the rows of "learned" positions; otherwise texts may have any length.
+        hidden_act: the activation of the MLP.
+        norm_position: "post"; spans start as zeros, which a norm before attention would not know from one another.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
+            output; MLP; vocabulary.
+        embedding_dropout: of the embeddings, before their norm.
+        classifier_pooling: what represents a text: "root", the span of all tokens; the "first" or "last" token, or the
+            "mean" of all.
+        classifier_head: "linear", or "dense", with a map and `classifier_activation` before.
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Ye, Guo, Gan, Qiu, Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning"
+    (arXiv:1911.04070), and the authors' code.
+
+    >>> config = BPTransformerConfig.imdb()
+    >>> config.num_nodes, config.pattern
+    (4, InterleavedSpanTree(num_nodes=4, left_only=False, num_tokens=None))
+    """
+
+    model_type = "bp_transformer"
+    papers = ("1911.04070",)
+    # scores of a head in a layer, for n tokens
+    attention_cost = (
+        "n · (log2 n + 1) of spans and their tokens, and about 2 · num_nodes · n · log2(n / num_nodes) of tokens and "
+        "the nodes beside them, half of it if causal"
+    )
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 256
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    num_nodes: int = 4
+    clip_distance: int = 4
+    is_causal: bool = False
+
+    hidden_act: str = "relu"
+    mlp_bias: bool = True
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+
+    position_embedding_type: str = "relation"
+    max_position_embeddings: int = 4096
+    initializer_range: float | int = 0.02
+
+    classifier_pooling: str = "root"
+    classifier_head: str = "linear"
+    classifier_activation: str = "tanh"
+    lm_head_bias: bool = False
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    sst5 = classmethod(presets.sst5)
+    imdb = classmethod(presets.imdb)
+    enwik8 = classmethod(presets.enwik8)
+    text8 = classmethod(presets.text8)
+
+    # attention, whose heads share the vectors of relations, is replicated
+    base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    # a token and a span are cached for each token
+    nodes_per_token = 2
+
+    @property
+    def pattern(self) -> InterleavedSpanTree:
+        """Which node reads which: node 2t is token t, node 2t + 1 a span."""
+        return InterleavedSpanTree(self.num_nodes, self.is_causal)
+
+    @property
+    def sinusoid_amplitude(self) -> float | int:
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        return self.initializer_range
+
+    @property
+    def whole_text_reason(self) -> str:
+        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
+        return "its spans read all of their tokens, and the largest span has all of the text."
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields."""
+        check_fields(self, CHOICES)
+        self.check_head_sizes()
+        check_tree(self)
+
+
+__all__ = ["BPTransformerConfig"]

@@ -1,0 +1,199 @@
+"""BP-Transformer: attention over a binary tree of spans. A token reads near tokens one by one, and far ones as spans.
+
+A span has the tokens i · 2^j to (i + 1) · 2^j - 1, as far as the text goes. It reads them; a token reads itself and, on
+each side and size by size, the k nodes next to those read before, so that every token is read once, in about
+k · log2(n / k) nodes. Tokens and spans are updated together, by the same parameters:
+
+    h ← N(h + attention(h; what it reads)),  h ← N(h + W2 relu(W1 h))
+
+Tokens start as their embeddings and spans as zeros, so that in the first layer a span is the mean of its tokens. A
+score of a token and a node also has the product of its query with a vector of their relation: level, side, place.
+
+In a causal model tokens read to their left alone, and there only spans that end before them. A span is so the same
+whatever follows, and a cache keeps it once its last token is there: decoding reads about k · log2(n) nodes a token.
+
+Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070); the authors' code. We differ in these points:
+
+- The tree of a text is that of its own tokens, however it is padded or packed.
+- The released code gives some tokens wrong nodes at the end of a text whose length is no power of two; here every
+  token is read once (`builder="fixed"` of `SpanTree`).
+- Spans at the end of a text that have the same tokens are one node. Without dropout of weights their states are equal.
+- The released code classifies texts with a causal tree; here a config says so with `is_causal=True`.
+- Auxiliary losses of layers, of their character models, and the encoder-decoder are not here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.task_heads import (
+    CausalLMHead,
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.sparse.inputs import check_inputs
+
+from .attention import TreeAttention
+from .call_nodes import nodes_of
+from .configuration_bp_transformer import BPTransformerConfig
+from .heads import BPTextHead, take_roots
+from .nodes import NextNodes, WholeTree
+
+
+@dataclass
+class BPOutput(BackboneOutput):
+    """The states of the tokens, and those of spans.
+
+    Attributes:
+        span_states: of the span whose left half ends with each token, [B, T, hidden_size]; behind cached tokens those
+            of the spans that end with new ones.
+        pooler_output: the root of each row, [B, hidden_size]; None: rows have several documents, or cached tokens.
+        attentions: of each layer, how much tokens read each token so far and the span behind it, [B, H, T, 2K].
+    """
+
+    span_states: Tensor | None = None
+    pooler_output: Tensor | None = None
+
+
+class BPLayer(GradientCheckpointingLayer):
+    """One update of tokens and spans. [B, T, hidden_size] and [B, S, hidden_size] → the same."""
+
+    def __init__(self, config: BPTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = TreeAttention(config, layer_idx)
+        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        attended, _ = self.self_attn(tokens, spans, nodes, **kwargs)
+        states, num_tokens = torch.cat((tokens, spans), 1), tokens.shape[1]
+        states = self.attention_norm(states + self.dropout(torch.cat(attended, 1)))
+        states = finite(self.mlp_norm(states + self.dropout(self.mlp(states))))
+        return states[:, :num_tokens], states[:, num_tokens:]
+
+
+class BPTransformerPreTrainedModel(EfficientPreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = BPTransformerConfig
+    config: BPTransformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
+    # its layers call the engine directly, not through the attention interface of transformers
+    follows_patterns = True
+    _no_split_modules = ["BPLayer"]
+    _can_record_outputs = {"hidden_states": BPLayer, "attentions": TreeAttention}
+
+
+class BPTransformerModel(BPTransformerPreTrainedModel):
+    """The backbone: embeddings and layers over tokens and spans. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+
+    def __init__(self, config: BPTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.positions = Positions(config)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.embedding_norm = build_norm(config)
+        self.layers = nn.ModuleList(BPLayer(config, index) for index in range(config.num_hidden_layers))
+        # a post-norm layer ends with one
+        self.norm = nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BPOutput:
+        """Return the last states of tokens, spans and root, and the cache with `use_cache`.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed, if it only leaves out padding and, in a causal model, later tokens.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached
+                yet), a packed document begins; documents do not read each other, and each has a tree.
+
+        Raises:
+            InputError: inputs that contradict each other, or a mask with other pairs.
+            UnsupportedBackendError: a cache that cannot hold spans, or an attention implementation that is not ours.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        backend_of(self.config)
+        bring_inputs(attention_mask, position_ids)
+        compare_processes(self)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        nodes = nodes_of(self.config, call)
+        tokens = self.embedding_norm(self.dropout(self.positions(call.embedded, call)[0]))
+        num_spans = nodes.num_spans if isinstance(nodes, NextNodes) else call.tokens
+        spans = tokens.new_zeros(call.batch_size, num_spans, tokens.shape[2])
+        for layer in self.layers:
+            tokens, spans = layer(tokens, spans, nodes, past_key_values=call.cache, **kwargs)
+        tokens, spans = self.norm(tokens), self.norm(spans)
+        roots = nodes.roots if isinstance(nodes, WholeTree) else None
+        root = None if roots is None else take_roots(tokens, spans, roots)
+        return BPOutput(tokens, call.cache, span_states=spans, pooler_output=root)
+
+
+class BPTransformerForCausalLM(TableGeneration, CausalLMHead, BPTransformerPreTrainedModel, GenerationMixin):
+    backbone_class = BPTransformerModel
+
+
+class BPTransformerForMaskedLM(MaskedLMHead, BPTransformerPreTrainedModel):
+    backbone_class = BPTransformerModel
+
+
+class BPTransformerForSequenceClassification(SequenceClassificationHead, BPTextHead, BPTransformerPreTrainedModel):
+    backbone_class = BPTransformerModel
+
+
+class BPTransformerForTokenClassification(TokenClassificationHead, BPTransformerPreTrainedModel):
+    backbone_class = BPTransformerModel
+
+
+class BPTransformerForQuestionAnswering(QuestionAnsweringHead, BPTransformerPreTrainedModel):
+    backbone_class = BPTransformerModel
+
+
+class BPTransformerForMultipleChoice(MultipleChoiceHead, BPTextHead, BPTransformerPreTrainedModel):
+    backbone_class = BPTransformerModel
+
+
+__all__ = [
+    "BPTransformerForCausalLM",
+    "BPTransformerForMaskedLM",
+    "BPTransformerForMultipleChoice",
+    "BPTransformerForQuestionAnswering",
+    "BPTransformerForSequenceClassification",
+    "BPTransformerForTokenClassification",
+    "BPTransformerModel",
+    "BPTransformerPreTrainedModel",
+]

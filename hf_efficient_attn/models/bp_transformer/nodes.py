@@ -1,0 +1,211 @@
+"""The nodes of a batch: which exist, in a whole text and in the next tokens of one that is generated.
+
+Every token has two nodes, itself and a span (`InterleavedSpanTree`). Shapes: B rows, K tokens so far, T new ones.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
+
+
+@dataclass(frozen=True)
+class WholeTree:
+    """The nodes of whole texts.
+
+    Attributes:
+        mask: of the nodes, two for each token.
+        roots: the node of each row that has all its tokens, [B]; None: rows have several documents.
+    """
+
+    mask: TokenMask
+    roots: Tensor | None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "WholeTree":
+        """Return the nodes on a device: accelerate so moves what a layer is called with."""
+        roots = None if self.roots is None else self.roots.to(device, non_blocking=non_blocking)
+        return WholeTree(self.mask.to(device, non_blocking), roots)
+
+
+@dataclass(frozen=True)
+class NextNodes:
+    """The nodes of T new tokens behind cached ones: the tokens, and the spans that end with one of them.
+
+    S spans of all sizes, those of a size next to each other; rows have some that do not exist. X nodes may be read by a
+    token, besides itself; of those, the first are tokens and the others spans.
+
+    Attributes:
+        own: the columns of the new tokens, [T].
+        read: the column of the token at which a node lies, [B, T, X].
+        is_read: whether a token reads it, bool [B, T, X].
+        relations: its label, [B, T, X].
+        num_tokens: how many of the X nodes are tokens.
+        spans: for each size that occurs (first column [B, C], columns [B, C], is_new [B, C]): where the tokens of C
+            spans begin, at which columns the spans lie, and whether they exist.
+        sizes: of these, in tokens.
+        real: which tokens so far are no padding, bool [B, K]; None: all.
+    """
+
+    own: Tensor
+    read: Tensor
+    is_read: Tensor
+    relations: Tensor
+    num_tokens: int
+    spans: tuple[tuple[Tensor, Tensor, Tensor], ...]
+    sizes: tuple[int, ...]
+    real: Tensor | None
+
+    @property
+    def num_spans(self) -> int:
+        """S."""
+        return sum(first.shape[1] for first, _, _ in self.spans)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "NextNodes":
+        """Return the nodes on a device: accelerate so moves what a layer is called with."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(moved, value))
+            return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
+
+        return replace(self, **{each.name: moved(getattr(self, each.name)) for each in fields(self)})
+
+
+def whole_tree(tokens: TokenMask, batch_size: int, num_tokens: int, device: torch.device) -> WholeTree:
+    """Return the nodes of texts whose tokens have this mask."""
+    ids = tokens.segment_ids
+    mask = TokenMask(
+        None if tokens.key_mask is None else node_mask(tokens.key_mask, ids),
+        None if ids is None else ids.repeat_interleave(2, 1),
+    )
+    if ids is not None:
+        return WholeTree(mask, None)
+    real = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=device)
+    return WholeTree(mask, roots_of(real if tokens.key_mask is None else tokens.key_mask))
+
+
+def node_mask(real: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Return which nodes exist, [B, K] → [B, 2K]: real tokens, and spans within a text that have a real token.
+
+    ids: of the document of each token, [B, K]; neighbours with the same id are one document. None: a row is one.
+    """
+    index = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    begin, end = torch.zeros_like(index), torch.full_like(index, real.shape[1])
+    if ids is not None:
+        is_first = pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
+        is_last = pad(ids[:, 1:] != ids[:, :-1], (0, 1), value=True)
+        begin = torch.where(is_first, index, 0).cummax(1).values
+        end = torch.where(is_last, index + 1, real.shape[1]).flip(1).cummin(1).values.flip(1)
+    # how many real tokens there are before each place
+    counted = pad(real.long().cumsum(1), (1, 0))
+
+    def number(start: Tensor, stop: Tensor) -> Tensor:
+        return counted.gather(1, stop) - counted.gather(1, start)
+
+    place = index - first_places(real, begin, end)
+    half = (place + 1) & -(place + 1)
+    has_real = number(torch.maximum(index + 1 - half, begin), torch.minimum(index + 1 + half, end)) > 0
+    is_within = (number(begin, index + 1) > 0) & (number(index, end) > 0)
+    return torch.stack((real, has_real & is_within), -1).flatten(1)
+
+
+def first_places(real: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+    """Return for each token the index of the first real token of its document, [B, K]; that of `end` without one."""
+    index = torch.arange(real.shape[1], device=real.device)
+    found = torch.full_like(begin, real.shape[1]).scatter_reduce(
+        1, begin, torch.where(real, index, real.shape[1]), "amin"
+    )
+    return torch.minimum(found.gather(1, begin), end)
+
+
+def roots_of(real: Tensor) -> Tensor:
+    """Return the node that has all real tokens of a row, [B, K] → [B]; of a row without any, the first node."""
+    index = torch.arange(real.shape[1], device=real.device)
+    first = torch.where(real, index, real.shape[1]).amin(1)
+    count = torch.where(real, index, -1).amax(1) + 1 - first
+    size = next_power(count)
+    # the span of that size which begins with the text; a text of one token is its own root
+    root = 2 * first + torch.where(count > 1, size - 1, 0)
+    return torch.where(count > 0, root, 0)
+
+
+def next_power(number: Tensor) -> Tensor:
+    """Return the smallest power of two that is not less, for numbers from 1 to 2^31.
+
+    >>> next_power(torch.tensor([1, 2, 3, 8, 9])).tolist()
+    [1, 2, 4, 8, 16]
+    """
+    below = number - 1
+    for shift in (1, 2, 4, 8, 16):
+        below = below | below >> shift
+    return below + 1
+
+
+def next_nodes(
+    tree: InterleavedSpanTree, clip_distance: int, past: Tensor, real: Tensor, num_new: int, has_padding: bool
+) -> NextNodes:
+    """Return the nodes of `num_new` tokens from column `past` on, of a causal tree.
+
+    Args:
+        past: int [].
+        real: which tokens up to the last new one are real, [B, K].
+    """
+    width = real.shape[1]
+    begin = torch.zeros_like(real, dtype=torch.long)
+    first = first_places(real, begin, begin + width)[:, :1]
+    exists = node_mask(real)
+    new = past + torch.arange(num_new, device=real.device)
+    # counted from the first token of a text; below 0: padding before it
+    place = (new - first).unsqueeze(-1)
+    columns, is_read = [], []
+    sizes = [1 << level for level in range(width.bit_length())]
+    for size in sizes:
+        index, is_due = nodes_before(tree.num_nodes, place, size)
+        node = (2 * index + 1) * size - 1
+        column = first.unsqueeze(-1) + (node >> 1)
+        columns.append((node, column.clamp(0, width - 1)))
+        known = exists.gather(1, (2 * columns[-1][1] + node % 2).flatten(1)).view_as(column)
+        is_read.append(is_due & known & (place >= 0))
+    nodes = torch.cat([node for node, _ in columns], -1)
+    return NextNodes(
+        own=new,
+        read=torch.cat([column for _, column in columns], -1),
+        is_read=torch.cat(is_read, -1),
+        relations=tree.relation_label(2 * place, nodes, clip_distance),
+        num_tokens=tree.num_nodes + 1,
+        **new_spans(first, past, num_new, sizes[1:], exists),
+        real=real if has_padding else None,
+    )
+
+
+def nodes_before(k: int, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the k + 1 nodes of a size that a token may read, and whether it does; [..., 1] → [..., k + 1] twice."""
+    stop = place if size == 1 else (place - 1 + k - k * size + size // 2) // size
+    start = 2 * ((place - 1 + k - 2 * k * size + size) // (2 * size))
+    index = stop - 1 - torch.arange(k + 1, device=place.device)
+    return index, (index >= start) & (index >= 0)
+
+
+def new_spans(first: Tensor, past: Tensor, num_new: int, sizes: list[int], exists: Tensor) -> dict[str, Any]:
+    """Return the spans that end with one of the new tokens, by size, as fields of `NextNodes`.
+
+    first: column of the first token of each row, [B, 1].
+    """
+    found, kept = [], []
+    begin, last = (past - first).clamp(min=0), exists.shape[1] // 2 - 1
+    for size in sizes:
+        # the ends of the spans, behind their last token
+        ends = (begin // size + 1 + torch.arange(num_new // size + 1, device=first.device)) * size
+        is_new = (ends <= past + num_new - first) & (past + num_new > first)
+        column = (first + ends - size // 2 - 1).clamp(0, last)
+        # which sizes occur is not known while compiling, and costs a wait elsewhere than on the CPU
+        if not torch.compiler.is_compiling() and is_new.device.type == "cpu" and not bool(is_new.any()):
+            continue
+        found.append(((first + ends - size).clamp(0, last), column, is_new))
+        kept.append(size)
+    return {"spans": tuple(found), "sizes": tuple(kept)}

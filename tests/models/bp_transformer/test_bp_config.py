@@ -1,0 +1,67 @@
+"""Configurations that no tree can have are refused with a sentence; presets, roots and explanations."""
+
+from typing import Any
+
+import pytest
+import torch
+from models.bp_transformer.tiny_models import build
+from models_cases import random_ids
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_nodes": 0}, "num_nodes=0: a token reads at least 1 node"),
+    ({"clip_distance": -1}, "clip_distance=-1 is a level of the tree"),
+    ({"attention_pattern": Band(1, 1)}, "follow no other pattern"),
+    ({"norm_position": "pre"}, "must be one of: post"),
+    ({"position_embedding_type": "rope"}, "must be one of: relation, learned, sinusoidal, none"),
+    ({"hidden_size": 30, "num_attention_heads": 4}, "does not divide"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
+def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.ConfigurationError, match=message):
+        hea.BPTransformerConfig(**fields)
+
+
+# the authors name 38 and 39 million
+SIZES = [("enwik8", 903, 38_629_632), ("text8", 903, 38_512_384), ("sst5", 15, 2_968_800), ("imdb", 54, 3_701_400)]
+
+
+@pytest.mark.parametrize(("preset", "relations", "parameters"), SIZES)
+def test_presets_have_the_parameters_of_their_shapes(preset: str, relations: int, parameters: int) -> None:
+    config = getattr(hea.BPTransformerConfig, preset)()
+    with torch.device("meta"):
+        model = hea.BPTransformerModel(config)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layer = 4 * hidden**2 + 2 * hidden * inner + inner + hidden + 4 * hidden + relations * config.head_dim
+    total = config.num_hidden_layers * layer + config.vocab_size * hidden + 2 * hidden
+    assert model.num_parameters() == total == parameters
+
+
+@pytest.mark.parametrize("pooling", ["root", "first", "last", "mean"])
+def test_classifiers_read_what_the_config_says(pooling: str) -> None:
+    model, ids = build("AutoModelForSequenceClassification", classifier_pooling=pooling), random_ids(2, 7)
+    with torch.no_grad():
+        states = model.model(ids)
+        tokens = states.last_hidden_state
+        # of seven tokens, the span of eight, whose left half ends with the fourth
+        read = {"root": states.span_states[:, 3], "first": tokens[:, 0], "last": tokens[:, -1], "mean": tokens.mean(1)}
+        torch.testing.assert_close(model(ids).logits, model.classifier(read[pooling]))
+
+
+def test_a_row_of_several_documents_has_no_root() -> None:
+    model = build("AutoModelForSequenceClassification")
+    with pytest.raises(hea.InputError, match="Pass one whole text in each row"):
+        model(random_ids(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+
+
+def test_explain_says_what_to_ask() -> None:
+    model = build(num_nodes=2)
+    pairs = model.config.pattern.resolve(128).num_pairs(128, 128)
+    with pytest.raises(hea.UnsupportedBackendError, match=f"64 tokens and as many spans, in {pairs:,} pairs"):
+        hea.explain(model, 64)
+    asked = hea.explain(model.config.pattern, query_tokens=128)
+    assert asked.allowed_pairs == asked.call.layout.num_heads * pairs
