@@ -9,7 +9,7 @@ recompute are then those of the whole softmax, and the gradients of the runs add
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,9 @@ from hf_efficient_attn.layout.sinks import cap
 # exp of it is not denormal, and far below the rounding of 1 in float64
 LOWEST_SCORE = -80.0
 FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# torch's operator computes all of a triangle that is not larger than its blocks: so many queries at a time read only
+# the keys up to the last of them
+STRIP_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,45 @@ class FusedCPU:
 
         A row whose bias is all -inf has output 0 and log-sum-exp 0.
         """
-        return fused_attention(q, k, v, mask_of(bias, q.dtype), self.scale, self.is_causal)
+        if not self.has_strips(q):
+            return fused_attention(q, k, v, mask_of(bias, q.dtype), self.scale, self.is_causal)
+        found = [
+            fused_attention(q[:, :, rows], k[:, :, : rows.stop], v[:, :, : rows.stop], mask, self.scale)
+            for rows, mask in strips(q)
+        ]
+        return torch.cat([out for out, _ in found], 2), torch.cat([lse for _, lse in found], 2)
 
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v; `out` and `lse` are those of the whole rows, see `lse_of_weights`."""
-        mask = mask_of(bias, q.dtype)
-        return fused_attention_backward(grad, q, k, v, out, lse, mask, self.scale, self.is_causal)
+        if not self.has_strips(q):
+            mask = mask_of(bias, q.dtype)
+            return fused_attention_backward(grad, q, k, v, out, lse, mask, self.scale, self.is_causal)
+        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+        dk, dv = (torch.zeros(each.shape, dtype=wide_dtype(each.dtype)) for each in (k, v))
+        for rows, mask in strips(q):
+            d_rows, queries, outs = (each[:, :, rows] for each in (grad, q, out))
+            keys, values = (each[:, :, : rows.stop] for each in (k, v))
+            sums = lse[:, :, rows].contiguous()
+            found = fused_attention_backward(d_rows, queries, keys, values, outs, sums, mask, self.scale)
+            dq[:, :, rows] = found[0]
+            dk[:, :, : rows.stop] += found[1]
+            dv[:, :, : rows.stop] += found[2]
+        return dq, dk, dv
+
+    def has_strips(self, q: Tensor) -> bool:
+        """Return whether a triangle is computed in parts."""
+        return self.is_causal and q.shape[2] > STRIP_TOKENS
+
+
+def strips(q: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the queries of each part of a triangle, whose last one reads all keys of it, and their mask."""
+    num_queries = q.shape[2]
+    for start in range(0, num_queries, STRIP_TOKENS):
+        stop = min(start + STRIP_TOKENS, num_queries)
+        mask = torch.full((stop - start, stop), -torch.inf, dtype=wide_dtype(q.dtype)).triu_(start + 1)
+        yield slice(start, stop), mask[None, None]
 
 
 def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:

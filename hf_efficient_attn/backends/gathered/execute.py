@@ -25,9 +25,9 @@ from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
 from hf_efficient_attn.layout.sinks import join_sinks
 
-# pairs that are computed together: on CPUs so few that their buffers stay in a cache, elsewhere as many as are worth
-# a launch
-MOST_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 20, 1 << 24
+# pairs that are computed together: on CPUs so few that their buffers stay in a cache, more if there are none because
+# the kernel needs no mask, and elsewhere as many as are worth a launch
+MOST_PAIRS, MOST_BARE_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 20, 1 << 22, 1 << 24
 Joined = JoinedRows | SingleRows | MeanRows
 Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
 
@@ -139,9 +139,10 @@ class Work:
         self.call, self.chosen, self.seed = call, call.chosen, seed
         self.device, self.is_fused = q.device, is_fused(call)
         self.q, self.k, self.v = rows_of(q), rows_of(k), rows_of(v)
-        most = MOST_PAIRS if q.device.type == "cpu" else MOST_PAIRS_OFF_CPU
-        self.sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], most)
         self.masks = TileMasks(call, q.device, q.dtype)
+        is_bare = self.is_fused and self.chosen.has_full_tiles and self.masks.leave_earlier_keys
+        most = MOST_BARE_PAIRS if is_bare else MOST_PAIRS if q.device.type == "cpu" else MOST_PAIRS_OFF_CPU
+        self.sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], most)
         self.values = [wide_rows(term.values) for term in call.terms]
 
     def parts(self, alone: Tensor | None = None) -> Iterator[Part]:

@@ -67,8 +67,13 @@ class TileMasks:
 
     def are_triangles(self, tiles: Tiles, self_pairs: str) -> bool:
         """Return whether query i of each tile reads its keys 0 … i, as far as they are tokens."""
-        is_causal = self.limits == (None, 0) and self.call.tokens.key_mask is None
+        is_causal = self.limits == (None, 0) and self.leave_earlier_keys
         return tiles.are_diagonal and is_causal and self.is_band_alone(tiles, self_pairs)
+
+    @property
+    def leave_earlier_keys(self) -> bool:
+        """Whether neither the pattern nor a mask forbids a key before a query."""
+        return self.limits is not None and self.limits[0] is None and self.call.tokens.key_mask is None
 
     def of(self, tiles: Tiles, self_pairs: str = "as all") -> Tensor | None:
         """Return the mask of tiles, which broadcasts to [sets, tiles, queries, keys]; None: all pairs are read.

@@ -99,11 +99,23 @@ def chosen_by_means(
     for first in range(0, q.shape[2], step):
         some = slice(first, first + step)
         is_past = (block_numbers[:, None] < own[:, some]) & (block_documents[:, None] == documents[:, some, None])
-        scores = _scores(q[:, :, some], means).masked_fill(~is_past[:, None], -torch.inf)
-        index, exists = first_highest(scores, num_past)
+        count = _num_reached(is_past, num_past)
+        scores = _scores(q[:, :, some], means[:, :, :count])
+        index, exists = first_highest(scores.masked_fill_(~is_past[:, None, :, :count], -torch.inf), num_past)
         numbers = block_numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
         chosen[:, :, some, :num_past] = numbers.masked_fill(~exists, -1).to(torch.int32)
     return chosen
+
+
+def _num_reached(is_past: Tensor, fewest: int) -> int:
+    """Return how many blocks, `fewest` at least, hold all those of the past of some queries; all off the CPU.
+
+    is_past: bool [batch or 1, queries, blocks].
+    """
+    if is_past.device.type != "cpu":
+        return is_past.shape[2]
+    reached = torch.nonzero(is_past.any(1).any(0))
+    return max(fewest, int(reached[-1]) + 1) if reached.numel() else fewest
 
 
 @choose_blocks.register_fake
@@ -180,7 +192,7 @@ def _scores(q: Tensor, means: Tensor) -> Tensor:
 def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the indices of the highest scores, the first of equal ones, in ascending order, and which are not -inf.
 
-    `topk` leaves open which of equal scores it returns, and devices differ.
+    `topk` leaves open which of equal scores it returns, and devices differ. The scores are written over.
 
     >>> first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
     [[0, 1, 4]]
@@ -200,10 +212,11 @@ def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _few_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return `first_highest`, found one after the other; of equal numbers, `max` returns the first on every device."""
-    left, size, found = scores.clone(), scores.shape[-1], []
-    for _ in range(count):
-        highest, index = left.max(-1, keepdim=True)
+    size, found = scores.shape[-1], []
+    for number in range(count):
+        highest, index = scores.max(-1, keepdim=True)
         found.append(torch.where(highest > -torch.inf, index, size))
-        left.scatter_(-1, index, -torch.inf)
+        if number + 1 < count:
+            scores.scatter_(-1, index, -torch.inf)
     places = torch.cat(found, -1).sort(-1).values
     return places.clamp(max=size - 1), places < size

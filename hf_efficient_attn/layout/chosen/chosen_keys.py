@@ -54,6 +54,8 @@ class ChosenKeys:
     reads_self_last: bool = False
     # what places are counted from: documents, or the axis
     counted_from: str = AXIS
+    # whether most of its tiles are read as a whole where a pattern allows all keys up to a query, so that masks are few
+    has_full_tiles: ClassVar[bool] = False
 
     @property
     def tensors(self) -> list[Tensor | None]:

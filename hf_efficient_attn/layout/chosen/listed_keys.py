@@ -90,6 +90,7 @@ class ChosenBlocks(ChosenKeys):
     queries_per_choice: int = 1
     counted_from: str = DOCUMENT
     kind: ClassVar[str] = "blocks"
+    has_full_tiles: ClassVar[bool] = True
     tensor_names: ClassVar[tuple[str, ...]] = ("blocks",)
     number_names: ClassVar[tuple[str, ...]] = ("block_tokens", "queries_per_choice", "counted_from")
 

@@ -15,6 +15,8 @@ from hf_efficient_attn.layout.layout import Layout
 NEIGHBOURS, TOKENS_PER_TOKEN = 64, 4
 # queries of a tile that reads one block: few where blocks are read by few
 MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
+# ... and in how many sizes, each the half of another
+TILE_SIZES = 4
 
 
 def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
@@ -175,38 +177,67 @@ def _of_entries(
     num_shares: int,
     group: int,
 ) -> Iterator[Tiles]:
-    """Yield the tiles of sorted pairs of a query and a block."""
+    """Yield the tiles of sorted pairs of a query and a block.
+
+    The last queries of a block, which do not fill a tile, are in a smaller one.
+    """
     num_heads, num_blocks = bounds[1] - bounds[0], -(-layout.num_keys // block_tokens)
     num_entries = len(codes) if codes.device.type != "cpu" else len(codes) - int(counts[-1])
     mean = num_entries * group // (num_heads * num_blocks)
     per_tile = max(1, min(tile_queries(mean) // group, sizes.most_pairs // (block_tokens * group)))
-    num_tiles_of = -(-counts[:-1] // per_tile)
-    last = num_tiles_of.cumsum(0)
-    # the host waits for a device here
-    num_tiles = int(last[-1])
-    code_of_tile = torch.searchsorted(last, torch.arange(num_tiles, device=codes.device), right=True)
-    is_entry = codes < len(counts) - 1
-    codes = codes.clamp(max=len(counts) - 2)
-    rank = torch.arange(len(codes), device=codes.device) - (counts[:-1].cumsum(0) - counts[:-1])[codes]
-    tile = (last - num_tiles_of)[codes] + rank // per_tile
-    place = torch.where(is_entry, tile * per_tile + rank % per_tile, num_tiles * per_tile)
-    table = torch.full((num_tiles * per_tile + 1,), -1, device=codes.device).scatter_(0, place, queries)
-    table = table[:-1].view(num_tiles, per_tile)
-    head, first_key = bounds[0] + code_of_tile // layout.num_keys, code_of_tile % layout.num_keys
     offsets = torch.arange(block_tokens, device=codes.device)
     places = torch.arange(group, device=codes.device)
-    for start, stop in ranges(num_tiles, max(1, sizes.most_pairs // (per_tile * group * block_tokens))):
-        own, key = head[start:stop], first_key[start:stop, None] + offsets
-        share = own % num_shares
-        heads = (share[:, None, None] * group + places).expand(-1, per_tile, -1).flatten(1)
-        yield single_tiles(
-            own // num_shares,
-            heads,
-            own_head(share, num_shares, sizes.num_key_heads),
-            table[start:stop, :, None].expand(-1, -1, group).flatten(1),
-            torch.where(key < layout.num_keys, key, -1),
-            bounds_of(own, group, bounds),
-        )
+    for table, code_of_tile in _filled_tiles(codes, queries, counts, per_tile, -(-FEWEST_TILE_QUERIES // group)):
+        head, first_key = bounds[0] + code_of_tile // layout.num_keys, code_of_tile % layout.num_keys
+        width = table.shape[1]
+        for start, stop in ranges(len(table), max(1, sizes.most_pairs // (width * group * block_tokens))):
+            own, key = head[start:stop], first_key[start:stop, None] + offsets
+            share = own % num_shares
+            heads = (share[:, None, None] * group + places).expand(-1, width, -1).flatten(1)
+            yield single_tiles(
+                own // num_shares,
+                heads,
+                own_head(share, num_shares, sizes.num_key_heads),
+                table[start:stop, :, None].expand(-1, -1, group).flatten(1),
+                torch.where(key < layout.num_keys, key, -1),
+                bounds_of(own, group, bounds),
+            )
+
+
+def _filled_tiles(
+    codes: Tensor, queries: Tensor, counts: Tensor, per_tile: int, fewest: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield tiles of equal size, [tiles, queries] with -1 for empty places, and the code of each, in ascending order.
+
+    Every code has tiles of `per_tile` queries, and one for the rest of them: of the half, or its half, …, of `fewest`.
+    """
+    widths = [per_tile]
+    while len(widths) < TILE_SIZES and widths[-1] // 2 >= fewest:
+        widths.append(widths[-1] // 2)
+    of_codes = counts[:-1]
+    whole = of_codes // per_tile
+    rest = of_codes - whole * per_tile
+    has_rest = [(rest > low) & (rest <= width) for width, low in zip(widths, [*widths[1:], 0], strict=True)]
+    numbers = [whole + has_rest[0], *(each.long() for each in has_rest[1:])]
+    lasts = [number.cumsum(0) for number in numbers]
+    # the host waits for a device here
+    totals = torch.stack([last[-1] for last in lasts]).tolist()
+    # where the first entry of a code, and the first of its rest, lie in the table of all tiles
+    first_entry = of_codes.cumsum(0) - of_codes
+    first_place, first_of_rest, base = (lasts[0] - numbers[0]) * per_tile, torch.zeros_like(rest), 0
+    for width, last, is_own, total in zip(widths, lasts, has_rest, totals, strict=True):
+        first_of_rest = torch.where(is_own, base + (last - 1) * width, first_of_rest)
+        base += total * width
+    border = first_entry + whole * per_tile
+    is_entry, entry = codes < len(of_codes), torch.arange(len(codes), device=codes.device)
+    own = codes.clamp(max=len(of_codes) - 1)
+    place = entry + torch.where(entry < border[own], (first_place - first_entry)[own], (first_of_rest - border)[own])
+    table = torch.full((base + 1,), -1, device=codes.device).scatter_(0, torch.where(is_entry, place, base), queries)
+    parts = table[:-1].split([total * width for total, width in zip(totals, widths, strict=True)])
+    for width, last, total, part in zip(widths, lasts, totals, parts, strict=True):
+        if total:
+            tiles = torch.arange(total, device=codes.device)
+            yield part.view(total, width), torch.searchsorted(last, tiles, right=True)
 
 
 def tile_queries(mean: int) -> int:
