@@ -236,8 +236,9 @@ class LSHAttention(ReformerAttention):
 def unit(vectors: Tensor) -> Tensor:
     """Return vectors of length 1 in their dtype, computed in float32 at least; vectors near 0 stay shorter."""
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    mean_square = wide.square().mean(-1, keepdim=True) + KEY_EPS
-    return (wide * (mean_square * vectors.shape[-1]).rsqrt()).to(vectors.dtype)
+    # the norm reads them once, and writes no squares
+    square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
+    return (wide * (square + KEY_EPS * vectors.shape[-1]).rsqrt()).to(vectors.dtype)
 
 
 def build_attention(config: Any, layer_idx: int) -> ReformerAttention:

@@ -4,6 +4,7 @@ Source: Kitaev et al. (arXiv:2001.04451), section 2; Andoni et al. (arXiv:1509.0
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from hf_efficient_attn.layout.autocast import autocast_off
 MASK = 0xFFFFFFFF
 # odd numbers below 2³¹, so that products with 32-bit numbers fit into 63 bits on every device
 FIRST, SECOND, STEP = 0x21F0AAAD, 0x735A2D97, 0x1E3779B1
+# numbers that stay in the cache of a CPU
+CACHED_NUMBERS = 1 << 18
 
 
 def mixed(numbers: Tensor) -> Tensor:
@@ -60,16 +63,28 @@ def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -
     rounds = []
     with autocast_off(vectors.device.type):
         vectors, rotations = vectors.detach().to(dtype), rotations.to(dtype)
-        # one by one: the rotated vectors are larger than the vectors
-        for number in range(rotations.shape[2]):
-            rotated = vectors @ rotations[:, :, number]
-            bucket, first, product = None, 0, 1
-            for factor in factors:
-                found = _highest(rotated[..., first : first + factor // 2]).int() * product
-                bucket = found if bucket is None else bucket + found
-                first, product = first + factor // 2, product * factor
-            rounds.append(bucket)
-    return torch.stack(rounds, 2)  # type: ignore[arg-type]
+        # one by one, and some tokens at a time: the rotated vectors may be larger than the vectors
+        for rotation in rotations.unbind(2):
+            parts = vectors.split(_num_tokens_at_once(vectors, rotation), 2)
+            found = [_bucket(part @ rotation, factors) for part in parts]
+            rounds.append(found[0] if len(found) == 1 else torch.cat(found, 2))
+    return torch.stack(rounds, 2)
+
+
+def _num_tokens_at_once(vectors: Tensor, rotation: Tensor) -> Any:
+    """Return how many tokens' rotated vectors stay in a cache; all where there is no such cache, or a compiler."""
+    if vectors.device.type != "cpu" or torch.compiler.is_compiling():
+        return vectors.shape[2]
+    return max(1, CACHED_NUMBERS // max(1, vectors.shape[0] * vectors.shape[1] * rotation.shape[2]))
+
+
+def _bucket(rotated: Tensor, factors: tuple[int, ...]) -> Tensor:
+    """Return the bucket of every rotated vector, int32 [B, H, N]."""
+    bucket, first, product = torch.zeros_like(rotated[..., 0], dtype=torch.int32), 0, 1
+    for factor in factors:
+        bucket = bucket + _highest(rotated[..., first : first + factor // 2]).int() * product
+        first, product = first + factor // 2, product * factor
+    return bucket
 
 
 def _highest(rotated: Tensor) -> Tensor:
