@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.token_choice import head_products, index_scores, open_pairs
 
-# numbers that are in memory at a time, for each of a few tensors
-MAX_NUMBERS = 1 << 22
+# numbers that are in memory at a time, for each of a few tensors, and on CPUs, so few that they stay in a cache
+MAX_NUMBERS, CACHED_NUMBERS = 1 << 22, 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,32 +39,44 @@ class Target:
     def row_tiles(self, num_index_heads: int) -> Iterator[slice]:
         """Yield ranges of queries that are looked at together."""
         batch_size, num_heads, num_queries, head_dim = self.query.shape
+        num_together = num_heads // self.key.shape[1]
         width = self.key.shape[2] if self.tokens is None else self.tokens.shape[2]
         # chosen keys are gathered for each query
-        gathered = 0 if self.tokens is None else self.key.shape[1] * head_dim
-        step = max(1, MAX_NUMBERS // (batch_size * width * max(num_heads, num_index_heads, gathered)))
+        gathered = 0 if self.tokens is None else head_dim
+        most = CACHED_NUMBERS if self.query.device.type == "cpu" else MAX_NUMBERS
+        step = max(1, most // (batch_size * width * max(num_together, num_index_heads, gathered)))
         for first in range(0, num_queries, step):
             yield slice(first, min(first + step, num_queries))
 
+    def num_read(self, rows: slice) -> int:
+        """Return how many keys the states must have that these queries look at: none is after the last of them."""
+        return min(self.key.shape[2], self.query_offset + rows.stop) if self.tokens is None else self.key.shape[2]
+
     def of_rows(self, states: Tensor, rows: slice) -> Tensor:
-        """Return the states [B, Nk, ...] of the keys that are looked at: [B, 1, Nk, ...] or [B, queries, k, ...]."""
+        """Return the states [B, Nk, ...] of the keys that are looked at: [B, 1, keys, ...] or [B, queries, k, ...]."""
         if self.tokens is None:
-            return states[:, None]
+            return states[:, None, : self.num_read(rows)]
         examples = torch.arange(states.shape[0], device=states.device)[:, None, None]
         return states[examples, self.tokens[:, rows].long().clamp(min=0)]
 
     def open_keys(self, rows: slice) -> Tensor:
         """Return which of these keys the queries read, bool [B or 1, queries, keys]."""
-        return open_pairs(self.documents, rows, self.query_offset) if self.tokens is None else self.tokens[:, rows] >= 0
+        if self.tokens is not None:
+            return self.tokens[:, rows] >= 0
+        return open_pairs(self.documents[:, : self.num_read(rows)], rows, self.query_offset)
 
     def probabilities(self, rows: slice, is_open: Tensor) -> Tensor:
         """Return the mean over heads of the attention probabilities, [B, queries, keys], in float32 or wider."""
-        wide, num_key_heads = torch.promote_types(self.query.dtype, torch.float32), self.key.shape[1]
-        grouped = self.query[:, :, rows].to(wide).unflatten(1, (num_key_heads, -1))
-        keys = self.of_rows(self.key.transpose(1, 2), rows).to(wide).movedim(3, 1)
-        products = head_products(grouped.transpose(2, 3).flatten(0, 1), keys.flatten(0, 1)) * self.scale
-        scores = products.unflatten(0, (-1, num_key_heads)).masked_fill(~is_open[:, None, :, None], -torch.inf)
-        return closed_to_zero(scores.softmax(-1), is_open[:, None, :, None]).mean((1, 3))
+        wide = torch.promote_types(self.query.dtype, torch.float32)
+        is_closed, total = ~is_open[:, :, None], torch.zeros_like(is_open, dtype=wide)
+        # heads that share keys at a time
+        for queries, keys in zip(self.query.chunk(self.key.shape[1], 1), self.key.unbind(1), strict=True):
+            scaled = queries[:, :, rows].to(wide).transpose(1, 2) * self.scale
+            scores = head_products(scaled, self.of_rows(keys, rows).to(wide))
+            # finite, so that a row without keys has no NaN
+            scores.masked_fill_(is_closed, torch.finfo(wide).min)
+            total += scores.softmax(-1).sum(2)
+        return closed_to_zero(total / self.query.shape[1], is_open)
 
 
 class _IndexLoss(torch.autograd.Function):
@@ -80,7 +92,7 @@ class _IndexLoss(torch.autograd.Function):
             loss, num_rows, (of_queries, of_keys, of_weights) = _of_tile(*states, target, rows)
             total, count = total + loss, count + num_rows
             slopes[0][:, rows], slopes[2][:, rows] = of_queries, of_weights
-            slopes[1] += of_keys
+            slopes[1][:, : of_keys.shape[1]] += of_keys
         count = count.clamp(min=1)
         ctx.save_for_backward(*(each.div_(count).to(state.dtype) for each, state in zip(slopes, states, strict=True)))
         return total / count
@@ -95,7 +107,8 @@ def _of_tile(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return the sum of the divergences of some queries, how many of them read a key, and the gradients of the sum."""
     wide = torch.promote_types(queries.dtype, torch.float32)
-    leaves = [each.to(wide).detach().requires_grad_() for each in (queries[:, rows], keys, weights[:, rows])]
+    read = keys[:, : target.num_read(rows)]
+    leaves = [each.to(wide).detach().requires_grad_() for each in (queries[:, rows], read, weights[:, rows])]
     with torch.enable_grad():
         scores = index_scores(leaves[0], target.of_rows(leaves[1], rows), leaves[2])
     is_open = target.open_keys(rows).expand(scores.shape[0], -1, -1)
