@@ -104,8 +104,7 @@ def test_padding_packing_caches_and_later_tokens_change_nothing(pattern: Any) ->
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = model.generate(ids, use_cache=False, **options)
     caches: list[dict[str, Any]] = [{}, {"num_beams": 2}, {"cache_implementation": "static", "disable_compile": True}]
-    if not pattern.chooses_by_content:
-        caches.append({"past_key_values": hea.PatternCache(model.config)})
+    caches.append({"past_key_values": hea.PatternCache(model.config)})
     for cached in caches:
         wanted = model.generate(ids, use_cache=False, num_beams=2, **options) if "num_beams" in cached else expected
         assert torch.equal(model.generate(ids, **cached, **options), wanted)
