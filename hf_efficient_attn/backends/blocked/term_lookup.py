@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -114,9 +115,10 @@ class TermLookups:
 def kept_labels(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:
     """Return `labels_of`, computed once: labels may take many operations, and are the same at every call."""
     where = (run.first_query, run.num_blocks, run.block_tokens, run.first_key, run.key_tokens, run.key_step)
-    # of the share, which the key keeps alive; two of its runs may have the same queries
+    # two runs of a share may have the same queries
     gathered = None if run.gathered is None else run.gathered.data_ptr()
-    key = (label, region.share, region.query_offset, where, gathered, device)
+    # weak, since a cache counts what its keys hold, and all runs of a share would count its masks
+    key = (label, ref(region.share), region.query_offset, where, gathered, device)
     return _labels.get(key, lambda: labels_of(label, region, run, device))
 
 
