@@ -125,7 +125,7 @@ def split_data(args: Arguments, data: DatasetDict, seed: int) -> DatasetDict:
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
         if len(set(data[split][args.label_column])) < 2:
-            raise SystemExit(f"All {len(data[split])} {split} rows are of one class: more rows or classes are needed.")
+            raise SystemExit(f"All {len(data[split])} {split} rows are of one class: give more rows or samples.")
     return data
 
 

@@ -19,7 +19,7 @@ def new_figure(width_inches: float, height_inches: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "The picture needs matplotlib, which is not installed. Run: pip install 'hf-efficient-attn[plot]'"
+            "The picture needs matplotlib, which is not installed. Run: pip install matplotlib"
         ) from error
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
 

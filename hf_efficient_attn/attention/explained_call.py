@@ -181,7 +181,8 @@ def asked_pairs(call: AttentionCall, asked: LayerRequest) -> int:
     if pattern.chooses_by_content:
         return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
     if call.chosen is not None and asked.most_keys is not None:
-        return most_pairs(call.layout, asked.most_keys, call.chosen.reads_self_last)
+        by_query = most_pairs(call.layout, asked.most_keys, call.chosen.reads_self_last)
+        return min(by_query, call.chosen.most_pairs(call.layout, call.inputs.num_key_heads))
     return allowed_pairs(call.layout) if call.chosen is None else chosen_pairs_of(call, call.chosen)
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP
+from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_check import check_class
 from hf_efficient_attn.attention.model_parts import ENCODER, PARTS
@@ -44,7 +45,7 @@ def layer_request(
         )
     request = numbered[layer]
     line = _line(name, config, request, layer, len(numbered))
-    notes = (*request.notes, *_others(numbered, layer), *_beyond(config, num_keys))
+    notes = (*request.notes, *_others(numbered, layer), *_beyond(config, num_keys), *_runs(model_or_config, request))
     return replace(request, notes=notes), line, numbered
 
 
@@ -141,6 +142,19 @@ def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
     if not isinstance(limit, int) or not 0 < limit < num_keys:
         return ()
     return (f"The model is made for {limit:,} positions, and the text has {num_keys:,} tokens.",)
+
+
+def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerRequest) -> tuple[str, ...]:
+    """Return a note on a model whose own attention is computed by something else than the engine."""
+    implementation = (
+        model_or_config.config._attn_implementation if isinstance(model_or_config, PreTrainedModel) else None
+    )
+    if implementation in (None, NAME) or not request.followed.is_own:
+        return ()
+    return (
+        f"The model runs on attn_implementation={shown(implementation)} now; this is what "
+        f'model.set_attn_implementation("{NAME}") makes it run.',
+    )
 
 
 def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int, num_layers: int) -> str:

@@ -107,7 +107,7 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(SystemExit):
             main(["analyze", "spans", str(tmp_path / "model"), "--output", str(tmp_path / "out")])
-        assert "pip install 'hf-efficient-attn[plot]'" in capsys.readouterr().err
+        assert "pip install matplotlib" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from hf_efficient_attn.bench.harness.panels import label_decades
 from hf_efficient_attn.pictures import new_figure
 
 # of numbers that are uniform from 0 to 1
@@ -75,6 +76,7 @@ def draw_errors(content: dict[str, Any]) -> Any:
     panel.set(title=title, xlabel="vectors", ylabel="error, over that of the expected sum", yscale="log")
     panel.set_xscale("log", base=2)
     panel.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    label_decades(panel)
     panel.grid(alpha=0.3)
     panel.legend()
     return figure

@@ -119,5 +119,5 @@ def publish(
         paths.append(args.output / f"{name}.png")
         draw(results).savefig(paths[2], dpi=160)
     elif draw is not None:
-        print("\nNo picture: matplotlib is not installed. Run: pip install 'hf-efficient-attn[plot]'", file=said)
+        print("\nNo picture: matplotlib is not installed. Run: pip install matplotlib", file=said)
     print("\nWritten: " + ", ".join(str(path) for path in paths), file=said)

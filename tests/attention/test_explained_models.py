@@ -1,0 +1,26 @@
+"""What `explain` says of models that run on something else, and of keys that are chosen."""
+
+from typing import Any
+
+import pytest
+import transformers
+
+import hf_efficient_attn as hea
+
+
+def test_a_model_that_runs_otherwise_says_so() -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    config = transformers.MistralConfig(**sizes, vocab_size=13, intermediate_size=32, sliding_window=16)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    assert hea.explain(model, 64).notes == (
+        "The model runs on attn_implementation='sdpa' now; this is what "
+        'model.set_attn_implementation("efficient") makes it run.',
+    )
+    model.set_attn_implementation("efficient")
+    assert not hea.explain(model, 64).notes
+
+
+@pytest.mark.parametrize("config", [hea.RoutingTransformerConfig.enwik8(), hea.RoutingTransformerConfig.wikitext103()])
+def test_no_more_pairs_are_allowed_than_computed(config: Any) -> None:
+    said = hea.explain(config, 4096)
+    assert said.allowed_pairs <= said.computed_pairs <= said.total_pairs
