@@ -25,6 +25,8 @@ from hf_efficient_attn.layout.terms import Term
 
 # how much more than these an engine may err: it adds in another order
 FACTOR = 6
+# what sums of a few numbers may lose that are rounded to zero, since they are below the smallest normal one
+UNDERFLOW = 64 * torch.finfo(torch.float32).smallest_normal
 
 Results = dict[str, Tensor]
 
@@ -194,7 +196,7 @@ def faults(case: Case) -> list[str]:
             (each[name] - right)[known].abs().nan_to_num(torch.inf).max() for each in (found, rounded.results)
         )
         noise = (digit + score_digit * (1 + correct.largest)) * correct.sizes[name]
-        allowed = FACTOR * (ratio * typical.nan_to_num(0.0, 0.0) + noise)
+        allowed = FACTOR * (ratio * typical.nan_to_num(0.0, 0.0) + noise) + UNDERFLOW
         if not error <= allowed:
             wrong.append(f"{name}: off by {error:.2e}, {allowed:.2e} is allowed")
     return wrong
