@@ -109,8 +109,9 @@ class TileMasks:
 
     def weighted(self, tiles: Tiles, mask: Tensor | None) -> Tensor | None:
         """Return a mask with what tiles add to the scores of pairs that are read."""
-        if tiles.weights is not None:
-            mask = tiles.weights.to(self.dtype) if mask is None else mask + tiles.weights.to(self.dtype)
+        if tiles.counts is not None:
+            weight = tiles.counts.to(self.dtype).log()
+            mask = weight if mask is None else mask + weight
         if tiles.rounds is not None:
             weight = num_meetings(tiles, tiles.rounds).clamp_(min=1).to(self.dtype).log_().neg_()
             mask = weight if mask is None else weight.add_(mask)
@@ -131,7 +132,7 @@ class TileMasks:
 
         Only where this is known at once: of single tiles on CPUs, by the limits of a band.
         """
-        has_more = tiles.query_buckets is not None or tiles.rounds is not None or tiles.weights is not None
+        has_more = tiles.query_buckets is not None or tiles.rounds is not None or tiles.counts is not None
         is_here = tiles.keys.device.type == "cpu" and tiles.queries.shape[1] == 1
         has_more = has_more or tiles.members is not None or self_pairs != "as all"
         has_more = has_more or self.first_place is not None
@@ -191,7 +192,7 @@ class TileMasks:
         leaves_self = self_pairs == "never" and self.limits is not None and self.limits[1] != 0
         if self_pairs == "only" or leaves_self or self.first_place is not None:
             return False
-        return all(part is None for part in (tiles.query_buckets, tiles.members, tiles.weights, tiles.rounds))
+        return all(part is None for part in (tiles.query_buckets, tiles.members, tiles.counts, tiles.rounds))
 
     def allowed(self, tiles: Tiles) -> Tensor:
         """Return which pairs the pattern and the documents allow, bool [sets, tiles, queries, keys]."""

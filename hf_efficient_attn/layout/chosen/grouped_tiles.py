@@ -162,13 +162,13 @@ def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | 
         around = (example[:, None], head[:, None], in_range(listed, order.shape[2]))
         keys, queries = filled[around].flatten(1), order[at][:, None, None]
         of_keys = None if filled_buckets is None else filled_buckets[around].flatten(1)
-        weights = None
+        counts = None
         if only is not None:
             # of these queries only the pair with themselves is left, as often as they meet themselves
             is_self = keys == queries[:, 0]
             if buckets is not None and of_keys is not None:
                 is_self, of_keys = is_self & (of_keys == buckets[at][:, None]), buckets[at][:, None]
-            keys, weights = queries[:, 0], is_self.sum(1).log()[:, None, None, None]
+            keys, counts = queries[:, 0], is_self.sum(1)[:, None, None, None]
         yield single_tiles(
             example,
             head,
@@ -178,7 +178,7 @@ def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | 
             (0, sizes.batch_size * sizes.num_heads),
             query_buckets=None if buckets is None else buckets[at][:, None, None],
             key_buckets=of_keys,
-            weights=weights,
+            counts=counts,
             rounds=_rounds(chunks, layout, sizes, example, head, queries, keys) if chunks.counts_once else None,
         )
 

@@ -57,7 +57,7 @@ class Tiles:
         members: which pairs are chosen, bool [1, 1, queries, keys], alike in all sets, as are `queries` and `keys`;
             None: all are.
         are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
-        weights: what else is added to the scores, broadcasts to [sets, tiles, queries, keys]; None: nothing.
+        counts: how often each pair counts, broadcasts to [sets, tiles, queries, keys]; None: once.
     """
 
     examples: Tensor
@@ -73,13 +73,13 @@ class Tiles:
     key_buckets: Tensor | None = None
     query_places: Tensor | None = None
     rounds: Rounds | None = None
-    weights: Tensor | None = None
+    counts: Tensor | None = None
     members: Tensor | None = None
     are_diagonal: bool = False
 
     def of_sets(self, sets: Tensor) -> "Tiles":
         """Return some of the sets, by their numbers, of tiles without rounds."""
-        names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "weights")
+        names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "counts")
         chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.query_places is not None and self.query_places.ndim == 3:
             chosen["query_places"] = self.query_places
