@@ -207,6 +207,8 @@ def test_compiled_steps_and_copied_caches(monkeypatch: pytest.MonkeyPatch) -> No
         for other in logits[1:]:
             torch.testing.assert_close(other, logits[0])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    # as a model on "efficient" does before it fills the cache
+    caches[0].is_followed = True
     with pytest.raises(hea.UnsupportedBackendError, match="Compile the steps of one token"):
         caches[0].update(torch.zeros(2, 2, 2, 8), torch.zeros(2, 2, 2, 8), 0)
 

@@ -72,7 +72,8 @@ class Target:
         # heads that share keys at a time
         for queries, keys in zip(self.query.chunk(self.key.shape[1], 1), self.key.unbind(1), strict=True):
             scaled = queries[:, :, rows].to(wide).transpose(1, 2) * self.scale
-            scores = head_products(scaled, self.of_rows(keys, rows).to(wide))
+            # autocast would leave them in half precision
+            scores = head_products(scaled, self.of_rows(keys, rows).to(wide)).to(wide)
             # finite, so that a row without keys has no NaN
             scores.masked_fill_(is_closed, torch.finfo(wide).min)
             total += scores.softmax(-1).sum(2)

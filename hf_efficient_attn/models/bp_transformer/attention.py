@@ -20,7 +20,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 
-from .nodes import NextNodes, WholeTree
+from .nodes import NextNodes, WholeTree, tree_of
 
 # numbers of gathered keys for which new tokens are computed together
 MAX_GATHERED = 1 << 22
@@ -105,7 +105,7 @@ class TreeAttention(nn.Module):
             "terms": terms,
             "backend": backend_of(self.config),
         }
-        followed = LayerPattern(self.config.pattern, self.layer_idx, is_own=False)
+        followed = LayerPattern(tree_of(self.config), self.layer_idx, is_own=False)
         rows = chosen_rows()
         if not need_weights or rows is None:
             out, weights = attend_layer(query, key, value, followed, tree.mask, need_weights=need_weights, **options)

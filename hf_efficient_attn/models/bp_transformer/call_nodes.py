@@ -11,7 +11,7 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
 
-from .nodes import NextNodes, WholeTree, next_nodes, whole_tree
+from .nodes import NextNodes, WholeTree, next_nodes, tree_of, whole_tree
 
 
 def nodes_of(config: Any, call: PreparedCall) -> WholeTree | NextNodes:
@@ -33,7 +33,7 @@ def nodes_of(config: Any, call: PreparedCall) -> WholeTree | NextNodes:
     if real is None:
         real = torch.ones(call.batch_size, call.num_keys, dtype=torch.bool, device=device)
     past = torch.as_tensor(call.past_tokens, device=device)
-    return next_nodes(config.pattern, config.clip_distance, past, real, call.tokens, mask.key_mask is not None)
+    return next_nodes(tree_of(config), config.clip_distance, past, real, call.tokens, mask.key_mask is not None)
 
 
 def is_nothing_cached(past_tokens: int | Tensor) -> bool:

@@ -14,6 +14,11 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
 
+def tree_of(config: Any) -> InterleavedSpanTree:
+    """Return the tree that a config says; its own `pattern` may be of a copy of the package that wrote the config."""
+    return InterleavedSpanTree(config.num_nodes, config.is_causal)
+
+
 @dataclass(frozen=True)
 class WholeTree:
     """The nodes of whole texts.

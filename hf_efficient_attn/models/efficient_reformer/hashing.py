@@ -4,7 +4,6 @@ Source: Kitaev et al. (arXiv:2001.04451), section 2; Andoni et al. (arXiv:1509.0
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,17 +64,18 @@ def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -
         vectors, rotations = vectors.detach().to(dtype), rotations.to(dtype)
         # one by one, and some tokens at a time: the rotated vectors may be larger than the vectors
         for rotation in rotations.unbind(2):
-            parts = vectors.split(_num_tokens_at_once(vectors, rotation), 2)
+            parts = _parts(vectors, rotation)
             found = [_bucket(part @ rotation, factors) for part in parts]
             rounds.append(found[0] if len(found) == 1 else torch.cat(found, 2))
     return torch.stack(rounds, 2)
 
 
-def _num_tokens_at_once(vectors: Tensor, rotation: Tensor) -> Any:
-    """Return how many tokens' rotated vectors stay in a cache; all where there is no such cache, or a compiler."""
+def _parts(vectors: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
+    """Return vectors of some tokens at a time, whose rotated ones stay in a cache; all at once off CPUs or compiled."""
     if vectors.device.type != "cpu" or torch.compiler.is_compiling():
-        return vectors.shape[2]
-    return max(1, CACHED_NUMBERS // max(1, vectors.shape[0] * vectors.shape[1] * rotation.shape[2]))
+        return (vectors,)
+    per_token = max(1, vectors.shape[0] * vectors.shape[1] * rotation.shape[2])
+    return vectors.split(max(1, CACHED_NUMBERS // per_token), 2)
 
 
 def _bucket(rotated: Tensor, factors: tuple[int, ...]) -> Tensor:
