@@ -17,7 +17,7 @@ import torch
 from datasets import DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLanguageModeling
-from transformers.data.data_collator import default_data_collator
+from transformers.data.data_collator import default_data_collator as collator
 from transformers.hf_argparser import HfArg, HfArgumentParser
 from transformers.trainer import Trainer
 from transformers.training_args import TrainingArguments
@@ -60,6 +60,8 @@ def main() -> None:
     parser.set_defaults(num_train_epochs=1, per_device_train_batch_size=1, per_device_eval_batch_size=1)
     parser.set_defaults(learning_rate=3e-4, logging_steps=10, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    if training.do_predict:
+        raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     torch.manual_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
@@ -84,8 +86,7 @@ def main() -> None:
     chosen = Trainer.get_optimizer_cls_and_kwargs(training, model)
     # Trainer itself would decay the gains of simplified blocks
     chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
-    options = {"processing_class": tokenizer, "optimizer_cls_and_kwargs": chosen}
-    trainer = MaskedTrainer(model, training, default_data_collator, *blocks.values(), **options)
+    trainer = MaskedTrainer(model, training, collator, *blocks.values(), tokenizer, optimizer_cls_and_kwargs=chosen)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)

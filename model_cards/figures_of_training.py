@@ -84,12 +84,15 @@ def prefill(found: dict[str, Any]) -> dict[str, dict[int, float]]:
 
 def faster_llama(found: dict[str, Any]) -> str:
     """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`."""
-    way, settings = "band + first tokens", found["settings"]
-    speeds, perplexity = prefill(found)[way], found["perplexity"]
-    lengths = [tokens for tokens in speeds if tokens > settings["left"]]
-    lines = [["prompt read, times as fast as by causal SDPA", *(f"{speeds[tokens]:.1f}" for tokens in lengths)]]
-    for name, words in {"dense": "dense", way: "sparse"}.items():
-        lines.append([f"perplexity, {words}", *(_perplexity(perplexity[name], tokens) for tokens in lengths)])
+    sparse = {"band + first tokens": "all layers", "the same, every second layer": "every second layer"}
+    settings, speeds, perplexity = found["settings"], prefill(found), found["perplexity"]
+    lengths = [tokens for tokens in speeds["dense"] if tokens > settings["left"]]
+    lines = []
+    for way, layers in sparse.items():
+        times = (f"{speeds[way][tokens]:.1f}" for tokens in lengths)
+        lines.append([f"prompt read, times as fast as by causal SDPA: {layers}", *times])
+    for way, layers in {"dense": "dense", **sparse}.items():
+        lines.append([f"perplexity: {layers}", *(_perplexity(perplexity[way], tokens) for tokens in lengths)])
     return f"""{markdown_table(["a pretrained Llama, tokens", *(f"{tokens:,}" for tokens in lengths)], lines)}
 
 {_name(found)}, not fine-tuned; each token reads the {settings["left"]:,} before it and the first \
@@ -133,7 +136,7 @@ def llama_figure(found: dict[str, Any]) -> Any:
     ):
         for number, (way, of) in enumerate(ways.items()):
             ends = [int(end) for end in of]
-            panel.plot(ends, list(of.values()), marker="o^sD"[number], markersize=5, label=way)
+            panel.plot(ends, list(of.values()), marker="o^sDv"[number], markersize=5, label=way)
         panel.set(title=title.capitalize(), xlabel=axis, yscale="log")
         panel.set_xscale("log", base=2)
         panel.set_xticks(ends, [f"{end:,}" for end in ends])
