@@ -25,7 +25,7 @@ PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Dense, causal", ("causal()",), True),
     ("Dense", ("full()",), False),
 )
-LENGTHS = (1024, 4096, 16384)
+LENGTHS = tuple(2**power for power in range(9, 17))
 
 
 # a title, the patterns of the layers (None: the layer keeps its own attention), and whether they are followed causally

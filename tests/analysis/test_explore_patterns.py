@@ -193,12 +193,20 @@ def test_typed_patterns(page: Page) -> None:
     assert page.text("#problem").startswith("No pattern is called bnd; there are band, bigbird")
     assert page.tab.get_attribute("#expression", "aria-invalid") == "true"
     assert "4,656 of 9,216" in page.text("#counts")
+    # of the last pattern that could be read, and shown so
+    assert page.tab.eval_on_selector("#counts", "counts => getComputedStyle(counts).opacity") == "0.35"
 
 
 def test_backends_are_said_by_python_alone(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     explained = page.text("#backend")
     assert "inference" in explained
     assert "not reference: reference keeps all scores in memory" in explained
+    assert page.tab.locator("#backend pre").count() == 0
+    page.type("#tokens", "5000")
+    nearest = page.text("#backend")
+    assert "Not this length, but the nearest that is known here" in nearest
+    assert "4,096 tokens. Estimates" in nearest
+    assert "not reference" in nearest
     page.type("#expression", "bigbird(8, 1, plan='authors')")
     page.tab.check("#causal")
     page.wait()

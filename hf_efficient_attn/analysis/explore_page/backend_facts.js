@@ -2,24 +2,30 @@
 
 function showBackend(shown) {
   const text = shown.lines[shown.layer % shown.lines.length];
-  const known = data.explanations.filter(
-    (each) => each.expression === text && each.tokens === shown.tokens && each.causal === shown.causal,
+  const ofPattern = data.explanations.filter(
+    (each) => each.expression === text && each.causal === shown.causal && shown.heads === data.heads,
   );
-  if (known.length && shown.heads === data.heads) {
-    element("backend").replaceChildren(
-      ...known.map(explanationBox),
-      make(
-        "p",
-        { className: "hint" },
-        `${known[0].call}. Estimates of hf_efficient_attn ${data.version}; hf-efficient-attn bench attention measures.`,
-      ),
-    );
-    return;
+  const tokens = nearest(ofPattern.map((each) => each.tokens), shown.tokens);
+  const known = ofPattern.filter((each) => each.tokens === tokens);
+  const parts = known.map(explanationBox);
+  if (known.length) {
+    const measured = `Estimates of hf_efficient_attn ${data.version}; hf-efficient-attn bench attention measures.`;
+    parts.push(make("p", { className: "hint" }, `${known[0].call}, ${count(tokens)} tokens. ${measured}`));
   }
-  element("backend").replaceChildren(
-    make("p", { className: "hint" }, "Python says it for this pattern and length:"),
-    make("pre", {}, explainCommand(shown, text)),
-  );
+  if (tokens !== shown.tokens) {
+    const what = known.length ? "Not this length, but the nearest that is known here" : "Not known here";
+    parts.unshift(
+      make("p", { className: "hint" }, `${what}. Python says it for this pattern and length:`),
+      make("pre", {}, explainCommand(shown, text)),
+    );
+  }
+  element("backend").replaceChildren(...parts);
+}
+
+// The nearest by ratio; undefined of none.
+function nearest(lengths, wanted) {
+  const distance = (length) => Math.abs(Math.log(length / wanted));
+  return [...lengths].sort((one, other) => distance(one) - distance(other))[0];
 }
 
 function explanationBox({ setting, backend, cost, baseline, memory, reasons }) {

@@ -95,6 +95,8 @@ function showProblem(error) {
   if (error && !(error instanceof PatternError)) throw error;
   element("problem").textContent = error ? error.message : "";
   element("expression").setAttribute("aria-invalid", String(Boolean(error)));
+  // what is still shown is the last pattern that could be read
+  element("pattern-view").classList.toggle("outdated", Boolean(error));
 }
 
 // Do work on the pattern in slices; random blocks may be refused only when they are drawn.
