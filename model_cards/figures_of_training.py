@@ -86,6 +86,7 @@ def faster_llama(found: dict[str, Any]) -> str:
     """Return what a band and the first tokens save and cost in the Llama of `sparsify_llama.py`."""
     sparse = {"band + first tokens": "all layers", "the same, every second layer": "every second layer"}
     settings, speeds, perplexity = found["settings"], prefill(found), found["perplexity"]
+    sparse = {way: layers for way, layers in sparse.items() if way in speeds}
     lengths = [tokens for tokens in speeds["dense"] if tokens > settings["left"]]
     lines = []
     for way, layers in sparse.items():
