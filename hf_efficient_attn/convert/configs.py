@@ -127,26 +127,37 @@ def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     return [f"Fields of the {counterpart.model_type} config without counterpart, left out: {listed}."]
 
 
-def apply_request(config: Any, request: ConversionRequest, is_dense: bool) -> Any:
+def apply_request(config: Any, request: ConversionRequest, counterpart: Counterpart | None) -> Any:
     """Return a config of ours with the length, pattern and global tokens asked for, or that dense sources get.
+
+    counterpart: of the source; None: it is one of our families.
 
     Raises:
         ConfigurationError: a pattern or length that the model cannot have.
     """
-    fields = {**_pattern_fields(config, request, is_dense), **_length_fields(config, request, is_dense)}
+    if request.pattern is not None and request.attention_window is not None:
+        raise ConfigurationError(
+            f"attention_window={request.attention_window} and pattern={shown(request.pattern)} exclude each other; "
+            "give one."
+        )
+    is_dense = counterpart is not None and counterpart.is_dense
+    lengths = _length_fields(config, request, is_dense)
+    if counterpart is not None and counterpart.asked is not None:
+        return with_fields(config, **counterpart.asked(config, request), **lengths)
+    fields = {**_pattern_fields(config, request, is_dense), **lengths}
     if request.global_projections is not None:
         fields["global_projections"] = request.global_projections
     return with_fields(config, **fields)
 
 
+def pattern_of(request: ConversionRequest) -> Any:
+    """Return the pattern that a request asks for, an expression as what it says; None: none."""
+    return parse_pattern(request.pattern) if isinstance(request.pattern, str) else request.pattern
+
+
 def _pattern_fields(config: Any, request: ConversionRequest, is_dense: bool) -> dict[str, Any]:
-    window, pattern = request.attention_window, request.pattern
-    if pattern is not None and window is not None:
-        raise ConfigurationError(
-            f"attention_window={window} and pattern={shown(pattern)} exclude each other; give one."
-        )
+    window, pattern = request.attention_window, pattern_of(request)
     if pattern is not None:
-        pattern = parse_pattern(pattern) if isinstance(pattern, str) else pattern
         return {"attention_pattern": _joined(config, pattern, is_dense)}
     if not is_dense:
         return {} if window is None else {"attention_pattern": _joined(config, band_of_window(window), is_dense)}
@@ -173,12 +184,13 @@ def _length_fields(config: Any, request: ConversionRequest, is_dense: bool) -> d
     return {"max_position_embeddings": positions, "max_target_position_embeddings": targets}
 
 
-def longest_input(config: Any) -> int | None:
-    """Return the longest input in tokens that a config of ours allows; None: any.
+def longest_input(config: Any, source: Any) -> int | None:
+    """Return the longest input in tokens that a config of ours allows; None: any, as `source`, which it was made of.
 
     Sinusoids and rotary positions have no end, but models are trained for some length.
     """
-    return None if config.position_embedding_type == "none" else int(config.max_position_embeddings)
+    has_none = config.position_embedding_type == "none" and source.model_type == config.model_type
+    return None if has_none else int(config.max_position_embeddings)
 
 
 def with_fields(config: Any, **fields: Any) -> Any:

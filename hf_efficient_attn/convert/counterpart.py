@@ -47,7 +47,9 @@ NO_FUNCTION = {
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A model type of transformers, said in the names of our family. Data; `conversion` applies it both ways.
+    """A model type of transformers, said in the names of one of our families. Data; `conversion` applies it both ways.
+
+    A model type may have several: `registry` says which family is meant unless a caller names another.
 
     Attributes:
         model_type: theirs. family: ours.
@@ -59,11 +61,16 @@ class Counterpart:
         to_ours: (their config, head, parity) → further fields of our config.
         to_theirs: (our config) → further fields of their config; raises ConfigurationError for what they cannot say.
             None: a source only.
+        asked: (our config, `ConversionRequest`) → fields that say which pattern and global tokens a caller asks for, in
+            the words of the family; None: in those of sparse families.
         left_behind: their modules that our family lacks.
         recomputed: their parameters that a formula gives.
         copies: their parameters that equal another one.
         unused: their parameters that they keep beside the one they use.
         optional: our parameters → our config field without which they are left behind.
+        doubled: our modules → ours of which they start as copies, where the config has them and the source does not.
+        started: our modules or parameters that the source lacks, and that keep their start values.
+        warning: what the user of such a model should know; empty: nothing.
         deviations: our config fields in which they differ, and how.
         ignored_fields: their config fields that `to_ours` reads.
         two_labels: heads whose class gives its config two labels, however many it says.
@@ -79,11 +86,15 @@ class Counterpart:
     fields: Mapping[str, str | tuple[str, ...]]
     to_ours: Callable[[Any, str, bool], dict[str, Any]]
     to_theirs: Callable[[Any], dict[str, Any]] | None = None
+    asked: Callable[[Any, Any], dict[str, Any]] | None = None
     left_behind: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     optional: Mapping[str, str] = field(default_factory=dict)
+    doubled: Mapping[str, str] = field(default_factory=dict)
+    started: tuple[str, ...] = ()
+    warning: str = ""
     deviations: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: tuple[str, ...] = ()
     two_labels: tuple[str, ...] = ()
@@ -92,14 +103,17 @@ class Counterpart:
 
     def all_names(self, head: str) -> Names:
         """Return the table for a head, prefixes included; the backbone alone has none."""
-        own = self.prefix_of(head)
-        ours = OUR_PREFIX if own else ""
+        own, ours = self.prefix_of(head), self.our_prefix_of(head)
         prefixed = {own + theirs: _prefixed(ours, names) for theirs, names in self.names.items()}
         return {**prefixed, **self.heads[head]}
 
     def prefix_of(self, head: str) -> str:
         """Return the prefix of the backbone in a head; empty in the backbone alone."""
         return "" if head == "Model" else self.prefix
+
+    def our_prefix_of(self, head: str) -> str:
+        """Return the prefix of the backbone in a head of ours; empty in the backbone alone."""
+        return OUR_PREFIX if self.prefix_of(head) else ""
 
     def with_prefix(self, names: Iterable[str], head: str) -> tuple[str, ...]:
         """Return names of the backbone as they are in a head, and as they are."""

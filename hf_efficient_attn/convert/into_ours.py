@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -10,7 +11,7 @@ from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.load_weights import build_model, check_missing
 from hf_efficient_attn.convert.notes import summarize
 from hf_efficient_attn.convert.positions import lengthen
-from hf_efficient_attn.convert.rename import covers, to_ours
+from hf_efficient_attn.convert.rename import covers, original_of, to_ours
 from hf_efficient_attn.convert.source import Source
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
@@ -34,9 +35,38 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
     if copied:
         model.copy_local_to_global()  # type: ignore[operator]
         source.notes.append(f"Copied from the projections of all tokens: {summarize(copied)}.")
+    copied += _copy_doubled(model, missing, source)
     rest = [name for name in missing if name not in copied]
-    source.notes += check_missing(rest, _new_names(source), model)
+    source.notes += check_missing(rest, (*_new_names(source), *_started(rest, source)), model)
+    if source.counterpart is not None and source.counterpart.warning:
+        source.notes.append(source.counterpart.warning)
     return model
+
+
+@torch.no_grad()
+def _copy_doubled(model: PreTrainedModel, missing: list[str], source: Source) -> list[str]:
+    """Give parameters without weights those of which they start as copies, by the table; return their names, noted."""
+    counterpart = source.counterpart
+    if counterpart is None:
+        return []
+    prefix, parameters = counterpart.our_prefix_of(source.head), model.state_dict()
+    found = {name: original_of(name.removeprefix(prefix), counterpart.doubled) for name in missing}
+    originals = {name: prefix + original for name, original in found.items() if original is not None}
+    for name, original in originals.items():
+        parameters[name].copy_(parameters[original])
+    if originals:
+        modules = summarize(dict.fromkeys(name.rpartition(".")[0] for name in originals))
+        source.notes.append(f"Copied from the modules that read all tokens: {modules}.")
+    return list(originals)
+
+
+def _started(missing: list[str], source: Source) -> list[str]:
+    """Return the parameters that keep their start values, as the source never has them."""
+    counterpart = source.counterpart
+    if counterpart is None:
+        return []
+    prefix = counterpart.our_prefix_of(source.head)
+    return [name for name in missing if covers(counterpart.started, name.removeprefix(prefix))]
 
 
 def _without_optional(weights: dict[str, Tensor], source: Source, config: Any) -> dict[str, Tensor]:

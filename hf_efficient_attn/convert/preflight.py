@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_efficient_attn.convert.configs import ConversionRequest, TheirConfig, apply_request, our_config, their_config
 from hf_efficient_attn.convert.positions import check_lengths, check_memory
-from hf_efficient_attn.convert.registry import AUTO_CLASSES, COUNTERPARTS
+from hf_efficient_attn.convert.registry import AUTO_CLASSES, COUNTERPARTS, table_of
 from hf_efficient_attn.errors import ConfigurationError
 
 
@@ -36,9 +36,9 @@ def translate_configs(config: Any, head: str, target: str, request: ConversionRe
         ConfigurationError: a head, length, window, pattern or other field that the source or the target cannot have, or
             more positions than memory.
     """
-    counterpart, their = COUNTERPARTS.get(config.model_type), COUNTERPARTS.get(target)
+    counterpart, their = table_of(config.model_type, target), COUNTERPARTS.get(target)
     source = config if counterpart is None else our_config(counterpart, config, head, request.parity)
-    ours = apply_request(source, request, counterpart is not None and counterpart.is_dense)
+    ours = apply_request(source, request, counterpart)
     check_lengths(source, ours)
     check_memory(ours)
     if their is None:

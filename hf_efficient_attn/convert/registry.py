@@ -1,4 +1,4 @@
-"""Every model type that can be converted, by its name."""
+"""Every model type that can be converted, by its name, and the families that it can become."""
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables.bart import BART
@@ -14,6 +14,7 @@ from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
+# by model type, the table of the family that it becomes unless another is asked for
 COUNTERPARTS: dict[str, Counterpart] = {
     counterpart.model_type: counterpart
     for counterpart in (
@@ -31,6 +32,8 @@ COUNTERPARTS: dict[str, Counterpart] = {
         XLM_ROBERTA,
     )
 }
+# further families: model type and family → table. Their models get start values, and are no sources
+LIFTS: dict[tuple[str, str], Counterpart] = {}
 FAMILIES = ("efficient_reformer", "sparse_seq2seq", "sparse_transformer")
 # head → the Auto class that loads it; the backbone counts as one
 AUTO_CLASSES = {
@@ -47,6 +50,11 @@ AUTO_CLASSES = {
 
 def check_source(model_type: str) -> None:
     """Raise ConfigurationError for a model type that cannot be converted."""
+    if model_type in lifted_families():
+        raise ConfigurationError(
+            f"{model_type} models are made by convert, and nothing is made of them. What convert could change are "
+            "fields of their config: AutoModel.from_pretrained(folder, attention_pattern=...)."
+        )
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(
             f"No table of names for model_type {shown(model_type)}. Known are: "
@@ -55,19 +63,32 @@ def check_source(model_type: str) -> None:
         )
 
 
-def family_of(model_type: str) -> str:
-    """Return the family that a model type belongs to, or is."""
-    return model_type if model_type in FAMILIES else COUNTERPARTS[model_type].family
+def table_of(model_type: str, target: str | None = None) -> Counterpart | None:
+    """Return the table by which models of a type become `target`; None: they are of one of our families.
+
+    target: a model type; of a family that the type has a further table for, that one.
+    """
+    return LIFTS.get((model_type, target or ""), COUNTERPARTS.get(model_type))
+
+
+def lifted_families(model_type: str | None = None) -> list[str]:
+    """Return the families that models of a type, or of any, can become beside the one that it belongs to."""
+    return sorted({family for source, family in LIFTS if model_type in (None, source)})
 
 
 def resolve_target(source_type: str, to: str | None) -> str:
-    """Return the model type that a source becomes; by default one of our family.
+    """Return the model type that a source becomes; by default the family that it belongs to.
 
     Raises:
         ConfigurationError: an unknown target, or one of the other kind.
     """
-    family = family_of(source_type)
-    targets = [family, *sorted(name for name, each in COUNTERPARTS.items() if each.family == family and each.to_theirs)]
+    family = source_type if source_type in FAMILIES else COUNTERPARTS[source_type].family
+    further = lifted_families(source_type)
+    targets = [
+        family,
+        *further,
+        *sorted(name for name, each in COUNTERPARTS.items() if each.family == family and each.to_theirs),
+    ]
     target = family if to is None else to
     if target not in targets:
         raise ConfigurationError(

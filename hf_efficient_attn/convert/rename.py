@@ -60,6 +60,17 @@ def covers(patterns: tuple[str, ...], name: str) -> bool:
     return any(_compile(pattern).fullmatch(name) for pattern in patterns)
 
 
+def original_of(name: str, doubled: Mapping[str, str]) -> str | None:
+    """Return the parameter of which another one starts as a copy, by a table of modules; None: of none.
+
+    >>> original_of("layers.3.global.weight", {"layers.*.global": "layers.*.local"})
+    'layers.3.local.weight'
+    """
+    rules = {_compile(copy): original for copy, original in doubled.items()}
+    match = _matches(rules, [name]).get(name)
+    return None if match is None else _fill(rules[match.re], match)
+
+
 def _matches(rules: Collection[re.Pattern[str]], names: Iterable[str]) -> dict[str, re.Match[str]]:
     """Return, for each name that a rule covers, its match by the first such rule."""
     found = ((name, next((match for rule in rules if (match := rule.fullmatch(name))), None)) for name in names)

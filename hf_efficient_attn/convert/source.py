@@ -20,6 +20,7 @@ from hf_efficient_attn.convert.registry import (
     check_source,
     head_of_class,
     resolve_head,
+    table_of,
 )
 from hf_efficient_attn.convert.rename import covers
 from hf_efficient_attn.convert.saved_fields import check_saved_config
@@ -39,12 +40,14 @@ class Source:
     Attributes:
         path: where it was loaded from; None: from memory.
         head: a key of `AUTO_CLASSES`.
+        target: the model type that it becomes.
         new_names: its parameters that no checkpoint has brought, as the head was asked for.
         notes: what the user should know.
     """
 
     model: PreTrainedModel
     head: str
+    target: str
     path: str | None = None
     new_names: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -56,7 +59,7 @@ class Source:
     @property
     def counterpart(self) -> Counterpart | None:
         """The table of its names; None: it is one of our families."""
-        return COUNTERPARTS.get(self.model_type)
+        return table_of(self.model_type, self.target)
 
 
 def check_source_name(src: Any) -> None:
@@ -110,18 +113,18 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
     return config, found, wanted in (None, own)
 
 
-def load_source(src: Any, head: str, is_own_head: bool) -> Source:
+def load_source(src: Any, head: str, is_own_head: bool, target: str) -> Source:
     """Return the source that `describe_source` has described, with its weights.
 
     Raises:
         CheckpointError: weights missing, unexpected, damaged, or of other shapes.
     """
     if isinstance(src, PreTrainedModel):
-        return Source(src, head)
+        return Source(src, head, target)
     path = find_on_hub(str(src))
     check_weights(path, WEIGHT_FILES)
     model, info = _load(path, head)
-    source = Source(model, head, path)
+    source = Source(model, head, target, path)
     check_floating(path)
     _check_loaded(source, info, is_own_head)
     return source
