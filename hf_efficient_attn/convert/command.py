@@ -3,6 +3,7 @@
 hf-efficient-attn convert FOLDER NEW_FOLDER
 hf-efficient-attn convert bert-base-uncased NEW_FOLDER --max-position-embeddings 8192 --attention-window 256
 hf-efficient-attn convert FOLDER NEW_FOLDER --to longformer
+hf-efficient-attn convert roberta-base NEW_FOLDER --to etc_transformer
 """
 
 import argparse
@@ -18,12 +19,15 @@ from transformers.utils import logging
 
 from hf_efficient_attn.convert.configs import DEFAULT_POSITIONS, DEFAULT_WINDOW, our_config
 from hf_efficient_attn.convert.conversion import convert
-from hf_efficient_attn.convert.registry import COUNTERPARTS, FAMILIES, head_of_class
+from hf_efficient_attn.convert.registry import COUNTERPARTS, FAMILIES, LIFTS, head_of_class, lifted_families
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     ours, both_ways = ", ".join(FAMILIES), sorted(name for name, each in COUNTERPARTS.items() if each.to_theirs)
+    lifted = [
+        f"{family} ({', '.join(sorted(name for name, to in LIFTS if to == family))})" for family in lifted_families()
+    ]
     parser.add_argument(
         "src",
         help=f"folder, or name on the Hub, of a model of transformers ({', '.join(sorted(COUNTERPARTS))}) or of our "
@@ -33,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="TYPE",
-        help=f"what to make: {ours} (default: the one that fits), or of transformers {', '.join(both_ways)}",
+        help=f"what to make: {ours} (default: the one that fits), {', '.join(lifted)}, or of transformers "
+        f"{', '.join(both_ways)}",
     )
     parser.add_argument(
         "--head",
@@ -84,7 +89,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="W",
         help="tokens read around a token, both sides together, even (default: the source's own; of a dense one "
-        f"{DEFAULT_WINDOW}: its inputs of at most W / 2 + 1 tokens give what they gave)",
+        f"{DEFAULT_WINDOW}: its inputs of at most W / 2 + 1 tokens give what they gave; of an etc_transformer 168)",
     )
 
 

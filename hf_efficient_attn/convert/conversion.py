@@ -42,26 +42,30 @@ def convert(
     Sparse models (longformer, led, big_bird, bigbird_pegasus, reformer) compute what they did, or what their paper
     says: see `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian) become sparse and
     long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by default), all of which
-    read each other. Weights keep their dtype; those of a source that mixes several get one. That, and what has no
-    counterpart on the other side, is warned of by name.
+    read each other; bert, roberta and xlm-roberta can also become an ETC, with their weights as start values in both
+    of its inputs, which has to be trained further (Ainslie et al., arXiv:2004.08483, section 4). Weights keep their
+    dtype; those of a source that mixes several get one. That, and what has no counterpart on the other side, is warned
+    of by name.
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
         dst: folder to write, with the tokenizer and the generation config; whole or not at all, also when
             interrupted. None: none.
-        to: "sparse_transformer", "sparse_seq2seq" or "efficient_reformer" (default: the one that fits), or a model
-            type of transformers: "longformer", "big_bird", "led", "bigbird_pegasus", "reformer".
+        to: "sparse_transformer", "sparse_seq2seq" or "efficient_reformer" (default: the one that fits),
+            "etc_transformer", or a model type of transformers: "longformer", "big_bird", "led", "bigbird_pegasus",
+            "reformer".
         head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
             of the names of its weights. Weights of a head that the source does not have start anew.
         max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
             copied cyclically. By default that of the source; dense sources get at least 4,096.
         max_target_position_embeddings: longest target in tokens, of an encoder-decoder; by default that of the source.
         attention_window: tokens that a token reads around itself, both sides together, even; in every layer, but for
-            those of a dense source that are sparse by themselves. Dense sources: 512, and a global first token.
+            those of a dense source that are sparse by themselves. Dense sources: 512, and a global first token; as an
+            ETC 168.
         pattern: what layers read instead, a pattern or an expression such as "band(256, 256) | global(0)"; global
             tokens are then only those of the pattern and of a call's `global_attention_mask`.
         global_projections: global tokens read by projections of their own, copied from the local ones. By default where
-            the source or the target has them.
+            the source or the target has them. An ETC with False has one set of maps for both inputs.
         parity: compute what transformers computes where it differs from the paper: in BigBird, other random blocks in
             eval mode, full attention on short inputs and no answers inside the question; in LED, no global tokens
             unless a call marks them. Even so, outputs differ for
@@ -114,7 +118,7 @@ def convert(
         max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
     )
     configs = translate_configs(config, head, target, request)
-    source = load_source(src, head, is_own_head)
+    source = load_source(src, head, is_own_head, target)
     source.notes += check_numbers(source.model)
     model = build_ours(source, configs.ours)
     source.notes += note_mixed(source.model, source.path, model.dtype)
@@ -125,7 +129,7 @@ def convert(
         source.notes.append(f"{note_exceptions(source.model_type, target)}{compared}")
     if model.can_generate() and source.model.can_generate():
         model.generation_config = GenerationConfig.from_dict(source.model.generation_config.to_dict())
-    tokenizer = None if path is None else load_tokenizer(source.path, longest_input(configs.ours))
+    tokenizer = None if path is None else load_tokenizer(source.path, longest_input(configs.ours, config))
     give([*source.notes, *note_kept(path)])
     if path is not None:
         write_folder(path, lambda folder: _save(model, tokenizer, folder))

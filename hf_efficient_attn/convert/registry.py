@@ -5,6 +5,7 @@ from hf_efficient_attn.convert.tables.bart import BART
 from hf_efficient_attn.convert.tables.bert import BERT
 from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD
 from hf_efficient_attn.convert.tables.bigbird_pegasus import BIGBIRD_PEGASUS
+from hf_efficient_attn.convert.tables.etc import BERT_AS_ETC, ROBERTA_AS_ETC, XLM_ROBERTA_AS_ETC
 from hf_efficient_attn.convert.tables.led import LED
 from hf_efficient_attn.convert.tables.longformer import LONGFORMER
 from hf_efficient_attn.convert.tables.modernbert import MODERNBERT
@@ -33,7 +34,9 @@ COUNTERPARTS: dict[str, Counterpart] = {
     )
 }
 # further families: model type and family → table. Their models get start values, and are no sources
-LIFTS: dict[tuple[str, str], Counterpart] = {}
+LIFTS: dict[tuple[str, str], Counterpart] = {
+    (table.model_type, table.family): table for table in (BERT_AS_ETC, ROBERTA_AS_ETC, XLM_ROBERTA_AS_ETC)
+}
 FAMILIES = ("efficient_reformer", "sparse_seq2seq", "sparse_transformer")
 # head → the Auto class that loads it; the backbone counts as one
 AUTO_CLASSES = {
@@ -53,7 +56,7 @@ def check_source(model_type: str) -> None:
     if model_type in lifted_families():
         raise ConfigurationError(
             f"{model_type} models are made by convert, and nothing is made of them. What convert could change are "
-            "fields of their config: AutoModel.from_pretrained(folder, attention_pattern=...)."
+            "fields of their config: AutoModel.from_pretrained(folder, local_radius=...)."
         )
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(

@@ -30,15 +30,16 @@ def check_etc(config: Any) -> None:
             f" 2 · {config.max_relative_distance} + 1 distances and three kinds of pairs with a global token. Give at "
             "least that many, or None for a model without labels."
         )
-    for name in ("global_token_id",):
-        if not 0 <= getattr(config, name) < config.vocab_size:
-            raise ConfigurationError(
-                f"{name}={getattr(config, name)}; it must be a token of the vocabulary, 0 to {config.vocab_size - 1}."
-            )
-    if config.type_vocab_size == 1:
+    if not 0 <= config.global_token_id < config.vocab_size:
         raise ConfigurationError(
-            "type_vocab_size=1: long tokens are of type 1 and global ones of type 0, unless a call says otherwise. "
-            "Give at least 2, or 0 for a model without types."
+            f"global_token_id={config.global_token_id}; it must be a token of the vocabulary, 0 to "
+            f"{config.vocab_size - 1}."
+        )
+    if config.type_vocab_size and not 0 <= config.long_token_type < config.type_vocab_size:
+        raise ConfigurationError(
+            f"type_vocab_size={config.type_vocab_size}, but long tokens are of type "
+            f"long_token_type={config.long_token_type}, unless a call says otherwise. Give at least "
+            f"{max(config.long_token_type, 0) + 1} types, or 0 for a model without types."
         )
     if config.cpc_loss_weight < 0:
         raise ConfigurationError(f"cpc_loss_weight={config.cpc_loss_weight} must be at least 0.")

@@ -39,8 +39,8 @@ class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes,
         hard_global_to_long: a global token reads only the long tokens that belong to it (and those of
             `global_reads_all` read all); long tokens read all global tokens nevertheless.
         hard_long_to_global: a long token reads only the global tokens that it belongs to.
-        type_vocab_size: token types. Where a call does not say, long tokens have type 1 and global tokens type 0. 0:
-            there are none.
+        type_vocab_size, long_token_type: token types, and which of them long tokens have where a call does not say;
+            global tokens then have type 0. `type_vocab_size=0`: there are none.
         norm_position: "post", as in BERT, or "pre", with another norm after the last layer.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
@@ -54,6 +54,7 @@ class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes,
         long_answers: whether the head of questions also says which global token stands for the long answer.
         lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
             BERT; and a bias on it.
+        lm_transform_activation: that activation; None: `hidden_act`.
         is_causal: False. Global tokens read the whole text.
 
     Raises:
@@ -97,6 +98,7 @@ class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes,
     attention_output_bias: bool = True
     mlp_bias: bool = True
     type_vocab_size: int = 16
+    long_token_type: int = 1
     position_embedding_type: str = "none"
     max_position_embeddings: int = 4096
     initializer_range: float | int = 0.02
@@ -108,6 +110,7 @@ class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes,
     long_answers: bool = False
     lm_head_transform: bool = True
     lm_head_bias: bool = True
+    lm_transform_activation: str | None = None
 
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 0
@@ -119,6 +122,11 @@ class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes,
     etc_large = classmethod(presets.etc_large)
     bigbird_etc_base = classmethod(presets.bigbird_etc_base)
     bigbird_etc_large = classmethod(presets.bigbird_etc_large)
+
+    @property
+    def transform_activation(self) -> str:
+        """The activation before the projection to the vocabulary."""
+        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
 
     @property
     def whole_text_reason(self) -> str:

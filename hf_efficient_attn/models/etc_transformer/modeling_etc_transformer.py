@@ -198,7 +198,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """Return the states of long and of global tokens after all layers."""
-        long = self.embeddings(call.embedded, types[0], 1, self.embeddings.norm)
+        long = self.embeddings(call.embedded, types[0], self.config.long_token_type, self.embeddings.norm)
         states = self.embeddings(self.embed_tokens(global_ids).to(long.dtype), types[1], 0, self.embeddings.global_norm)
         structure = build_structure(self.config, globals_, mask.key_mask, call.documents)
         for layer in self.layers:

@@ -106,7 +106,7 @@ def test_texts_that_cannot_be_taken_apart() -> None:
         ({"relative_vocab_size": 27}, "has 28 labels"),
         ({"local_radius": -1}, "local_radius=-1 must be at least 0"),
         ({"global_token_id": 61, "vocab_size": 61}, "must be a token of the vocabulary"),
-        ({"type_vocab_size": 1}, "Give at least 2"),
+        ({"type_vocab_size": 1}, "Give at least 2 types"),
         ({"cpc_loss_weight": -0.5}, "must be at least 0"),
         ({"position_embedding_type": "learned"}, "has no absolute positions"),
         ({"attention_pattern": CompressedKeys(2, 2)}, "whose keys are its tokens"),
