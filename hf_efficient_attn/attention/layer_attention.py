@@ -18,9 +18,9 @@ from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_sh
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
+from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
+from hf_efficient_attn.layout.dense.read_pairs import read_pairs
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -81,44 +81,35 @@ def attend_layer(
         return out.transpose(1, 2).contiguous(), None
     added = added_scores(matrix, bias, query, key)
     pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
-    if terms:
-        learned: Any = term_bias(terms, layout_of(followed, query_offset, query, key), tokens, key.device)
-        learned, pairs = close_pairs(learned, pairs)
-        added = learned if added is None else added + learned
     if chosen is not None:
-        pairs, added = chosen_scores(chosen, pairs, added, followed, query_offset, tokens, query, key)
+        check_choice(chosen, query, key, followed)
+        pairs = open_pairs(pairs, added)
+    layout = layout_of(followed, query_offset, query, key)
+    dtype = lse_dtype(query)
+    pairs, learned = read_pairs(pairs, terms, chosen, layout, tokens, key.shape[1], dtype, key.device)
+    if learned is not None:
+        added = learned if added is None else added + learned
     sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
     out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
     return out.transpose(1, 2).contiguous(), weights
 
 
-def chosen_scores(
-    chosen: ChosenKeys,
-    pairs: Tensor | None,
-    added: Tensor | None,
-    followed: LayerPattern,
-    query_offset: QueryOffset,
-    tokens: TokenMask,
-    query: Tensor,
-    key: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the pairs that are also chosen, and what is added to their scores, with the log of how often they count.
-
-    Raises:
-        InputError: a choice that does not fit, or has an output for each of its groups.
-    """
+def check_choice(chosen: ChosenKeys, query: Tensor, key: Tensor, followed: LayerPattern) -> None:
+    """Raise InputError for a choice that does not fit, or has an output for each of its groups."""
     check_chosen(chosen, query, key, followed.is_cross, None)
     if chosen.needs_groups:
         raise InputError(
             "Groups with outputs or labels of their own (join='mean', labels_count='places') are computed without "
             "weights over all pairs: leave output_attentions, mask matrices and position biases out."
         )
-    layout = layout_of(followed, query_offset, query, key)
-    if added is not None:
-        pairs = added > NEVER_READ if pairs is None else pairs & (added > NEVER_READ)
-    pairs, counts = chosen_pairs(chosen, pairs, layout, tokens, key.shape[1])
-    weight = counts.to(torch.float32).log()
-    return pairs, weight if added is None else added + weight
+
+
+def open_pairs(pairs: Tensor | None, added: Tensor | None) -> Tensor | None:
+    """Return the pairs, bool (None: all), without those that numbers which are added to the scores close."""
+    if added is None:
+        return pairs
+    is_open = added > NEVER_READ
+    return is_open if pairs is None else pairs & is_open
 
 
 def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> TokenMask:

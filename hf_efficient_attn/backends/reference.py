@@ -8,10 +8,9 @@ from torch.nn.functional import dropout as drop
 
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.dense_groups import in_groups
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
+from hf_efficient_attn.layout.dense.read_pairs import read_pairs
 from hf_efficient_attn.layout.sinks import cap
 
 NAME = "reference"
@@ -75,14 +74,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     if call.chosen is not None and call.chosen.needs_groups:
         out, group_lse = in_groups(scores, values, allowed, call)
         return out.to(q.dtype), group_lse.detach()
-    bias = term_bias(call.terms, call.layout, call.tokens, q.device)
-    if bias is not None:
-        bias, allowed = close_pairs(bias, allowed)
-        scores = scores + bias
-    if call.chosen is not None:
-        allowed, counts = chosen_pairs(call.chosen, allowed, call.layout, call.tokens, k.shape[1])
-        scores = scores + counts.to(dtype).log()
-    allowed = torch.ones(1, dtype=torch.bool, device=q.device) if allowed is None else allowed
+    pairs, added = read_pairs(allowed, call.terms, call.chosen, call.layout, call.tokens, k.shape[1], dtype, q.device)
+    scores = scores if added is None else scores + added
+    allowed = torch.ones(1, dtype=torch.bool, device=q.device) if pairs is None else pairs
     # the sink is one more key, which has a score but no value
     closed = scores.new_full((), -torch.inf) if call.sinks is None else call.sinks.to(dtype)[:, None, None]
     sinks = closed.expand(*scores.shape[:3], 1)

@@ -10,11 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs, num_counted
-from hf_efficient_attn.layout.dense.additive import additive, additive_mask, close_pairs, term_bias
+from hf_efficient_attn.layout.chosen.dense_pairs import num_counted
+from hf_efficient_attn.layout.dense.additive import additive, additive_mask, term_bias
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle, num_mask_bytes
+from hf_efficient_attn.layout.dense.read_pairs import read_pairs
 from hf_efficient_attn.layout.dense.single_query import gathered, read_keys, row_of
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.patterns.bands import Causal, Full
@@ -220,16 +221,13 @@ def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor 
         start, stop, is_causal = plain
         is_part = not torch.compiler.is_compiling() and stop - start < layout.num_keys
         return ((start, stop),) if is_part else (), None, None, is_causal
-    bias = term_bias(terms, layout, tokens, q.device)
-    if call.chosen is None:
-        mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
-    else:
+    if call.chosen is not None:
         allowed = allowed_pairs(layout, tokens, q.shape[0], q.device)
-        if bias is not None:
-            bias, allowed = close_pairs(bias, allowed)
-        pairs, counts = chosen_pairs(call.chosen, allowed, layout, tokens, k.shape[1])
-        mask, keyless = additive(pairs, q.dtype)
-        mask = cast(Tensor, mask) + counts.to(q.dtype).log()
+        pairs, added = read_pairs(allowed, terms, call.chosen, layout, tokens, k.shape[1], q.dtype, q.device)
+        mask, keyless = additive(cast(Tensor, pairs), q.dtype)
+        return (), (cast(Tensor, mask) + cast(Tensor, added)).to(q.dtype), keyless, False
+    mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
+    bias = term_bias(terms, layout, tokens, q.device)
     if bias is not None:
         mask = (bias if mask is None else bias + mask).to(q.dtype)
         # a term may leave a row without keys

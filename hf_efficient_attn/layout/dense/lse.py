@@ -1,14 +1,14 @@
 """The log-sum-exp of the scores of every query, for kernels that do not return it."""
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
 from hf_efficient_attn.layout.dense.pairs import uncached_pairs
+from hf_efficient_attn.layout.dense.read_pairs import read_pairs
 from hf_efficient_attn.layout.sinks import cap
 from hf_efficient_attn.layout.terms import Term
 
@@ -30,15 +30,12 @@ def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
         count = min(most, layout.num_queries - start)
         part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
         scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
-        bias = term_bias([_rows(term, start, count) for term in call.terms], part, tokens, q.device)
         allowed = uncached_pairs(part, tokens, q.shape[0], q.device)
-        if bias is not None:
-            bias, allowed = close_pairs(bias, allowed)
-            scores += bias
-        if call.chosen is not None:
-            allowed, counts = chosen_pairs(call.chosen, allowed, part, tokens, call.inputs.num_key_heads)
-            scores = scores + counts.to(scores.dtype).log()
-        chunks.append(torch.logsumexp(scores.masked_fill(~allowed, -torch.inf), -1))
+        terms = [_rows(term, start, count) for term in call.terms]
+        num_key_heads = call.inputs.num_key_heads
+        pairs, added = read_pairs(allowed, terms, call.chosen, part, tokens, num_key_heads, k.dtype, q.device)
+        scores = scores if added is None else scores + added
+        chunks.append(torch.logsumexp(scores.masked_fill(~cast(Tensor, pairs), -torch.inf), -1))
     return torch.cat(chunks, -1)
 
 
