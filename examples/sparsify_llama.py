@@ -7,7 +7,7 @@ takes a pretrained decoder, SmolLM2 of 135 million weights (93 MB, fetched once)
 documentation of 8,192 tokens: densely, by a band, by a band and the first tokens ("sinks") in all layers or every
 second one, and by these with positions counted in the cache (StreamingLLM). Perplexity by position, and the time to
 read a prompt into a cache, with logits of the last token alone, against causal SDPA, are left in
-`outputs/sparsify_llama` after ten minutes on two cores.
+`outputs/sparsify_llama`, after ten to twenty minutes on two cores.
 Nothing is trained; `run_lora.py` wins back what a pattern costs. A model and a text of yours:
 
     python examples/sparsify_llama.py --model_name_or_path my_llama --text_file book.txt --dense_layers 0 2 4 6

@@ -14,6 +14,7 @@ from hf_efficient_attn.pictures import new_figure
 
 # of numbers that are uniform from 0 to 1
 VARIANCE = 1 / 12
+TITLES = {"star": "Star-Transformer", "dense": "dense Transformer", "lstm": "LSTM, both directions"}
 
 
 class MarkedVectors(IterableDataset):
@@ -69,7 +70,7 @@ def draw_errors(content: dict[str, Any]) -> Any:
     for name, row in content["networks"].items():
         lengths = [int(length) for length in row["errors"]]
         means, deviations = zip(*map(over_seeds, row["errors"].values()), strict=True)
-        panel.errorbar(lengths, means, deviations, marker="o", capsize=3, label=name)
+        panel.errorbar(lengths, means, deviations, marker="o", capsize=3, label=TITLES[name])
     panel.axhline(1.0, color="0.5", linestyle=":", label="the expected sum")
     panel.axvspan(*content["train_lengths"], color="0.9", label="trained on")
     title = f"The sum of {content['num_marked']} marked vectors"

@@ -20,13 +20,14 @@ from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 
 MEBIBYTE = 2**20
-COLORS = {
-    DENSE: "#333333",
-    IN_TREE: "#ee8866",
-    REFORMER: "#4477aa",
-    ROUTING: "#44bb99",
-    BLOCKS: "#aa3377",
-    TOKENS: "#bbaa44",
+# layer -> what the picture calls it, and its colour
+STYLES = {
+    DENSE: ("dense (SDPA)", "#333333"),
+    IN_TREE: ("Reformer in transformers", "#ee8866"),
+    REFORMER: ("Reformer", "#4477aa"),
+    ROUTING: ("Routing Transformer", "#44bb99"),
+    BLOCKS: ("block top-k", "#aa3377"),
+    TOKENS: ("chosen tokens", "#bbaa44"),
 }
 NONE = "–"
 
@@ -146,7 +147,8 @@ def _lines(rows: list[Row], settings: dict[str, Any], measure: str) -> list[Line
 
 
 def _line(name: str, points: list[tuple[int, float]]) -> Line:
-    return Line(name, points, {"color": COLORS[name], "marker": "o"})
+    title, color = STYLES[name]
+    return Line(title, points, {"color": color, "marker": "o"})
 
 
 def _peaks(rows: list[Row]) -> list[tuple[int, float]]:
