@@ -41,6 +41,7 @@ from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanForTokenClassification,
     AdaptiveSpanModel,
 )
+from hf_efficient_attn.models.bp_seq2seq import BPSeq2SeqConfig, BPSeq2SeqForConditionalGeneration, BPSeq2SeqModel
 from hf_efficient_attn.models.bp_transformer import (
     BPTransformerConfig,
     BPTransformerForCausalLM,
@@ -153,6 +154,9 @@ __all__ = [
     "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
     "AuxiliaryLossCallback",
+    "BPSeq2SeqConfig",
+    "BPSeq2SeqForConditionalGeneration",
+    "BPSeq2SeqModel",
     "BPTransformerConfig",
     "BPTransformerForCausalLM",
     "BPTransformerForMaskedLM",

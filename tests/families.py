@@ -7,6 +7,7 @@ the cases of its column of the table that `capabilities.py` fills; see `family.p
 from typing import Any
 
 from bp_cases import BP
+from bp_seq2seq_cases import BP_SEQ2SEQ
 from content_cases import REFORMER, ROUTING
 from etc_cases import ETC
 from seq2seq_cases import SEQ2SEQ
@@ -16,7 +17,7 @@ from sparse_cases import SPARSE
 from sparsified_cases import SPARSIFIED
 from star_cases import STAR
 
-OURS = (SIMPLIFIED, SPARSE, SEQ2SEQ, SPANS, REFORMER, ROUTING, STAR, ETC, BP)
+OURS = (SIMPLIFIED, SPARSE, SEQ2SEQ, SPANS, REFORMER, ROUTING, STAR, ETC, BP, BP_SEQ2SEQ)
 FAMILIES = (*OURS, SPARSIFIED)
 
 # by family, what writes a text and what reads one at once; an encoder-decoder does both

@@ -35,7 +35,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Seq2SeqCase:
-    """One configuration of one family: `config()` builds it, `heads` are the Auto heads it must have."""
+    """One configuration of one family: `config()` builds it, `heads` are its Auto heads."""
 
     name: str
     config_class: type
@@ -46,13 +46,15 @@ class Seq2SeqCase:
     is_traced: bool = True
 
     def config(self, **changes: Any) -> transformers.PreTrainedConfig:
-        return getattr(self.config_class, self.preset)(**{**TINY, **dict(self.fields), **changes})
+        tiny = {name: value for name, value in TINY.items() if hasattr(self.config_class, name)}
+        return getattr(self.config_class, self.preset)(**{**tiny, **dict(self.fields), **changes})
 
     @property
     def heads(self) -> dict[str, type]:
-        """Auto class name → model class."""
+        """Auto class name → model class, for every head this family has."""
         prefix = self.config_class.__name__.removesuffix("Config")
-        return {name: getattr(hea, f"{prefix}{suffix}") for name, suffix in HEADS.items()}
+        found = {name: getattr(hea, f"{prefix}{suffix}", None) for name, suffix in HEADS.items()}
+        return {name: cls for name, cls in found.items() if cls is not None}
 
     @property
     def fewest_layers(self) -> dict[str, int]:

@@ -94,7 +94,9 @@ class Seq2SeqGenerationContract:
         cache = self.generate(model, ids, mask, return_dict_in_generate=True).past_key_values
         assert len(calls) == 2
         width = 2 * 2 * 3 * model.config.hidden_size
-        for part, tokens in ((cache.self_attention_cache, 8), (cache.cross_attention_cache, 9)):
+        # a token and the span behind it
+        nodes = 8 * getattr(model.config, "nodes_per_token", 1)
+        for part, tokens in ((cache.self_attention_cache, nodes), (cache.cross_attention_cache, 9)):
             assert sum(layer.keys.numel() + layer.values.numel() for layer in part.layers) == width * tokens
 
     def test_cache_made_by_the_caller_is_used(self, case: Seq2SeqCase) -> None:

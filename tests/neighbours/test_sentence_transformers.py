@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning"),
 ]
 every_family = pytest.mark.parametrize("family", READERS)
+CLASSIFIERS = [name for name, case in READERS.items() if "AutoModelForSequenceClassification" in case.heads]
+every_classifier = pytest.mark.parametrize("family", CLASSIFIERS)
 QUIET = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
 STEP = {"max_steps": 1, "per_device_train_batch_size": 2, "learning_rate": 1e-2, **QUIET}
 MOST_TOKENS = 1024
@@ -76,7 +78,7 @@ def test_bi_encoders(family: str, tmp_path: Path, capability: Any) -> None:
     capability(family, "sentence-transformers")
 
 
-@every_family
+@every_classifier
 def test_cross_encoders(family: str, tmp_path: Path, capability: Any) -> None:
     """As bi-encoders; of a pair, the end of the longer text is left out."""
     save_reader(tmp_path / "model", family, "AutoModelForSequenceClassification", num_labels=1)

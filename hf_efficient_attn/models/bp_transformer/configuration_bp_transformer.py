@@ -2,18 +2,16 @@
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes, NormFields
+from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
+from hf_efficient_attn.models.tree.config import TreeFields
 
 from . import presets
-from .checks import CHOICES, check_tree
 
 
 @strict_config
-class BPTransformerConfig(NormFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
     r"""Describe a BP-Transformer: attention over the nodes of a binary tree of spans, fine nearby and coarse far off.
 
     The presets `sst5`, `imdb`, `enwik8` and `text8` are the authors' networks; every field can be changed on top.
@@ -63,23 +61,11 @@ class BPTransformerConfig(NormFields, DropoutFields, HeadSizes, LibraryConfig, P
     intermediate_size: int = 2048
     num_hidden_layers: int = 6
     num_attention_heads: int = 8
-    num_nodes: int = 4
-    clip_distance: int = 4
     is_causal: bool = False
-
-    hidden_act: str = "relu"
-    mlp_bias: bool = True
-    attention_bias: bool = False
-    attention_output_bias: bool = False
-
-    position_embedding_type: str = "relation"
-    max_position_embeddings: int = 4096
-    initializer_range: float | int = 0.02
 
     classifier_pooling: str = "root"
     classifier_head: str = "linear"
     classifier_activation: str = "tanh"
-    lm_head_bias: bool = False
 
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -94,30 +80,6 @@ class BPTransformerConfig(NormFields, DropoutFields, HeadSizes, LibraryConfig, P
 
     # attention, whose heads share the vectors of relations, is replicated
     base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
-
-    # a token and a span are cached for each token
-    nodes_per_token = 2
-
-    @property
-    def pattern(self) -> InterleavedSpanTree:
-        """Which node reads which: node 2t is token t, node 2t + 1 a span."""
-        return InterleavedSpanTree(self.num_nodes, self.is_causal)
-
-    @property
-    def sinusoid_amplitude(self) -> float | int:
-        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
-        return self.initializer_range
-
-    @property
-    def whole_text_reason(self) -> str:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
-        return "its spans read all of their tokens, and the largest span has all of the text."
-
-    def check(self) -> None:
-        """Raise ConfigurationError if no model can be built from these fields."""
-        check_fields(self, CHOICES)
-        self.check_head_sizes()
-        check_tree(self)
 
 
 __all__ = ["BPTransformerConfig"]

@@ -19,7 +19,7 @@ Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070); the authors' code. We diff
   token is read once (`builder="fixed"` of `SpanTree`).
 - Spans at the end of a text that have the same tokens are one node. Without dropout of weights their states are equal.
 - The released code classifies texts with a causal tree; here a config says so with `is_causal=True`.
-- Auxiliary losses of layers, of their character models, and the encoder-decoder are not here.
+- Auxiliary losses of layers, of their character models, are not here.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -46,16 +45,17 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.tree.attention import TreeAttention
+from hf_efficient_attn.models.tree.block import BPLayer
+from hf_efficient_attn.models.tree.call_nodes import nodes_of
+from hf_efficient_attn.models.tree.nodes import WholeTree
 
-from .attention import TreeAttention
-from .call_nodes import nodes_of
 from .configuration_bp_transformer import BPTransformerConfig
 from .heads import BPTextHead, take_roots
-from .nodes import NextNodes, WholeTree
 
 
 @dataclass
@@ -71,26 +71,6 @@ class BPOutput(BackboneOutput):
 
     span_states: Tensor | None = None
     pooler_output: Tensor | None = None
-
-
-class BPLayer(GradientCheckpointingLayer):
-    """One update of tokens and spans. [B, T, hidden_size] and [B, S, hidden_size] → the same."""
-
-    def __init__(self, config: BPTransformerConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.self_attn = TreeAttention(config, layer_idx)
-        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
-        self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(
-        self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        attended, _ = self.self_attn(tokens, spans, nodes, **kwargs)
-        states, num_tokens = torch.cat((tokens, spans), 1), tokens.shape[1]
-        states = self.attention_norm(states + self.dropout(torch.cat(attended, 1)))
-        states = finite(self.mlp_norm(states + self.dropout(self.mlp(states))))
-        return states[:, :num_tokens], states[:, num_tokens:]
 
 
 class BPTransformerPreTrainedModel(EfficientPreTrainedModel):
@@ -151,10 +131,9 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
-        nodes = nodes_of(self.config, call)
+        nodes = nodes_of(self.config, call, self.config.is_causal)
         tokens = self.embedding_norm(self.dropout(self.positions(call.embedded, call)[0]))
-        num_spans = nodes.num_spans if isinstance(nodes, NextNodes) else call.tokens
-        spans = tokens.new_zeros(call.batch_size, num_spans, tokens.shape[2])
+        spans = nodes.first_spans(tokens)
         for layer in self.layers:
             tokens, spans = layer(tokens, spans, nodes, past_key_values=call.cache, **kwargs)
         tokens, spans = self.norm(tokens), self.norm(spans)

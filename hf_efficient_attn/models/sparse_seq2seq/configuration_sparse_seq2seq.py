@@ -2,12 +2,12 @@
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import check_attention, write_pattern
+from hf_efficient_attn.models.encoder_decoder.config import EncoderDecoderFields
 from hf_efficient_attn.models.sparse.config import SparseFields
 
 from . import presets
@@ -20,7 +20,9 @@ CHOICES = {
 
 
 @strict_config
-class SparseSeq2SeqConfig(SparseFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+class SparseSeq2SeqConfig(
+    EncoderDecoderFields, SparseFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+):
     r"""Describe an encoder-decoder whose encoder follows patterns: LED, BigBird-Pegasus, and the Transformer of 2017.
 
     The presets `led`, `bigbird_pegasus` and `vanilla` set the papers' defaults; every field can be changed on top.
@@ -86,27 +88,20 @@ class SparseSeq2SeqConfig(SparseFields, DropoutFields, HeadSizes, LibraryConfig,
         "in the decoder of m tokens m² / 2 and m · n"
     )
     keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {"num_hidden_layers": "encoder_layers"}
 
     vocab_size: int = 50_265
     hidden_size: int = 768
     intermediate_size: int = 3072
-    encoder_layers: int = 6
-    decoder_layers: int = 6
     num_attention_heads: int = 12
 
-    max_target_position_embeddings: int = 1024
     embedding_init_std: float | int | None = None
     matrix_init: str = "normal"
-
-    label_smoothing: float | int = 0.0
 
     lm_head_bias: bool = False
     classifier_head: str = "dense"
     classifier_activation: str = "tanh"
 
     use_cache: bool = True
-    is_encoder_decoder: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 1
     bos_token_id: int | None = 0
@@ -118,17 +113,11 @@ class SparseSeq2SeqConfig(SparseFields, DropoutFields, HeadSizes, LibraryConfig,
     bigbird_pegasus = classmethod(presets.bigbird_pegasus)
     vanilla = classmethod(presets.vanilla)
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether the encoder is causal: it reads both sides; the decoder is causal in any case."""
-        return False
-
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
         self.check_head_sizes()
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigurationError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
+        self.check_label_smoothing()
         check_attention(self)
         write_pattern(self)
 

@@ -6,83 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from hf_efficient_attn.attention.dense_matrix import dense_attention
-from hf_efficient_attn.attention.input_checks import check_mask_values
-from hf_efficient_attn.attention.key_tokens import tokens_of_keys
-from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.layout.host_copies import lasting
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
-from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.prologue import prepare_call
+from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention, readable_source
+from hf_efficient_attn.models.encoder_decoder.inputs import real_target_tokens
+from hf_efficient_attn.models.encoder_decoder.stacks import record_layers
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.sparse.attention import SparseAttention
-from hf_efficient_attn.models.sparse.inputs import check_inputs
 
-from .pretrained import SparseSeq2SeqStack, record_layers
-from .seq2seq_inputs import real_target_tokens
-
-
-class CrossAttention(nn.Module):
-    """Attention of the target to all source tokens. [B, T, hidden_size] and [B, S, hidden_size] → [B, T, hidden_size].
-
-    With a cache, keys and values of the source are computed once.
-    """
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
-        self.head_dim = config.head_dim
-        width, bias = config.hidden_size, config.attention_bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
-        self.dropout = nn.Dropout(config.attention_dropout)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        source_mask: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
-
-        source_mask: bool [B, 1, 1, S], True = a token; None: all are.
-        """
-        query = self._split(self.q_proj(hidden_states))
-        # the cache may hold another precision
-        key, value = (each.to(query.dtype) for each in self._keys_and_values(encoder_hidden_states, past_key_values))
-        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        if need_weights:
-            warn_of_weights()
-        out, weights = dense_attention(
-            query,
-            key,
-            value,
-            source_mask,
-            None,
-            self.head_dim**-0.5,
-            drop_rate(self.dropout),
-            need_weights,
-        )
-        return self.o_proj(out.transpose(1, 2).flatten(2)), weights
-
-    def _split(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-    def _keys_and_values(self, source: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
-        if cache is not None and cache.is_updated.get(self.layer_idx):
-            layer = cache.cross_attention_cache.layers[self.layer_idx]
-            return layer.keys, layer.values
-        key, value = self._split(self.k_proj(source)), self._split(self.v_proj(source))
-        if cache is not None:
-            key, value = append_to_cache(cache.cross_attention_cache, key, value, self.layer_idx)
-            cache.is_updated[self.layer_idx] = True
-        return key, value
+from .pretrained import SparseSeq2SeqStack
 
 
 class SparseDecoderLayer(GradientCheckpointingLayer):
@@ -158,38 +93,14 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
             attention_mask: of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K].
             encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed(input_ids)
-        check_mask_values(attention_mask)
-        cache = with_cross_attention(past_key_values)
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        if use_cache and cache is None and not (self.gradient_checkpointing and self.training):
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        call = prepare_call(self.config, inputs_embeds, attention_mask, None, cache, kwargs)
+        call = self.target_call(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, kwargs)
         source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
         masks = call.masks(self.config, is_causal=True)
         counted = real_target_tokens(attention_mask, masks["token_mask"])
         hidden_states, where = self.embeddings(replace(call, attention_mask=counted))
-        kwargs = {**kwargs, **where, **masks, "past_key_values": cache}
+        kwargs = {**kwargs, **where, **masks, "past_key_values": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=cache
+            last_hidden_state=self.norm(hidden_states), past_key_values=call.cache
         )
-
-
-def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
-    """Return a cache with room for the source; a cache for the target alone is completed."""
-    if cache is None or isinstance(cache, EncoderDecoderCache):
-        return cache
-    return EncoderDecoderCache(cache, DynamicCache())
-
-
-def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> Tensor | None:
-    """Return which source tokens may be read, bool [B, 1, 1, S]; None: all."""
-    batch_size, num_keys = source.shape[:2]
-    with lasting():
-        lengths = (batch_size, num_queries, num_keys, 0, 0)
-        tokens, _ = tokens_of_keys(None, *lengths, attention_mask, None, is_causal=False, device=source.device)
-    return None if tokens.key_mask is None else tokens.key_mask[:, None, None]

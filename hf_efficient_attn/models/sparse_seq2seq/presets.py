@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.encoder_decoder.config import fields_of_stacks
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.windows import band_of_window
 
@@ -61,7 +62,7 @@ def led(cls: type[Config], size: str = "base", attention_window: int | Sequence[
         "lm_head_bias": True,
         "sep_token_id": 2,
     }
-    return cls(**{**preset, **_checked_fields(fields)})
+    return cls(**{**preset, **fields_of_stacks(fields)})
 
 
 def bigbird_pegasus(
@@ -103,7 +104,7 @@ def bigbird_pegasus(
         "eos_token_id": 1,
         "decoder_start_token_id": 2,
     }
-    return cls(**{**preset, **_checked_fields(fields)})
+    return cls(**{**preset, **fields_of_stacks(fields)})
 
 
 def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
@@ -137,19 +138,9 @@ def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
     }
-    return cls(**{**preset, **_checked_fields(fields)})
+    return cls(**{**preset, **fields_of_stacks(fields)})
 
 
 def _check_size(size: str, sizes: dict[str, Any]) -> None:
     if size not in sizes:
         raise ConfigurationError(f"size={shown(size)}; it must be one of: {', '.join(sizes)}.")
-
-
-def _checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields; refuse a number of layers that does not say of which stack."""
-    if "num_hidden_layers" in fields:
-        raise ConfigurationError(
-            f"num_hidden_layers={fields['num_hidden_layers']} does not say which stack it is of. Pass encoder_layers "
-            "and decoder_layers."
-        )
-    return fields

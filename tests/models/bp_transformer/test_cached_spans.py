@@ -7,7 +7,7 @@ from models.bp_transformer.tiny_models import build
 from models_cases import TOLERANCE, random_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.bp_transformer.nodes import next_nodes
+from hf_efficient_attn.models.tree.nodes import next_nodes
 
 ROWS = [range(40), range(13, 40), range(1, 40)]
 

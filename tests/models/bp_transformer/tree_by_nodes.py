@@ -11,33 +11,62 @@ from torch.nn.functional import layer_norm
 Weights = dict[str, Tensor]
 
 
-def tree_by_nodes(config: Any, weights: Weights, embedded: Tensor, real: Sequence[bool]) -> tuple[Tensor, Tensor]:
+def tree_by_nodes(
+    config: Any,
+    weights: Weights,
+    embedded: Tensor,
+    real: Sequence[bool],
+    is_causal: bool | None = None,
+    source: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the last states of the tokens, [T, hidden_size], and that of the root, in evaluation.
 
     Args:
-        weights: of a `BPTransformerModel`, by name.
+        weights: of a `BPTransformerModel`, or of a stack of `BPSeq2SeqModel`, by name.
         embedded: the embeddings, [T, hidden_size].
         real: which tokens are read.
+        is_causal: None: as the config says.
+        source: what tokens read besides, in a decoder, [S, hidden_size].
     """
     num_tokens, k = len(embedded), config.num_nodes
-    labels = build(num_tokens, k, config.is_causal, "fixed")
+    labels = build(num_tokens, k, config.is_causal if is_causal is None else is_causal, "fixed")
     num_nodes = 1 + max(query for query, _ in labels)
     members = {node: [key for query, key in labels if query == node and key < num_tokens] for node in range(num_nodes)}
     exists = [
         real[node] if node < num_tokens else any(real[token] for token in members[node]) for node in range(num_nodes)
     ]
-    first = layer_norm(
-        embedded, embedded.shape[1:], weights["embedding_norm.weight"], weights["embedding_norm.bias"], config.norm_eps
-    )
+    name = "embedding_norm" if "embedding_norm.weight" in weights else "embeddings.norm"
+    first = normed(config, weights, name, embedded)
     states = torch.cat((first, first.new_zeros(num_nodes - num_tokens, first.shape[1])))
-    for layer in range(config.num_hidden_layers):
+    for layer in range(1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))):
         own = {name.removeprefix(f"layers.{layer}."): each for name, each in weights.items()}
-        states = update(config, own, states, labels, exists)
+        states = read_nodes(config, own, states, labels, exists)
+        if source is not None:
+            states = torch.cat((read_source(config, own, states[:num_tokens], source), states[num_tokens:]))
+        inner = torch.relu(states @ own["mlp.up_proj.weight"].T + own["mlp.up_proj.bias"])
+        inner = inner @ own["mlp.down_proj.weight"].T + own["mlp.down_proj.bias"]
+        states = normed(config, own, "mlp_norm", states + inner)
     return states[:num_tokens], states[-1]
 
 
-def update(config: Any, own: Weights, states: Tensor, labels: dict[tuple[int, int], int], exists: list[bool]) -> Tensor:
-    """Return the states of all nodes after one layer, all at once."""
+def read_source(config: Any, own: Weights, states: Tensor, source: Tensor) -> Tensor:
+    """Return the states of target tokens after each has read all of the source."""
+    rows = []
+    for state in states:
+        heads = []
+        for head in range(config.num_attention_heads):
+            part = slice(head * config.head_dim, (head + 1) * config.head_dim)
+            query, key, value = (own[f"cross_attn.{name}_proj.weight"][part] for name in "qkv")
+            shares = ((source @ key.T) @ (query @ state) * config.head_dim**-0.5).softmax(0)
+            heads.append(shares @ (source @ value.T))
+        rows.append(own["cross_attn.o_proj.weight"] @ torch.cat(heads))
+    return normed(config, own, "cross_norm", states + torch.stack(rows))
+
+
+def read_nodes(
+    config: Any, own: Weights, states: Tensor, labels: dict[tuple[int, int], int], exists: list[bool]
+) -> Tensor:
+    """Return the states of all nodes after each has read its nodes, all at once."""
     per_level, clip = 2 * config.num_nodes + 1, config.clip_distance
     shape = (len(states), config.num_attention_heads, config.head_dim)
     query, key, value = (
@@ -57,9 +86,7 @@ def update(config: Any, own: Weights, states: Tensor, labels: dict[tuple[int, in
         shares = (scores * config.head_dim**-0.5).softmax(-1)
         rows.append(torch.einsum("hk,khd->hd", shares, value[read]).flatten())
     states = states + torch.stack(rows) @ own["self_attn.o_proj.weight"].T
-    states = normed(config, own, "attention_norm", states)
-    inner = torch.relu(states @ own["mlp.up_proj.weight"].T + own["mlp.up_proj.bias"])
-    return normed(config, own, "mlp_norm", states + inner @ own["mlp.down_proj.weight"].T + own["mlp.down_proj.bias"])
+    return normed(config, own, "attention_norm", states)
 
 
 def normed(config: Any, own: Weights, name: str, states: Tensor) -> Tensor:

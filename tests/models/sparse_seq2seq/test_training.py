@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from torch.utils.data import Dataset
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.sparse_seq2seq.heads import smoothed_loss
+from hf_efficient_attn.models.encoder_decoder.heads import smoothed_loss
 
 VANILLA = BY_NAME["seq2seq-vanilla"]
 LED = BY_NAME["seq2seq-led"]

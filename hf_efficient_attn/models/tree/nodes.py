@@ -14,9 +14,9 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
 
-def tree_of(config: Any) -> InterleavedSpanTree:
+def tree_of(config: Any, is_causal: bool) -> InterleavedSpanTree:
     """Return the tree that a config says; its own `pattern` may be of a copy of the package that wrote the config."""
-    return InterleavedSpanTree(config.num_nodes, config.is_causal)
+    return InterleavedSpanTree(config.num_nodes, is_causal)
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class WholeTree:
 
     mask: TokenMask
     roots: Tensor | None
+
+    def first_spans(self, tokens: Tensor) -> Tensor:
+        """Return the spans before the first layer, zeros like the tokens, [B, T, hidden_size]."""
+        return torch.zeros_like(tokens)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "WholeTree":
         """Return the nodes on a device: accelerate so moves what a layer is called with."""
@@ -69,6 +73,10 @@ class NextNodes:
     def num_spans(self) -> int:
         """S."""
         return sum(first.shape[1] for first, _, _ in self.spans)
+
+    def first_spans(self, tokens: Tensor) -> Tensor:
+        """Return the spans before the first layer, zeros, [B, S, hidden_size], for tokens [B, T, hidden_size]."""
+        return tokens.new_zeros(tokens.shape[0], self.num_spans, tokens.shape[2])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "NextNodes":
         """Return the nodes on a device: accelerate so moves what a layer is called with."""

@@ -10,21 +10,20 @@ from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
+from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, next_nodes, tree_of, whole_tree
 
-from .nodes import NextNodes, WholeTree, next_nodes, tree_of, whole_tree
 
-
-def nodes_of(config: Any, call: PreparedCall) -> WholeTree | NextNodes:
+def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | NextNodes:
     """Return the nodes of a call.
 
     Raises:
         InputError: a mask that is a matrix of other pairs than those of real tokens.
     """
-    masks, device = call.masks(config), call.embedded.device
+    masks, device = call.masks(config, is_causal), call.embedded.device
     mask, matrix = masks["token_mask"], masks["attention_mask"]
     if matrix is not None:
         mask = TokenMask(readable_keys(matrix, call.batch_size))
-        check_pairs(matrix, mask.key_mask, config.is_causal)
+        check_pairs(matrix, mask.key_mask, is_causal)
     if call.cache is None or is_nothing_cached(call.past_tokens):
         # a static cache has room for later tokens
         of_tokens = (None if each is None else each[:, : call.tokens] for each in (mask.key_mask, mask.segment_ids))
@@ -33,7 +32,9 @@ def nodes_of(config: Any, call: PreparedCall) -> WholeTree | NextNodes:
     if real is None:
         real = torch.ones(call.batch_size, call.num_keys, dtype=torch.bool, device=device)
     past = torch.as_tensor(call.past_tokens, device=device)
-    return next_nodes(tree_of(config), config.clip_distance, past, real, call.tokens, mask.key_mask is not None)
+    return next_nodes(
+        tree_of(config, is_causal), config.clip_distance, past, real, call.tokens, mask.key_mask is not None
+    )
 
 
 def is_nothing_cached(past_tokens: int | Tensor) -> bool:

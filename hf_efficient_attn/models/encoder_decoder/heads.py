@@ -13,14 +13,13 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.encoder_decoder.inputs import shift_right
 from hf_efficient_attn.models.heads.head import Head
 from hf_efficient_attn.models.heads.task_heads import (
     LanguageModelHead,
     QuestionAnsweringHead,
     SequenceClassificationHead,
 )
-
-from .seq2seq_inputs import shift_right
 
 
 class Seq2SeqHead(Head):
@@ -43,7 +42,6 @@ class Seq2SeqHead(Head):
     def call_model(
         self,
         given: tuple[Any, ...],
-        global_attention_mask: Tensor | None,
         use_cache: bool | None,
         has_labels: bool,
         **kwargs: Any,
@@ -53,8 +51,7 @@ class Seq2SeqHead(Head):
         given: the first arguments of its `forward`.
         """
         use_cache = False if has_labels else use_cache
-        options = {"use_cache": use_cache, "global_attention_mask": global_attention_mask, "return_dict": True}
-        return self.model(*given, **options, **kwargs)
+        return self.model(*given, use_cache=use_cache, return_dict=True, **kwargs)
 
 
 class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
@@ -75,11 +72,10 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
         decoder_inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        global_attention_mask: Tensor | None = None,
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Return logits and, with `labels` [B, T] (−100 = not counted), the loss; see `SparseSeq2SeqModel.forward`.
+        """Return logits and, with `labels` [B, T] (−100 = not counted), the loss; see `EncoderDecoder.forward`.
 
         num_items_in_batch: divide the sum of the loss by this; None: by the number of labels that count.
         """
@@ -93,7 +89,7 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
             )
         given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, past_key_values)
         kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
-        outputs = self.call_model(given, global_attention_mask, use_cache, labels is not None, **kwargs)
+        outputs = self.call_model(given, use_cache, labels is not None, **kwargs)
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
@@ -126,12 +122,11 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead)
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        global_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqSequenceClassifierOutput:
         given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
-        outputs = self.call_model(given, global_attention_mask, use_cache, labels is not None, **kwargs)
+        outputs = self.call_model(given, use_cache, labels is not None, **kwargs)
         hidden = outputs.last_hidden_state
         last = last_end(self.config.eos_token_id, input_ids, attention_mask, hidden)
         pooled = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
@@ -161,13 +156,12 @@ class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        global_attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqQuestionAnsweringModelOutput:
         has_labels = start_positions is not None and end_positions is not None
         given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
-        outputs = self.call_model(given, global_attention_mask, use_cache, has_labels, **kwargs)
+        outputs = self.call_model(given, use_cache, has_labels, **kwargs)
         logits = self.qa_outputs(self.residual_mlp(outputs.last_hidden_state))
         start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
         loss = self.loss_function(start_logits, end_logits, start_positions, end_positions) if has_labels else None

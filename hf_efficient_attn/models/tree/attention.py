@@ -19,8 +19,7 @@ from hf_efficient_attn.layout.terms import InterleavedRelation, Term
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
-
-from .nodes import NextNodes, WholeTree, tree_of
+from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, tree_of
 
 # numbers of gathered keys for which new tokens are computed together
 MAX_GATHERED = 1 << 22
@@ -32,9 +31,9 @@ class RelationVectors(nn.Module):
     Source: Ye et al. (arXiv:1911.04070); the authors' code.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, is_causal: bool) -> None:
         super().__init__()
-        self.label = InterleavedRelation(config.num_nodes, config.clip_distance, config.is_causal)
+        self.label = InterleavedRelation(config.num_nodes, config.clip_distance, is_causal)
         self.weight = nn.Parameter(torch.empty(self.label.num_values, config.head_dim))
         self.std = config.initializer_range
 
@@ -48,16 +47,22 @@ class RelationVectors(nn.Module):
 
 
 class TreeAttention(nn.Module):
-    """Multi-head attention of tokens and spans, with one set of maps. [B, T, hidden_size], [B, S, …] → the same."""
+    """Multi-head attention of tokens and spans, with one set of maps. [B, T, hidden_size], [B, S, …] → the same.
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
+    is_causal: tokens read to their left only; None: as the config says.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
         super().__init__()
+        self.is_causal = config.is_causal if is_causal is None else is_causal
         self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
         self.scaling = config.head_dim**-0.5
         width, bias = config.hidden_size, config.attention_bias
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
         self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
-        self.relations = RelationVectors(config) if config.position_embedding_type == "relation" else None
+        self.relations = (
+            RelationVectors(config, self.is_causal) if config.position_embedding_type == "relation" else None
+        )
         self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
@@ -105,7 +110,7 @@ class TreeAttention(nn.Module):
             "terms": terms,
             "backend": backend_of(self.config),
         }
-        followed = LayerPattern(tree_of(self.config), self.layer_idx, is_own=False)
+        followed = LayerPattern(tree_of(self.config, self.is_causal), self.layer_idx, is_own=False)
         rows = chosen_rows()
         if not need_weights or rows is None:
             out, weights = attend_layer(query, key, value, followed, tree.mask, need_weights=need_weights, **options)

@@ -1,0 +1,80 @@
+"""Configuration of the BP-Transformer that translates."""
+
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.encoder_decoder.config import EncoderDecoderFields
+from hf_efficient_attn.models.tree.config import TreeFields
+
+from . import presets
+
+
+@strict_config
+class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+    r"""Describe a BP-Transformer that translates: an encoder over the tree of the source, a decoder over the target's.
+
+    The presets `iwslt` and `wmt14` are the authors' networks; every field can be changed on top.
+
+    Args:
+        encoder_layers, decoder_layers: the layers of the two stacks.
+        num_nodes: k, how many nodes of each size a token reads on each side; in the decoder to its left alone.
+        clip_distance: the level from which on spans share the labels of this level: level 0 are tokens, and the spans
+            of level j have 2^j of them.
+        position_embedding_type: "relation", the paper's: no positions, but a learned vector for every relation of a
+            token to a node; "learned" or "sinusoidal" positions of tokens, without relations; "none".
+        max_position_embeddings, max_target_position_embeddings: the rows of "learned" positions of source and target;
+            otherwise both may have any length.
+        label_smoothing: ε of the training loss of `BPSeq2SeqForConditionalGeneration`: weight 1 − ε on the target and
+            ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy.
+        hidden_act: the activation of the MLP.
+        norm_position: "post"; spans start as zeros, which a norm before attention would not know from one another.
+        norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
+            output; MLP; vocabulary. Source, target and output share the embedding.
+        embedding_dropout: of the embeddings, before their norm.
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Ye, Guo, Gan, Qiu, Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning"
+    (arXiv:1911.04070), and the authors' code.
+
+    >>> config = BPSeq2SeqConfig.wmt14(vocab_size=37_000)
+    >>> config.num_nodes, config.encoder_layers, config.decoder_layers
+    (4, 6, 6)
+    """
+
+    model_type = "bp_seq2seq"
+    papers = ("1911.04070",)
+    # scores of a head in a layer, for n tokens
+    attention_cost = (
+        "of n tokens, in the encoder n · (log2 n + 1) of spans and their tokens, and about "
+        "2 · num_nodes · n · log2(n / num_nodes) of tokens and the nodes beside them; in the decoder, of m tokens, the "
+        "same with half as many nodes, and m · n"
+    )
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 32_000
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_attention_heads: int = 8
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    iwslt = classmethod(presets.iwslt)
+    wmt14 = classmethod(presets.wmt14)
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields."""
+        super().check()
+        self.check_label_smoothing()
+
+
+__all__ = ["BPSeq2SeqConfig"]

@@ -1,0 +1,41 @@
+"""A layer of a BP-Transformer: attention over nodes, then an MLP, each followed by a norm."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.tree.attention import TreeAttention
+from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree
+
+
+class BPLayer(GradientCheckpointingLayer):
+    """One update of tokens and spans. [B, T, hidden_size] and [B, S, hidden_size] → the same.
+
+    is_causal: tokens read to their left only; None: as the config says.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
+        super().__init__()
+        self.self_attn = TreeAttention(config, layer_idx, is_causal)
+        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        states, num_tokens = self.read(tokens, spans, nodes, **kwargs), tokens.shape[1]
+        states = self.transform(states)
+        return states[:, :num_tokens], states[:, num_tokens:]
+
+    def read(self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any) -> Tensor:
+        """Return the states of tokens and spans after they have read their nodes, [B, T + S, hidden_size]."""
+        attended, _ = self.self_attn(tokens, spans, nodes, **kwargs)
+        return self.attention_norm(torch.cat((tokens, spans), 1) + self.dropout(torch.cat(attended, 1)))
+
+    def transform(self, states: Tensor) -> Tensor:
+        """Return what follows attention."""
+        return finite(self.mlp_norm(states + self.dropout(self.mlp(states))))

@@ -1,0 +1,80 @@
+"""Fields of the configs whose tokens and spans read the nodes of a tree; each family's config explains them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.fields import NormFields
+from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
+
+# levels of trees of 2^31 tokens
+MAX_LEVEL = 31
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "norm_position": ("post",),
+    "position_embedding_type": ("relation", "learned", "sinusoidal", "none"),
+    "classifier_pooling": ("root", "first", "last", "mean"),
+    "classifier_head": ("linear", "dense"),
+}
+
+
+@dataclass(init=False, repr=False, eq=False)
+class TreeFields(NormFields):
+    """Mixin: the tree, what a layer computes, and the embeddings before the first one."""
+
+    num_nodes: int = 4
+    clip_distance: int = 4
+
+    hidden_act: str = "relu"
+    mlp_bias: bool = True
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+
+    position_embedding_type: str = "relation"
+    max_position_embeddings: int = 4096
+    initializer_range: float | int = 0.02
+    lm_head_bias: bool = False
+
+    # a token and a span are cached for each token
+    nodes_per_token = 2
+
+    @property
+    def pattern(self) -> InterleavedSpanTree:
+        """Which node reads which: node 2t is token t, node 2t + 1 a span."""
+        return InterleavedSpanTree(self.num_nodes, self.is_causal)  # type: ignore[attr-defined]
+
+    @property
+    def sinusoid_amplitude(self) -> float | int:
+        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        return self.initializer_range
+
+    @property
+    def whole_text_reason(self) -> str:
+        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
+        return "its spans read all of their tokens, and the largest span has all of the text."
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields."""
+        check_fields(self, CHOICES)
+        self.check_head_sizes()  # type: ignore[attr-defined]
+        check_tree(self)
+
+
+def check_tree(config: Any) -> None:
+    """Raise ConfigurationError for fields that no tree can have."""
+    if config.num_nodes < 1:
+        raise ConfigurationError(
+            f"num_nodes={config.num_nodes}: a token reads at least 1 node of each size and side (the paper's k)."
+        )
+    if not 0 <= config.clip_distance <= MAX_LEVEL:
+        raise ConfigurationError(
+            f"clip_distance={config.clip_distance} is a level of the tree, 0 for tokens, 1 for spans of two and so on: "
+            f"0 to {MAX_LEVEL}."
+        )
+    if getattr(config, FIELD, None) is not None:
+        raise ConfigurationError(
+            f"{FIELD}={shown(getattr(config, FIELD))}: tokens and spans of a BP-Transformer read the nodes of their "
+            "tree, and follow no other pattern. Leave it out."
+        )
