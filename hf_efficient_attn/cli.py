@@ -25,6 +25,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("bench", "sequence"): "hf_efficient_attn.bench.sequence.command",
     ("bench", "spans"): "hf_efficient_attn.bench.spans.command",
     ("bench", "star"): "hf_efficient_attn.bench.star.command",
+    ("bench", "trees"): "hf_efficient_attn.bench.trees.command",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_efficient_attn.bench.star.cases import ENCODERS, STAR, Shape, build_encoder, training_step
+from hf_efficient_attn.bench.encoders.cases import STAR, Shape, build_encoder, training_step
+from hf_efficient_attn.bench.star.command import BENCHMARK
 from hf_efficient_attn.cli import main
 
+ENCODERS = BENCHMARK.encoders
 TINY = ["--lengths", 16, 32, "--memory-lengths", 32, "--batch-size", 2, "--layers", 2, "--hidden-size", 16]
 TINY += ["--heads", 2, "--repeats", 2, "--max-seconds", 0, "--device", "cpu"]
 

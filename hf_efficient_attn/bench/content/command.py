@@ -9,6 +9,7 @@ reversible and plain. Times are in milliseconds, memory is in MiB, lengths are i
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -26,7 +27,7 @@ from hf_efficient_attn.bench.content.cases import (
 )
 from hf_efficient_attn.bench.content.depth import STACKS, build_stack_step
 from hf_efficient_attn.bench.content.report import results_figure, results_markdown
-from hf_efficient_attn.bench.content.targets import MEASURES, Row, add_ratios
+from hf_efficient_attn.bench.content.targets import Row, add_ratios
 from hf_efficient_attn.bench.harness.memory import peak_memory
 from hf_efficient_attn.bench.harness.options import (
     add_counts,
@@ -40,7 +41,7 @@ from hf_efficient_attn.bench.harness.options import (
     set_threads,
 )
 from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
-from hf_efficient_attn.bench.harness.steps import forward_step, time_steps
+from hf_efficient_attn.bench.harness.steps import Contestants
 from hf_efficient_attn.errors import InputError
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -127,23 +128,19 @@ def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Return all results in JSON types: `machine`, `settings`, `results` with a row per length and layer, `depth`."""
     # first, while this process is small
     depth = measure_depth(settings, device)
-    peaks = measure_memory(settings, device)
-    rows: list[Row] = []
-    for tokens in logging.tqdm(settings["lengths"], desc="lengths", unit="length", leave=False):
-        rows += measure_length(tokens, settings, device)
-    for row in rows:
-        row["peak_memory_bytes"] = peaks.get((row["tokens"], row["layer"]))
+    contestants = Contestants("layer", shape_of, layers_of, build_layer, training_step, build_training_step)
+    rows = contestants.measure(settings, device)
     add_ratios(rows)
     return {"machine": describe_machine(device), "settings": settings, "results": rows, "depth": depth}
 
 
-def shape_of(tokens: int, settings: dict[str, Any], device: torch.device) -> Shape:
+def shape_of(tokens: int, settings: Mapping[str, Any], device: torch.device) -> Shape:
     """Return the shape of the layers at one length."""
     sizes = {name: settings[name] for name in (*SIZES, "dtype")}
     return Shape(tokens=tokens, device=device.type, **sizes)
 
 
-def layers_of(tokens: int, settings: dict[str, Any]) -> list[str]:
+def layers_of(tokens: int, settings: Mapping[str, Any]) -> list[str]:
     """Return the layers that are measured at a length."""
     limits = {DENSE: settings["dense_limit"], IN_TREE: settings["peer_limit"]}
     return [name for name in settings["layers"] if tokens <= limits.get(name, tokens)]
@@ -157,28 +154,3 @@ def measure_depth(settings: dict[str, Any], device: torch.device) -> list[Row]:
         arguments = {"kind": row["stack"], "num_layers": row["layers"], "shape": shape}
         row["peak_memory_bytes"] = peak_memory(build_stack_step, arguments, device)
     return rows
-
-
-def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple[int, str], int]:
-    """Return the peak bytes of a training step, beyond weights and states, by length and layer."""
-    lengths = [tokens for tokens in settings["lengths"] if tokens in settings["memory_lengths"]]
-    wanted = [(tokens, name) for tokens in lengths for name in layers_of(tokens, settings)]
-    peaks = {}
-    for tokens, name in logging.tqdm(wanted, desc="memory", unit="layer", leave=False):
-        arguments = {"name": name, "shape": asdict(shape_of(tokens, settings, device))}
-        peaks[tokens, name] = peak_memory(build_training_step, arguments, device)
-    return peaks
-
-
-def measure_length(tokens: int, settings: dict[str, Any], device: torch.device) -> list[Row]:
-    """Return a row per layer: each measure has {"milliseconds", "samples"}, or is empty beyond the layer's limit."""
-    shape = shape_of(tokens, settings, device)
-    states = shape.states()
-    layers = {name: build_layer(name, shape) for name in layers_of(tokens, settings)}
-    steps = {
-        name: {"forward": forward_step(layer, states), "training": training_step(layer, states)}
-        for name, layer in layers.items()
-    }
-    times = time_steps(steps, settings, tokens, device)
-    untimed: Row = {measure: {} for measure in MEASURES}
-    return [{"tokens": tokens, "layer": name, **times.get(name, untimed)} for name in settings["layers"]]

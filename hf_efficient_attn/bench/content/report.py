@@ -7,7 +7,6 @@ from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORM
 from hf_efficient_attn.bench.content.depth import MLP_FACTOR, STACKS
 from hf_efficient_attn.bench.content.targets import (
     GROWTH_FROM,
-    MEASURES,
     Row,
     crossover_of,
     highest_growth,
@@ -17,6 +16,7 @@ from hf_efficient_attn.bench.content.targets import (
 from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.harness.steps import MEASURES
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 
 MEBIBYTE = 2**20

@@ -8,12 +8,11 @@ from typing import Any
 from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER
 from hf_efficient_attn.bench.content.depth import REVERSIBLE
 from hf_efficient_attn.bench.harness.curves import crossover, curve
+from hf_efficient_attn.bench.harness.steps import MEASURES
 from hf_efficient_attn.bench.harness.timing import times_faster
 
 Row = dict[str, Any]
 Target = tuple[str, str, str, bool]
-# measure -> what tables call it
-MEASURES = {"forward": "forward", "training": "training step"}
 # how many times as fast as transformers' layer, and at which length
 LEAST_SPEED, SPEED_TOKENS = 3.0, 4096
 # from which length on a layer is to be faster than dense attention
