@@ -7,8 +7,13 @@ from typing import Any
 CARDS = Path(__file__).parent
 
 
+def files(name: str) -> list[Path]:
+    """Return the file of committed results, in a list; empty: nothing was committed yet."""
+    places = (CARDS / f"bench_{name}", CARDS / "examples", CARDS)
+    return [file for file in (place / f"{name}.json" for place in places) if file.exists()][:1]
+
+
 def results(name: str) -> Any:
     """Return the committed results of a benchmark, an example or an analysis, or those of a script in tests/."""
-    places = (CARDS / f"bench_{name}", CARDS / "examples", CARDS)
-    file = next(place / f"{name}.json" for place in places if (place / f"{name}.json").exists())
+    (file,) = files(name)
     return json.loads(file.read_text(encoding="utf-8"))

@@ -4,9 +4,9 @@ A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and 
 benchmark, with results in `bench_NAME/NAME.json`, an example, with results in `examples/NAME.json`, "neighbours" or
 "versions", which the scripts of these names in tests/ write. HEADING is that of a table which `hf-efficient-attn bench
 NAME` prints, or one of `OWN`, a function of this file. The benchmark's own page is made again, too, and so is every
-picture of `pictures_of_cards.py` that shows something else than its data. With `--check` nothing is written, and a page
-or a picture that differs is an error: each picture is made anew in memory, and the digest of its texts, lines, bars and
-images is compared with the one that its PNG was saved with.
+picture of `pictures_of_cards.py` that shows something else than its data. What has no results yet says so. With
+`--check` nothing is written, and a page or a picture that differs is an error: each picture is made anew in memory, and
+the digest of its texts, lines, bars and images is compared with the one that its PNG was saved with.
 """
 
 import argparse
@@ -22,9 +22,10 @@ import figures_of_spans
 import figures_of_stars
 import figures_of_texts
 import figures_of_training
+import figures_of_trees
 import picture_digest
 import pictures_of_cards
-from committed import CARDS, results
+from committed import CARDS, files, results
 
 from hf_efficient_attn.bench.attention import report as attention_report
 from hf_efficient_attn.bench.attention.figure import NAMES
@@ -32,11 +33,11 @@ from hf_efficient_attn.bench.attention.summary import by_contestant
 from hf_efficient_attn.bench.blocks import report as blocks_report
 from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
 from hf_efficient_attn.bench.content import report as content_report
+from hf_efficient_attn.bench.encoders import report as encoders_report
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.models import report as models_report
 from hf_efficient_attn.bench.sequence import report as sequence_report
 from hf_efficient_attn.bench.spans import report as spans_report
-from hf_efficient_attn.bench.star import report as star_report
 
 BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 REPORTS: dict[str, Any] = {
@@ -46,7 +47,8 @@ REPORTS: dict[str, Any] = {
     "models": models_report,
     "sequence": sequence_report,
     "spans": spans_report,
-    "star": star_report,
+    "star": encoders_report,
+    "trees": encoders_report,
 }
 NONE = "–"
 OTHERS = "another library"
@@ -117,6 +119,8 @@ def measured() -> list[str]:
 
 def _with_figures(block: re.Match[str]) -> str:
     begin, name, heading, end = block.groups()
+    if not files(name):
+        return f"{begin}Not measured yet.\n{end}"
     found = results(name)
     text = OWN[heading](found) if heading in OWN else REPORTS[name].sections(found)[heading]
     # unpadded, since pages are not read unrendered
@@ -217,6 +221,8 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "summaries": figures_of_texts.summaries,
     "translations": figures_of_texts.translations,
     "masked summation": figures_of_stars.masked_summation,
+    "trees": figures_of_trees.classified,
+    "tree against dense": figures_of_trees.against_dense,
     "copied symbols": figures_of_choices.copied_symbols,
     "routing losses": figures_of_choices.routing_losses,
     "block losses": figures_of_choices.block_losses,

@@ -9,7 +9,7 @@ from typing import Any
 
 import figures_of_training
 import pictures_of_families
-from committed import CARDS, results
+from committed import CARDS, files, results
 
 from hf_efficient_attn.analysis.draw import patterns_figure
 from hf_efficient_attn.analysis.pattern_sources import read_pattern
@@ -20,6 +20,7 @@ from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport
 from hf_efficient_attn.bench.attention.figure import results_figure as attention_figure
 from hf_efficient_attn.bench.blocks.report import results_figure as blocks_figure
 from hf_efficient_attn.bench.content.report import results_figure as content_figure
+from hf_efficient_attn.bench.encoders.report import results_figure as encoders_figure
 from hf_efficient_attn.bench.models.report import results_figure as models_figure
 from hf_efficient_attn.bench.sequence.report import results_figure as sequence_figure
 from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_figure
@@ -29,6 +30,7 @@ sys.path.append(str(CARDS.parent / "examples" / "experiments"))
 
 from comparison.marked_vectors import draw_errors  # noqa: E402
 from comparison.span_curves import draw_span_curves  # noqa: E402
+from comparison.tree_reading import draw_trees  # noqa: E402
 
 PIXELS_PER_INCH, PIXELS_PER_INCH_OF_FAMILIES = 160, 100
 # title -> an expression that `hf-efficient-attn draw` draws, too
@@ -108,4 +110,14 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "families/etc_transformer": pictures_of_families.etc_transformer,
     "families/bp_transformer": pictures_of_families.bp_transformer,
     "families/any_model": pictures_of_families.any_model,
+}
+# of results that may not be committed yet
+LATER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bench_trees": ("trees", encoders_figure),
+    "compare_trees": ("compare_trees", draw_trees),
+}
+PICTURES |= {
+    name: partial(lambda draw, source: draw(results(source)), draw, source)
+    for name, (source, draw) in LATER.items()
+    if files(source)
 }
