@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -84,11 +84,12 @@ def attend_layer(
     if chosen is not None:
         check_choice(chosen, query, key, followed)
         pairs = open_pairs(pairs, added)
-    layout = layout_of(followed, query_offset, query, key)
-    dtype = lse_dtype(query)
-    pairs, learned = read_pairs(pairs, terms, chosen, layout, tokens, key.shape[1], dtype, key.device)
-    if learned is not None:
-        added = learned if added is None else added + learned
+    # the layout of cross-attention with a bias alone cannot be traced at any two lengths
+    if len(terms) > 0 or chosen is not None:
+        layout = layout_of(followed, query_offset, query, key)
+        dtype = lse_dtype(query)
+        pairs, learned = read_pairs(pairs, terms, chosen, layout, tokens, key.shape[1], dtype, key.device)
+        added = learned if added is None else added + cast(Tensor, learned)
     sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
     out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
     return out.transpose(1, 2).contiguous(), weights
