@@ -52,6 +52,15 @@ from hf_efficient_attn.models.bp_transformer import (
     BPTransformerForTokenClassification,
     BPTransformerModel,
 )
+from hf_efficient_attn.models.compressed_transformer import (
+    CompressedTransformerConfig,
+    CompressedTransformerForMaskedLM,
+    CompressedTransformerForMultipleChoice,
+    CompressedTransformerForQuestionAnswering,
+    CompressedTransformerForSequenceClassification,
+    CompressedTransformerForTokenClassification,
+    CompressedTransformerModel,
+)
 from hf_efficient_attn.models.efficient_reformer import (
     EfficientReformerConfig,
     EfficientReformerForCausalLM,
@@ -170,6 +179,13 @@ __all__ = [
     "ChosenTokens",
     "ChunkedOrder",
     "ClippedAdagrad",
+    "CompressedTransformerConfig",
+    "CompressedTransformerForMaskedLM",
+    "CompressedTransformerForMultipleChoice",
+    "CompressedTransformerForQuestionAnswering",
+    "CompressedTransformerForSequenceClassification",
+    "CompressedTransformerForTokenClassification",
+    "CompressedTransformerModel",
     "ConfigurationError",
     "Distance",
     "EfficientAttentionError",

@@ -109,6 +109,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "families/star_transformer": pictures_of_families.star_transformer,
     "families/etc_transformer": pictures_of_families.etc_transformer,
     "families/bp_transformer": pictures_of_families.bp_transformer,
+    "families/compressed_transformer": pictures_of_families.compressed_transformer,
     "families/any_model": pictures_of_families.any_model,
 }
 # of results that may not be committed yet

@@ -193,6 +193,20 @@ def bp_transformer() -> Figure:
     return figure
 
 
+def compressed_transformer() -> Figure:
+    """Return tokens that read all keys, and tokens that read the few keys to which the text is projected."""
+    num_slots = 6
+    figure, (left, right) = _panels(2, ratios=(NUM_TOKENS, num_slots * 2))
+    _draw_groups(left, "all keys", [[1] * NUM_TOKENS] * NUM_TOKENS)
+    _draw_groups(right, "k keys", [[2] * num_slots] * NUM_TOKENS)
+    for panel, count in ((left, NUM_TOKENS), (right, num_slots)):
+        panel.set_aspect("auto")
+        for draw, lines in ((panel.axvline, count), (panel.axhline, NUM_TOKENS)):
+            for place in range(1, lines):
+                draw(place - 0.5, color=WHITE, linewidth=0.6)
+    return figure
+
+
 def any_model() -> Figure:
     """Return what `sparsify` changes: a decoder's attention to everything before becomes a band and first tokens."""
     figure, (left, middle, right) = _panels(3, ratios=(5, 1, 5))

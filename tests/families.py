@@ -8,6 +8,7 @@ from typing import Any
 
 from bp_cases import BP
 from bp_seq2seq_cases import BP_SEQ2SEQ
+from compressed_cases import COMPRESSED
 from content_cases import REFORMER, ROUTING
 from etc_cases import ETC
 from seq2seq_cases import SEQ2SEQ
@@ -17,7 +18,7 @@ from sparse_cases import SPARSE
 from sparsified_cases import SPARSIFIED
 from star_cases import STAR
 
-OURS = (SIMPLIFIED, SPARSE, SEQ2SEQ, SPANS, REFORMER, ROUTING, STAR, ETC, BP, BP_SEQ2SEQ)
+OURS = (SIMPLIFIED, SPARSE, SEQ2SEQ, SPANS, REFORMER, ROUTING, STAR, ETC, BP, BP_SEQ2SEQ, COMPRESSED)
 FAMILIES = (*OURS, SPARSIFIED)
 
 # by family, what writes a text and what reads one at once; an encoder-decoder does both

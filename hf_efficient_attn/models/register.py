@@ -9,6 +9,7 @@ from hf_efficient_attn.attention.saved_architectures import name_classes
 from hf_efficient_attn.models.adaptive_span import modeling_adaptive_span
 from hf_efficient_attn.models.bp_seq2seq import modeling_bp_seq2seq
 from hf_efficient_attn.models.bp_transformer import modeling_bp_transformer
+from hf_efficient_attn.models.compressed_transformer import modeling_compressed_transformer
 from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer
 from hf_efficient_attn.models.etc_transformer import modeling_etc_transformer
 from hf_efficient_attn.models.routing_transformer import modeling_routing_transformer
@@ -28,6 +29,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     modeling_etc_transformer,
     modeling_bp_transformer,
     modeling_bp_seq2seq,
+    modeling_compressed_transformer,
 )
 HEADS = (
     "CausalLM",

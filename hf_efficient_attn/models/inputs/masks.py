@@ -212,7 +212,7 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
         raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")
 
 
-def check_open_pairs(matrix: Tensor, real: Tensor, advice: str) -> None:
+def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool = False) -> None:
     """Raise InputError unless a matrix lets real tokens read all real tokens: padding is all that it may close.
 
     While compiling, nothing is checked.
@@ -221,11 +221,18 @@ def check_open_pairs(matrix: Tensor, real: Tensor, advice: str) -> None:
         matrix: [batch or 1, 1, queries, keys], True or 0.0 = allowed.
         real: which keys are no padding, bool [batch, keys].
         advice: the message.
+        is_causal: later tokens are closed, too.
     """
     if torch.compiler.is_compiling() or is_tracing(matrix):
         return
     allowed = matrix if matrix.dtype == torch.bool else matrix == 0
-    if bool((allowed != real[:, None, None])[real[:, None, :, None].expand_as(allowed)].any()):
+    num_queries, num_keys = matrix.shape[2:]
+    expected = real[:, None, None].expand(-1, -1, num_queries, -1)
+    if is_causal:
+        index = torch.arange(num_keys, device=matrix.device)
+        expected = expected & (index <= index[num_keys - num_queries :, None])
+    queries = real[:, None, num_keys - num_queries :, None]
+    if bool(((allowed != expected) & queries).any()):
         raise InputError(advice)
 
 

@@ -13,12 +13,14 @@ class SparseLayer(GradientCheckpointingLayer):
     """One block. Shapes: [B, T, hidden_size] → the same.
 
     Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
+
+    attention: of another kind, which returns its output first; None: that of the layer's pattern.
     """
 
-    def __init__(self, config: Any, layer_idx: int, is_gated: bool = False) -> None:
+    def __init__(self, config: Any, layer_idx: int, is_gated: bool = False, attention: nn.Module | None = None) -> None:
         super().__init__()
         self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = SparseAttention(config, layer_idx)
+        self.self_attn = SparseAttention(config, layer_idx) if attention is None else attention
         has_first_norm = not self.is_pre_norm or layer_idx > 0 or config.norm_before_first_layer
         self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
         self.mlp = MLP(config, is_gated)

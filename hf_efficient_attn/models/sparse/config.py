@@ -1,4 +1,4 @@
-"""Fields of the configs whose encoder follows patterns; each family's config explains them."""
+"""Fields of the configs with blocks of `sparse/block.py`; each family's config explains them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,15 +7,8 @@ from hf_efficient_attn.models.config.fields import NormFields
 
 
 @dataclass(init=False, repr=False, eq=False)
-class SparseFields(NormFields):
-    """Mixin: what the layers read, how they compute it, and the embeddings before the first layer."""
-
-    attention_pattern: Any = None
-    global_tokens: Any = None
-    global_projections: bool = False
-    max_global_tokens: int = 128
-    random_blocks_in_eval: str = "fixed"
-    full_attention_up_to: int | None = None
+class BlockFields(NormFields):
+    """Mixin: the block of `sparse/block.py`, and the embeddings before the first one."""
 
     hidden_act: str = "gelu"
     mlp_bias: bool = True
@@ -35,3 +28,15 @@ class SparseFields(NormFields):
     def sinusoid_amplitude(self) -> float:
         """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return 1.0 if self.scale_embedding else self.initializer_range
+
+
+@dataclass(init=False, repr=False, eq=False)
+class SparseFields(BlockFields):
+    """Mixin: the same, and what the layers read."""
+
+    attention_pattern: Any = None
+    global_tokens: Any = None
+    global_projections: bool = False
+    max_global_tokens: int = 128
+    random_blocks_in_eval: str = "fixed"
+    full_attention_up_to: int | None = None

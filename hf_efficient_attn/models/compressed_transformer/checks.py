@@ -1,0 +1,82 @@
+"""Which fields of a `CompressedTransformerConfig` exclude each other, and what to do about it."""
+
+from typing import Any
+
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.choices import meant
+
+MECHANISMS = ("linformer", "pattern")
+# why a mechanism has no causal form, as the end of a sentence
+NOT_CAUSAL = {
+    "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
+}
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("learned", "sinusoidal", "none"),
+    "projection_sharing": ("none", "headwise", "kv", "layerwise"),
+    "projection_type": ("linear", "convolution", "mean"),
+    "projection_padding": ("zero", "ignore"),
+    "classifier_pooling": (None, "first", "last", "mean"),
+    "classifier_head": ("linear", "dense", "transform"),
+    "question_answering_head": ("linear", "residual_mlp", "transform"),
+}
+
+
+def check_mechanisms(config: Any) -> None:
+    """Raise ConfigurationError for mechanisms that are unknown, too few or many, or have no causal form."""
+    listed = config.mechanism if isinstance(config.mechanism, list) else [config.mechanism]
+    for each in listed:
+        if each not in MECHANISMS:
+            raise ConfigurationError(
+                f"mechanism={shown(config.mechanism)}: {shown(each)} is none of {', '.join(MECHANISMS)}. Give one for "
+                f"all layers, or a list with one for each.{meant(each, MECHANISMS)}"
+            )
+        if config.is_causal and each in NOT_CAUSAL:
+            raise ConfigurationError(
+                f"mechanism={shown(each)} has no causal form: {NOT_CAUSAL[each]}. Leave is_causal=True out, or take "
+                "another mechanism for language models."
+            )
+    if isinstance(config.mechanism, list) and len(listed) != config.num_hidden_layers:
+        raise ConfigurationError(
+            f"mechanism lists {len(listed)} mechanisms for {config.num_hidden_layers} layers; give one each."
+        )
+    if getattr(config, FIELD, None) is not None and "pattern" not in listed:
+        raise ConfigurationError(
+            f"{FIELD}={shown(getattr(config, FIELD))}: no layer follows a pattern. Give mechanism='pattern' to those "
+            "that shall, in a list with one mechanism for each layer, or leave the pattern out."
+        )
+
+
+def check_projections(config: Any) -> None:
+    """Raise ConfigurationError for projections that a Linformer cannot have."""
+    slots, length = config.projected_tokens, config.max_position_embeddings
+    if isinstance(slots, list) and len(slots) != config.num_hidden_layers:
+        raise ConfigurationError(
+            f"projected_tokens lists {len(slots)} numbers for {config.num_hidden_layers} layers; give one each."
+        )
+    used = {config.slots_of_layer(layer) for layer in config.layers_with("linformer")}
+    if any(each > length for each in used):
+        raise ConfigurationError(
+            f"projected_tokens={shown(slots)} are more than the max_position_embeddings={length} tokens that they are "
+            "made of: a Linformer reads fewer keys than there are tokens."
+        )
+    if config.projection_sharing == "layerwise" and len(used) > 1:
+        raise ConfigurationError(
+            f"projected_tokens={shown(slots)} differ between layers, and projection_sharing='layerwise' gives all of "
+            "them one matrix. Use 'kv' or 'headwise', or one number."
+        )
+    strided = config.projection_type != "linear"
+    if strided and any(length % each for each in used):
+        raise ConfigurationError(
+            f"projection_type={shown(config.projection_type)} takes max_position_embeddings / projected_tokens tokens "
+            f"together, and {shown(slots)} does not divide {length}."
+        )
+    if config.projection_type == "mean" and config.projection_bias:
+        raise ConfigurationError("projection_bias=True, but projection_type='mean' has no parameters. Leave it out.")
+    if config.projection_first and (config.projection_sharing == "none" or config.projection_type == "convolution"):
+        raise ConfigurationError(
+            f"projection_first=True projects states that are not cut into heads yet, and projection_sharing="
+            f"{shown(config.projection_sharing)} with projection_type={shown(config.projection_type)} is a map within "
+            "heads. Use 'headwise', 'kv' or 'layerwise' with 'linear' or 'mean', or projection_first=False."
+        )

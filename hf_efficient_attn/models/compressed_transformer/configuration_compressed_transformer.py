@@ -1,0 +1,147 @@
+"""Configuration of the compressed Transformer: Linformer and kin."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.errors import strict_config
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
+from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.config.patterns import write_pattern
+from hf_efficient_attn.models.sparse.config import BlockFields
+
+from . import presets
+from .checks import CHOICES, check_mechanisms, check_projections
+
+
+@strict_config
+class CompressedTransformerConfig(
+    BlockFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+):
+    r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
+
+    The presets `linformer_base` and `linformer_large` are the paper's networks; every field can be changed on top.
+
+    Args:
+        mechanism: what the layers compute: "linformer", or "pattern", softmax attention that follows
+            `attention_pattern`; a list gives one per layer, so that they mix.
+        attention_pattern: who reads whom in layers of the mechanism "pattern", in any form that `sparsify` takes;
+            None: all read all, or if causal all before.
+        is_causal: each token reads the past and itself. A Linformer has no causal form.
+        projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
+            one number per layer.
+        max_position_embeddings: N, the columns of projection matrices, and the rows of "learned" positions. Texts may
+            be shorter.
+        projection_sharing: what has projection matrices of its own: "none" is shared: every head, keys and values
+            (2 · heads of a layer); "headwise", keys and values of a layer (2); "kv", a layer (1); "layerwise": the
+            model has one.
+        projection_type: "linear": a matrix of k · N numbers; "convolution": of N / k tokens, kernel and stride, with a
+            matrix per token within heads; "mean": of N / k tokens, without parameters.
+        projection_first: the hidden states are projected, and then mapped to keys and values, with their bias added to
+            each projected state, as in the authors' code; False: keys and values are projected, as in the paper. Both
+            are the same without biases.
+        projection_bias: a bias for each projected token, as in the library linformer-pytorch.
+        projection_padding: "zero": padding is no part of what is projected; "ignore": masks are not looked at, except
+            that embeddings of padding are zeros, as in the authors' code. What is padded then depends on how.
+        norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
+            gated_mlp, attention_bias, attention_output_bias, position_offset, sinusoid_layout, scale_embedding,
+            type_vocab_size, lm_head_transform, lm_head_bias, lm_transform_bias, lm_transform_activation,
+            classifier_head, classifier_activation, classifier_pooling, question_answering_head,
+            question_answering_excludes_question: as in `SparseTransformerConfig`.
+        position_embedding_type: "learned", "sinusoidal" or "none".
+
+    Raises:
+        ConfigurationError: fields that exclude each other; the message lists what is allowed.
+
+    Source: Wang et al., "Linformer" (arXiv:2006.04768).
+
+    >>> config = CompressedTransformerConfig.linformer_base()
+    >>> config.mechanism, config.projected_tokens, config.projection_sharing
+    ('linformer', 128, 'layerwise')
+    """
+
+    model_type = "compressed_transformer"
+    papers = ("2006.04768",)
+    # scores of a head in a layer, for n tokens
+    attention_cost = "n · projected_tokens of linformer; the pairs of attention_pattern, without one n², of pattern"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    is_causal: bool = False
+
+    mechanism: str | list[str] = "linformer"
+    attention_pattern: Any = None
+    projected_tokens: int | list[int] = 128
+    projection_sharing: str = "headwise"
+    projection_type: str = "linear"
+    projection_first: bool = False
+    projection_bias: bool = False
+    projection_padding: str = "zero"
+
+    norm_eps: float | int = 1e-12
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 0
+
+    lm_head_transform: bool = True
+    lm_head_bias: bool = True
+    lm_transform_bias: bool = True
+    lm_transform_activation: str | None = None
+    classifier_head: str = "linear"
+    classifier_activation: str = "tanh"
+    classifier_pooling: str | None = None
+    question_answering_head: str = "linear"
+    question_answering_excludes_question: bool = False
+
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    sep_token_id: int | None = None
+
+    linformer_base = classmethod(presets.linformer_base)
+    linformer_large = classmethod(presets.linformer_large)
+
+    # what layers of `models/sparse/` ask for, and no layer here has
+    global_tokens = None
+    global_projections = False
+    random_blocks_in_eval = "fixed"
+    full_attention_up_to = None
+
+    @property
+    def transform_activation(self) -> str:
+        """The activation of the dense map before the vocabulary."""
+        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
+
+    @property
+    def whole_text_reason(self) -> str:
+        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
+        return "its layers read sums over all tokens of a text."
+
+    def mechanism_of_layer(self, layer_idx: int) -> str:
+        """Return the mechanism of a layer."""
+        return self.mechanism[layer_idx] if isinstance(self.mechanism, list) else self.mechanism
+
+    def slots_of_layer(self, layer_idx: int) -> int:
+        """Return k, to how many keys a layer projects."""
+        return self.projected_tokens[layer_idx] if isinstance(self.projected_tokens, list) else self.projected_tokens
+
+    def layers_with(self, mechanism: str) -> list[int]:
+        """Return the layers that have a mechanism, by their index."""
+        return [layer for layer in range(self.num_hidden_layers) if self.mechanism_of_layer(layer) == mechanism]
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
+        check_fields(self, CHOICES)
+        self.check_head_sizes()
+        check_mechanisms(self)
+        check_projections(self)
+        write_pattern(self)
+
+
+__all__ = ["CompressedTransformerConfig"]

@@ -1,0 +1,191 @@
+"""Linformer: keys and values are projected along the text to k of each, and queries read these.
+
+    head = softmax(Q (E K)ᵀ / √D) (F V),  with E and F of k × n learned numbers
+
+Q has all tokens, so the output is as long as the text, and a layer computes n · k scores of a head instead of n². E and
+F belong to each head, to a layer (`headwise`), to keys and values of a layer alike (`kv`), or to all layers
+(`layerwise`). A text of n tokens that is shorter than N uses the first n columns.
+
+There is no causal form: each of the k keys is a sum over the whole text, so that a token would read what follows it.
+
+Source: Wang, Li, Khabsa, Fang, Ma (arXiv:2006.04768), equation 7 and section 4. The paper types E as n × k and uses it
+as k × n. The authors' code projects the hidden states before the maps of keys and values, with their bias added to
+projected states (`projection_first`), and lets E and F read padding (`projection_padding="ignore"`); here padding is
+zero when it is projected, so that it changes nothing.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import initialization as init
+
+from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.parts.blocks import drop_rate
+
+from .mechanism import MechanismAttention, zeroed
+from .texts import Texts, whole_rows
+
+
+class LengthMap(NamedTuple):
+    """A map from n tokens to k places: its numbers, and a bias [k] or [H, k].
+
+    Attributes:
+        weight: linear, [k, N], or of each head, [H, k, N]; a convolution of `stride` tokens, [D, D, stride] (out, in,
+            token) or [H, D, D, stride]; None: the mean of `stride` tokens.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    stride: int
+    is_linear: bool
+
+
+class LengthMaps(nn.Module):
+    """The projection matrices of a layer, or of all layers: called, it returns that of keys and that of values."""
+
+    def __init__(self, config: Any, num_slots: int) -> None:
+        super().__init__()
+        self.std, self.is_linear = config.initializer_range, config.projection_type == "linear"
+        self.stride = config.max_position_embeddings // num_slots
+        heads = (config.num_attention_heads,) if config.projection_sharing == "none" else ()
+        sizes = (num_slots, config.max_position_embeddings)
+        if not self.is_linear:
+            sizes = (config.head_dim, config.head_dim, self.stride)
+        has_values = config.projection_sharing in ("none", "headwise")
+        has_map, has_bias = config.projection_type != "mean", config.projection_bias
+
+        def parameter(is_there: bool, *shape: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(*heads, *shape)) if is_there else None
+
+        self.key_map, self.key_bias = parameter(has_map, *sizes), parameter(has_bias, num_slots)
+        # those of keys are also those of values where they share one
+        self.value_map = parameter(has_map and has_values, *sizes)
+        self.value_bias = parameter(has_bias and has_values, num_slots)
+
+    def initialize(self) -> None:
+        """Start as every other matrix of the model, as in the authors' code; biases are 0."""
+        for weight in (self.key_map, self.value_map):
+            if weight is not None:
+                init.normal_(weight, std=self.std)
+        for bias in (self.key_bias, self.value_bias):
+            if bias is not None:
+                init.zeros_(bias)
+
+    def forward(self) -> tuple[LengthMap, LengthMap]:
+        keys = LengthMap(self.key_map, self.key_bias, self.stride, self.is_linear)
+        if self.value_map is None:
+            return keys, keys
+        return keys, LengthMap(self.value_map, self.value_bias, self.stride, self.is_linear)
+
+
+class LinformerAttention(MechanismAttention):
+    """Attention to k projected keys and values."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.num_slots = config.slots_of_layer(layer_idx)
+        is_shared = config.projection_sharing == "layerwise"
+        self.length_maps = None if is_shared else LengthMaps(config, self.num_slots)
+
+    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        if self.config.projection_padding == "ignore":
+            texts = whole_rows()
+        return super().forward(hidden_states, texts, **kwargs)
+
+    def attend(
+        self,
+        hidden_states: Tensor,
+        real: Tensor | None,
+        need_weights: bool,
+        shared_maps: tuple[LengthMap, LengthMap] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        check_length(hidden_states.shape[1], self.config.max_position_embeddings)
+        keys, values = shared_maps if self.length_maps is None else self.length_maps()
+        if self.config.projection_first:
+            compressed = compress(zeroed(hidden_states, real), keys, real, self.head_dim)
+            key = self.k_proj(compressed)
+            if values.weight is not keys.weight:
+                compressed = compress(zeroed(hidden_states, real), values, real, self.head_dim)
+            value = self.v_proj(compressed)
+        else:
+            key = compress(zeroed(self.k_proj(hidden_states), real), keys, real, self.head_dim)
+            value = compress(zeroed(self.v_proj(hidden_states), real), values, real, self.head_dim)
+        query, key, value = (self.heads(each) for each in (self.q_proj(hidden_states), key, value))
+        filled = None if keys.is_linear else filled_slots(real, keys.stride)
+        allowed = None if filled is None else filled[:, None, None]
+        out, weights = dense_attention(
+            query, key, value, allowed, None, self.scaling, drop_rate(self.dropout), need_weights
+        )
+        return out.transpose(1, 2).flatten(2), weights
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        scores = num_keys * self.num_slots
+        self.costs = (
+            f"A layer of a Linformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
+            f"attention computes {num_keys**2:,}: every token reads {self.num_slots:,} projected keys."
+        )
+        return super().layer_request(num_keys, task)
+
+
+def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_dim: int) -> Tensor:
+    """Return k projected states, [R, L, X] → [R, k, X]; by strides as many as the text has, the last of fewer tokens.
+
+    states: zeros behind the texts.
+    """
+    weight, bias = length_map.weight, length_map.bias
+    if length_map.is_linear:
+        weight = first_columns(weight, states.shape[1])
+        if weight.ndim == 2:
+            compressed = weight @ states
+        else:
+            by_head = states.unflatten(-1, (-1, head_dim))
+            compressed = torch.einsum("hkl,rlhd->rkhd", weight, by_head).flatten(2)
+    elif weight is None:
+        totals = by_strides(states, length_map.stride).sum(2)
+        real = states.new_ones(states.shape[:2]) if real is None else real.to(states.dtype)
+        counts = by_strides(real.unsqueeze(-1), length_map.stride).sum(2)
+        compressed = totals / counts.clamp(min=1)
+    else:
+        windows = by_strides(states, length_map.stride).unflatten(-1, (-1, head_dim))
+        letters = "odt" if weight.ndim == 3 else "hodt"
+        compressed = torch.einsum(f"rsthd,{letters}->rsho", windows, weight).flatten(2)
+    if bias is None:
+        return compressed
+    if bias.ndim == 1:
+        return compressed + bias[: compressed.shape[1], None].to(compressed.dtype)
+    of_heads = bias[:, : compressed.shape[1]].T.unsqueeze(-1).to(compressed.dtype)
+    return (compressed.unflatten(-1, (-1, head_dim)) + of_heads).flatten(2)
+
+
+def first_columns(weight: Tensor, tokens: int) -> Tensor:
+    """Return the first columns of a matrix, as many as there are tokens, [..., N] → [..., n]."""
+    if not torch.compiler.is_compiling():
+        return weight[..., :tokens]
+    # a slice would have graphs of their own for n = N
+    return weight.index_select(-1, torch.arange(tokens, device=weight.device))
+
+
+def by_strides(states: Tensor, stride: int) -> Tensor:
+    """Return states cut into strides, zeros behind the last ones, [R, L, X] → [R, S, stride, X]."""
+    num_strides = (states.shape[1] + stride - 1) // stride
+    # so an exporter knows that the length divides
+    return pad(states, (0, 0, 0, num_strides * stride - states.shape[1])).unflatten(1, (num_strides, stride))
+
+
+def filled_slots(real: Tensor | None, stride: int) -> Tensor | None:
+    """Return which strides hold tokens of a text, bool [R, S]; None: all."""
+    return None if real is None else by_strides(real.unsqueeze(-1).int(), stride).amax((2, 3)) > 0
+
+
+def check_length(tokens: int, most: int) -> None:
+    """Raise InputError for a text that is longer than the projection matrices; nothing is checked while compiling."""
+    if not torch.compiler.is_compiling() and tokens > most:
+        raise InputError(
+            f"A text has {tokens} tokens, but the projection matrices of its Linformer layers have "
+            f"max_position_embeddings={most} columns. Truncate to {most} tokens, or build a model with more."
+        )

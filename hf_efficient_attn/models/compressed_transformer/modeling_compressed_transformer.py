@@ -1,0 +1,164 @@
+"""Compressed Transformer: encoders and decoders whose layers read a short form of the text. Linformer, and kin.
+
+It differs from BERT and RoBERTa only in what a layer reads, which the config's `mechanism` says, for all layers or for
+each: a file of this folder per mechanism, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be
+padded on either side, have masked tokens between others, and hold packed documents: a mechanism is given texts that
+begin at their first place (`texts.py`).
+
+Sources: Wang et al., "Linformer" (arXiv:2006.04768).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.task_heads import (
+    MaskedLMHead,
+    MultipleChoiceHead,
+    QuestionAnsweringHead,
+    SequenceClassificationHead,
+    TokenClassificationHead,
+)
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.parts.blocks import build_norm
+from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
+from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
+from hf_efficient_attn.models.sparse.attention import SparseAttention
+from hf_efficient_attn.models.sparse.block import SparseLayer
+from hf_efficient_attn.models.sparse.inputs import check_inputs
+
+from .configuration_compressed_transformer import CompressedTransformerConfig
+from .linformer import LengthMaps, LinformerAttention
+from .mechanism import MechanismAttention
+from .texts import find_texts, without_padding
+
+ATTENTIONS: dict[str, type[nn.Module]] = {"linformer": LinformerAttention, "pattern": SparseAttention}
+
+
+class CompressedLayer(SparseLayer):
+    """One block, whose attention is that of its mechanism. Shapes: [B, T, hidden_size] → the same."""
+
+    def __init__(self, config: CompressedTransformerConfig, layer_idx: int) -> None:
+        attention = ATTENTIONS[config.mechanism_of_layer(layer_idx)](config, layer_idx)
+        super().__init__(config, layer_idx, config.gated_mlp, attention)
+
+
+class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
+    """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
+
+    config_class = CompressedTransformerConfig
+    config: CompressedTransformerConfig
+    base_model_prefix = "model"
+    model_tags = ["efficient-attention", "compressed-transformer", "hf_efficient_attn"]
+    extra_inputs = ("token_type_ids",)
+    # its layers call the engine directly, or not at all, and not through the attention interface of transformers
+    follows_patterns = True
+    _no_split_modules = ["CompressedLayer"]
+    _can_record_outputs = {"hidden_states": CompressedLayer, "attentions": [MechanismAttention, SparseAttention]}
+
+
+class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
+    """The backbone: embeddings, blocks, final norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+
+    def __init__(self, config: CompressedTransformerConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embeddings = EmbeddingSum(config, num_types=config.type_vocab_size)
+        linformers = config.layers_with("linformer")
+        self.shared_maps = None
+        if linformers and config.projection_sharing == "layerwise":
+            self.shared_maps = LengthMaps(config, config.slots_of_layer(linformers[0]))
+        self.layers = nn.ModuleList(CompressedLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> BackboneOutput:
+        """Return the last hidden state.
+
+        Args:
+            attention_mask: 1 = real token, [B, T], padded on either side; or [B, 1, T, T] with True or 0.0 = allowed,
+                if it only leaves out padding.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart, a packed document begins;
+                documents do not read each other.
+
+        Raises:
+            InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
+            UnsupportedBackendError: a cache, or an attention implementation that is not ours.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        backend_of(self.config)
+        if past_key_values is not None:
+            raise UnsupportedBackendError(
+                "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "
+                "tuning or LoRA instead."
+            )
+        bring_inputs(attention_mask, position_ids, token_type_ids)
+        compare_processes(self)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
+        hidden_states, where = self.embeddings(call, token_type_ids)
+        if self.config.projection_padding == "ignore":
+            hidden_states = without_padding(self.config, call, hidden_states)
+        kwargs = {**kwargs, **where, **self.arguments(call)}
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return BackboneOutput(last_hidden_state=self.norm(hidden_states))
+
+    def arguments(self, call: PreparedCall) -> dict[str, Any]:
+        """Return the masks and texts of a call, and what layers share, as keyword arguments of all layers."""
+        masks = call.masks(self.config)
+        texts = find_texts(call, masks, self.config.is_causal)
+        shared = None if self.shared_maps is None else self.shared_maps()
+        return {**masks, "texts": texts, "shared_maps": shared}
+
+
+class CompressedTransformerForMaskedLM(MaskedLMHead, CompressedTransformerPreTrainedModel):
+    backbone_class = CompressedTransformerModel
+
+
+class CompressedTransformerForSequenceClassification(SequenceClassificationHead, CompressedTransformerPreTrainedModel):
+    backbone_class = CompressedTransformerModel
+
+
+class CompressedTransformerForTokenClassification(TokenClassificationHead, CompressedTransformerPreTrainedModel):
+    backbone_class = CompressedTransformerModel
+
+
+class CompressedTransformerForQuestionAnswering(QuestionAnsweringHead, CompressedTransformerPreTrainedModel):
+    backbone_class = CompressedTransformerModel
+
+
+class CompressedTransformerForMultipleChoice(MultipleChoiceHead, CompressedTransformerPreTrainedModel):
+    backbone_class = CompressedTransformerModel
+
+
+__all__ = [
+    "CompressedTransformerForMaskedLM",
+    "CompressedTransformerForMultipleChoice",
+    "CompressedTransformerForQuestionAnswering",
+    "CompressedTransformerForSequenceClassification",
+    "CompressedTransformerForTokenClassification",
+    "CompressedTransformerModel",
+    "CompressedTransformerPreTrainedModel",
+]

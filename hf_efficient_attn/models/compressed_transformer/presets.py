@@ -1,0 +1,43 @@
+"""Published networks, as fields of `CompressedTransformerConfig`; keywords change or add fields."""
+
+from typing import Any, TypeVar
+
+Config = TypeVar("Config")
+
+# RoBERTa's layout, which Linformer pretrains
+ROBERTA: dict[str, Any] = {
+    "vocab_size": 50_265,
+    "max_position_embeddings": 512,
+    "position_offset": 2,
+    "norm_eps": 1e-5,
+    "classifier_head": "dense",
+    "classifier_pooling": "first",
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+    "embedding_dropout": 0.1,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "classifier_dropout": 0.1,
+}
+LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+
+
+def linformer_base(cls: type[Config], **fields: Any) -> Config:
+    """Return Linformer in RoBERTa-base's layout: 512 tokens, 128 projected keys, one matrix for all layers.
+
+    The paper's tables of efficiency share matrices `layerwise`, the authors' code by default `headwise`. The paper also
+    has 256 projected keys, of 512 and of 1,024 tokens.
+    """
+    return cls(**{**ROBERTA, "projection_sharing": "layerwise", "projection_first": True, **fields})
+
+
+def linformer_large(cls: type[Config], **fields: Any) -> Config:
+    """Return the same in RoBERTa-large's layout, which the authors' code has."""
+    return linformer_base(cls, **{**LARGE, **fields})

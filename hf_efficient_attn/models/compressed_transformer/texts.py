@@ -1,0 +1,192 @@
+"""The texts of a batch, each from its first place on with padding behind it: what a mechanism knows of masks.
+
+Padding on the left, masked tokens between others and packed documents are so told apart once, for all mechanisms and
+layers: a mechanism that is right for rows padded behind is right for all. Shapes: B rows of T tokens, R texts of L
+places, X numbers of a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.attention.layer_attention import readable_keys
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.models.inputs.masks import check_open_pairs
+from hf_efficient_attn.models.prologue import PreparedCall
+
+# of places in a group to tokens of the batch; beyond it, texts are grouped by their lengths
+MOST_PLACES = 2
+CLOSED = (
+    "This attention_mask closes or opens other pairs than a padding mask does, but the layers of a compressed "
+    "Transformer read sums over all tokens. Pass a padding mask [batch, tokens], and position_ids that restart for "
+    "packed documents."
+)
+
+
+@dataclass(frozen=True)
+class TextGroup:
+    """Texts that are computed together.
+
+    Attributes:
+        index: which token of the flattened batch is at each place, [R, L]; None: the rows are the texts.
+        real: which places hold tokens of a text, always its first ones, bool [R, L]; None: all.
+    """
+
+    index: Tensor | None = None
+    real: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts of a batch.
+
+    Attributes:
+        groups: the texts, as they are computed together.
+        places: where each token of the batch is, [B, T], counted through the places of all groups; None: the rows are
+            the texts.
+        real: which tokens are in a text, bool [B, T]; None: all.
+    """
+
+    groups: tuple[TextGroup, ...]
+    places: Tensor | None = None
+    real: Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Texts":
+        """Return the texts on a device: accelerate so moves what a layer is called with."""
+
+        def moved(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+
+        groups = tuple(TextGroup(moved(group.index), moved(group.real)) for group in self.groups)
+        return replace(self, groups=groups, places=moved(self.places), real=moved(self.real))
+
+    def split(self, states: Tensor) -> list[Tensor]:
+        """Return the states of each group, [B, T, X] → [R, L, X]; behind a text, those of any token."""
+        return [states if group.index is None else states.flatten(0, 1)[group.index] for group in self.groups]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the states of the batch, zeros where there is no text: [R, L, X] of each group → [B, T, X]."""
+        if self.places is None:
+            (joined,) = parts
+        else:
+            joined = torch.cat([part.flatten(0, 1) for part in parts])[self.places]
+        return joined if self.real is None else torch.where(self.real.unsqueeze(-1), joined, 0)
+
+
+def whole_rows() -> Texts:
+    """Return each row as a text without padding."""
+    return Texts((TextGroup(),))
+
+
+def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Texts:
+    """Return the texts of the new tokens of a call; `masks` are the call's.
+
+    Raises:
+        InputError: a mask that is a matrix of other pairs than those of real tokens, in a causal model those up to
+            each; or documents of which a tracer cannot tell the lengths.
+    """
+    mask, matrix = masks["token_mask"], masks["attention_mask"]
+    real, documents = mask.key_mask, call.documents
+    if matrix is not None:
+        real = readable_keys(matrix, call.batch_size)
+        check_open_pairs(matrix, real, CLOSED, is_causal)
+    if real is not None:
+        # the first places of a static cache, or the last ones of any other
+        start = call.past_tokens if real.shape[1] > call.tokens else 0
+        real = real.narrow(1, start, call.tokens) if isinstance(start, int) else _narrow(real, start, call.tokens)
+    return texts_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
+
+
+def _narrow(real: Tensor, start: Tensor, length: int) -> Tensor:
+    return real.index_select(1, torch.arange(length, device=real.device) + start.to(real.device))
+
+
+def texts_of(
+    real: Tensor | None, documents: Tensor | None, batch_size: int, tokens: int, device: torch.device
+) -> Texts:
+    """Return the texts of rows.
+
+    Args:
+        real: bool [B, T]; None: all.
+        documents: the number of each token's document, [B, T]; None: every row is one.
+    """
+    if real is None and documents is None:
+        return whole_rows()
+    known = documents if real is None else real
+    if torch.compiler.is_compiling() or is_tracing(known):
+        if documents is not None:
+            raise InputError(
+                "position_ids are given to a model that is compiled or exported, and may restart: how long packed "
+                "documents are is not known to its graph. Leave position_ids out, or call the model uncompiled."
+            )
+        return _shifted(real)
+    found = TokenMask(real, documents).documents(batch_size, tokens)
+    if all(len(row) == 1 and row[0].start == 0 and not row[0].has_holes for row in found):
+        is_full = all(row[0].stop == tokens for row in found)
+        return whole_rows() if is_full else Texts((TextGroup(None, real),), real=real)
+    return _gathered(found, None if real is None else on_host(real), tokens, device)
+
+
+def _shifted(real: Tensor) -> Texts:
+    """Return each row as a text, its real tokens in front, whatever their number: for graphs of any mask."""
+    batch_size, tokens = real.shape
+    index = torch.arange(tokens, device=real.device).expand(batch_size, -1)
+    count = real.sum(1, keepdim=True)
+    places = torch.where(real, real.long().cumsum(1) - 1, count + (~real).long().cumsum(1) - 1)
+    rows = torch.arange(batch_size, device=real.device).unsqueeze(1) * tokens
+    tokens_at = torch.zeros_like(index).scatter(1, places, index)
+    return Texts((TextGroup(tokens_at + rows, index < count),), places + rows, real)
+
+
+def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: int, device: torch.device) -> Texts:
+    """Return each document as a text, together with others of like length if their places are many."""
+    listed = [_tokens_of(document, row, real, tokens) for row, several in enumerate(found) for document in several]
+    # a batch of padding alone has one text, of no tokens
+    listed = listed or [torch.zeros(0, dtype=torch.long)]
+    longest = max(len(each) for each in listed)
+    sizes = [max(1, longest)] * len(listed)
+    if longest * len(listed) > MOST_PLACES * len(found) * tokens:
+        sizes = [1 << (len(each) - 1).bit_length() for each in listed]
+    places, groups, first = torch.zeros(len(found) * tokens, dtype=torch.long), [], 0
+    for size in sorted(set(sizes)):
+        texts = [each for each, own in zip(listed, sizes, strict=True) if own == size]
+        width = max(1, *(len(each) for each in texts))
+        index = torch.stack([torch.nn.functional.pad(each, (0, width - len(each))) for each in texts])
+        count = torch.tensor([len(each) for each in texts])
+        is_real = torch.arange(width) < count.unsqueeze(1)
+        places[index[is_real]] = first + is_real.flatten().nonzero().flatten()
+        first += index.numel()
+        groups.append(TextGroup(index.to(device), None if bool(is_real.all()) else is_real.to(device)))
+    taken = torch.zeros(len(found) * tokens, dtype=torch.bool)
+    taken[torch.cat(listed)] = True
+    is_taken = None if bool(taken.all()) else taken.view(-1, tokens).to(device)
+    return Texts(tuple(groups), places.view(-1, tokens).to(device), is_taken)
+
+
+def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -> Tensor:
+    """Return the tokens of a document in the flattened batch, [L]."""
+    index = torch.arange(document.start, document.stop)
+    if document.has_holes and real is not None:
+        index = index[real[row, document.start : document.stop]]
+    return index + row * tokens
+
+
+def without_padding(config: Any, call: PreparedCall, embedded: Tensor) -> Tensor:
+    """Return embeddings [B, T, hidden_size] with zeros where there is padding, for a model that ignores masks later.
+
+    Raises:
+        InputError: packed documents, which such a model would mix.
+    """
+    if call.documents is not None:
+        raise InputError(
+            "projection_padding='ignore' looks at no masks, and documents packed in one row would read each other. "
+            "Pass them as rows, or build the model with projection_padding='zero'."
+        )
+    real = call.real_tokens
+    return embedded if real is None else torch.where(real.to(embedded.device).unsqueeze(-1), embedded, 0)

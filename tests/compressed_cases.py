@@ -1,0 +1,35 @@
+"""The compressed Transformers under contract; a family of `families.py`."""
+
+from typing import Any
+
+from family import Family
+from models_cases import Case, case_of
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band
+
+
+def compressed(name: str, **fields: Any) -> Case:
+    """Return a case whose layers read fewer keys than its texts have tokens."""
+    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {"projected_tokens": 4, **fields})
+
+
+COMPRESSED = Family(
+    "compressed_transformer",
+    (
+        compressed("linformer", shows_a_route=True, projection_sharing="none", projection_bias=True),
+        compressed("linformer-layerwise", projection_sharing="layerwise", projection_first=True, norm_position="pre"),
+        compressed(
+            "linformer-mixed",
+            mechanism=["linformer", "pattern"],
+            attention_pattern=[None, Band(3, 3)],
+            projection_type="convolution",
+            projected_tokens=32,
+            projection_sharing="kv",
+            gated_mlp=True,
+            type_vocab_size=2,
+        ),
+    ),
+    trained="compressed-linformer-layerwise",
+    refuses={"halo": "its layers read sums over all tokens", "prefix": "Prefix tuning cannot give it keys"},
+)
