@@ -23,9 +23,9 @@ def learning(found: dict[str, Any]) -> str:
     corpus = found["corpus"]
     return f"""{markdown_table(["bits per byte", "parameters", *rates], lines)}
 
-Of {corpus["held_out_tokens"]:,} tokens ({corpus["held_out_bytes_predicted"]:,} bytes) of files that were held out of \
-{corpus["source"]}, after {best["num_steps"]:,} steps of {best["tokens_per_step"]:,} tokens; one seed; \
-{best["shape"]}; {best["optimizer"]}."""
+Of {corpus["held_out_tokens"]:,} tokens of files that were held out of {corpus["source"]}, after {best["num_steps"]:,} \
+steps of {best["tokens_per_step"]:,} tokens; one seed; {best["shape"]}; {best["optimizer"]}. \
+*{machine_line(found["machine"])}. {found["note"]}*"""
 
 
 def learning_figure(found: dict[str, Any]) -> Any:
