@@ -6,21 +6,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.utils import can_return_tuple
+from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.heads.outputs import QuestionAnsweringHeadOutput
 from hf_efficient_attn.models.heads.parts import pool
 from hf_efficient_attn.models.heads.task_heads import ClassificationHead, QuestionAnsweringHead
 
 
 class EtcTextHead(ClassificationHead):
-    """Classifies texts by their global tokens."""
+    """Classifies texts by their global tokens.
+
+    Raises:
+        InputError: rows of several packed documents. Compiled models do not see them.
+    """
 
     def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
         """Return the backbone's outputs for these inputs, by name, and the logits."""
         outputs = self.model(**inputs)
-        pooled = pool(outputs.global_hidden_state, outputs.global_mask, self.config.classifier_pooling, is_causal=False)
+        documents = outputs.global_documents
+        if documents is not None and not is_tracing(documents) and _num_documents(documents) > 1:
+            raise InputError(
+                f"A row holds {_num_documents(documents)} packed documents, and {type(self).__name__} gives a row one "
+                "result, from its global tokens. Pass one text in each row."
+            )
+        pooled = pool(
+            outputs.global_hidden_state, outputs.global_mask != 0, self.config.classifier_pooling, is_causal=False
+        )
         return outputs, self.classifier(self.dense(self.dropout(pooled)))
+
+
+def _num_documents(documents: Tensor) -> int:
+    """Return the most documents that a row holds; documents: of each global token, [B, G], -1: it is none."""
+    return 1 + int(on_host(documents).max())
 
 
 @dataclass
@@ -75,7 +94,7 @@ class EtcAnswerHead(QuestionAnsweringHead):
             losses.append(self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs))
         if self.long_answer_outputs is not None:
             long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
-            long_logits = long_logits.masked_fill(~outputs.global_mask, torch.finfo(long_logits.dtype).min)
+            long_logits = long_logits.masked_fill(outputs.global_mask == 0, torch.finfo(long_logits.dtype).min)
         if long_answer_positions is not None and long_logits is not None:
             losses.append(nn.functional.cross_entropy(long_logits.float(), long_answer_positions.to(logits.device)))
         loss = torch.stack(losses).mean() if losses else None

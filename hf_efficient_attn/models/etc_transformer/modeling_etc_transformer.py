@@ -60,7 +60,8 @@ class EtcOutput(BackboneOutput):
 
     Attributes:
         global_hidden_state: [B, G, hidden_size].
-        global_mask: which global tokens are no padding, bool [B, G].
+        global_mask: 1 = a global token, 0 = padding, [B, G].
+        global_documents: the number of the packed document of each, [B, G], −1: it is padding; None: none are packed.
         attentions: of each layer, how much long tokens read global and long tokens, [B, H, T, G + T].
         global_hidden_states: those of each layer, [B, G, hidden_size]; with `output_global_hidden_states=True`.
         global_attentions: of each layer, how much global tokens read global and long tokens, [B, H, G, G + T]; with
@@ -69,6 +70,7 @@ class EtcOutput(BackboneOutput):
 
     global_hidden_state: Tensor | None = None
     global_mask: Tensor | None = None
+    global_documents: Tensor | None = None
     global_hidden_states: tuple[Tensor, ...] | None = None
     global_attentions: tuple[Tensor, ...] | None = None
 
@@ -166,7 +168,9 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         return EtcOutput(
             last_hidden_state=long,
             global_hidden_state=states,
-            global_mask=globals_.real,
+            # of integers, as masks of inputs are
+            global_mask=globals_.real.long(),
+            global_documents=globals_.documents,
             auxiliary_loss=expect_use(loss, long, self.config.cpc_loss_weight),
         )
 

@@ -82,3 +82,15 @@ def test_long_answers_are_global_tokens() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(hea.InputError, match="long_answers=False"):
         build("AutoModelForQuestionAnswering")(ids, long_answer_positions=right)
+
+
+def test_rows_of_several_texts_have_no_class() -> None:
+    """One text may say its positions."""
+    model, ids = build("AutoModelForSequenceClassification"), random_ids(2, 9)
+    one, two = torch.arange(9).expand(2, -1), torch.tensor([[*range(9)], [*range(4), *range(5)]])
+    torch.testing.assert_close(model(ids, position_ids=one).logits, model(ids).logits)
+    with pytest.raises(hea.InputError, match=r"A row holds 2 packed documents, .*Pass one text in each row"):
+        model(ids, position_ids=two)
+    choices = build("AutoModelForMultipleChoice")
+    with pytest.raises(hea.InputError, match=r"A row holds 2 packed documents"):
+        choices(ids.unsqueeze(0), position_ids=two.unsqueeze(0))
