@@ -140,6 +140,7 @@ from hf_efficient_attn.training.full_attention_phase import FullAttentionPhase
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+from hf_efficient_attn.training.sentence_masking import SentenceMaskingCollator
 from hf_efficient_attn.training.shard_sequence import shard_sequence
 from hf_efficient_attn.training.span_callback import SpanCallback
 from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
@@ -219,6 +220,7 @@ __all__ = [
     "RoutingTransformerForTokenClassification",
     "RoutingTransformerModel",
     "SegmentCollator",
+    "SentenceMaskingCollator",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",
     "SimplifiedTransformerForMaskedLM",

@@ -67,7 +67,7 @@ def structured_inputs(
     padded as the tokenizer does, global tokens on the right.
 
     Raises:
-        InputError: a slow tokenizer, no texts, or parts that are not one list for each text.
+        InputError: a slow tokenizer, no texts, none with a token, or parts that are not one list for each text.
     """
     texts = [] if isinstance(texts, str) else list(texts)
     if not texts or not getattr(tokenizer, "is_fast", False):
@@ -81,11 +81,13 @@ def structured_inputs(
     options = {"return_offsets_mapping": True, "padding": True, "return_tensors": "pt"}
     encoded = tokenizer(texts, truncation=max_length is not None, max_length=max_length, **options)
     offsets = encoded.pop("offset_mapping").tolist()
+    if not offsets[0]:
+        raise InputError(f"None of the {len(texts)} texts has a token: they are empty. Leave them out.")
     linked = [_links(*each, has_whole_text) for each in zip(offsets, parts, strict=True)]
     num_global = [count for _, count in linked]
-    levels = max(1, *(len(numbers) for links, _ in linked for numbers in links))
+    levels = max([1, *(len(numbers) for links, _ in linked for numbers in links)])
     padded = [[[*numbers, *[-1] * (levels - len(numbers))] for numbers in links] for links, _ in linked]
-    real = torch.arange(max(1, *num_global)) < torch.tensor(num_global).unsqueeze(1)
+    real = torch.arange(max(num_global)) < torch.tensor(num_global).unsqueeze(1)
     encoded["long_to_global"] = torch.tensor(padded)
     encoded["global_input_ids"] = torch.full(real.shape, global_token_id)
     encoded["global_mask"] = real.long()

@@ -93,6 +93,8 @@ def test_texts_that_cannot_be_taken_apart() -> None:
         hea.structured_inputs(object(), TEXTS)
     with pytest.raises(hea.InputError, match="got 0 texts"):
         hea.structured_inputs(word_tokenizer(61), TEXTS[0])
+    with pytest.raises(hea.InputError, match="None of the 1 texts has a token"):
+        hea.structured_inputs(word_tokenizer(61), [" "])
     with pytest.raises(hea.InputError, match="parts has 1 lists for 2 texts"):
         encode(parts=[[]])
     with pytest.raises(hea.InputError, match=r"parts has \(3, 1\)"):
