@@ -137,6 +137,7 @@ from hf_efficient_attn.training.auxiliary_loss_callback import AuxiliaryLossCall
 from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
 from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
 from hf_efficient_attn.training.full_attention_phase import FullAttentionPhase
+from hf_efficient_attn.training.layer_loss_callback import LayerLossCallback
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
@@ -209,6 +210,7 @@ __all__ = [
     "InputError",
     "InterleavedRelation",
     "KeyGroups",
+    "LayerLossCallback",
     "LightningIndexer",
     "PatternCache",
     "RoutingTransformerConfig",

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -46,40 +46,10 @@ from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration
 from hf_efficient_attn.models.tree.attention import TreeAttention
-from hf_efficient_attn.models.tree.block import BPLayer
+from hf_efficient_attn.models.tree.block import BPCrossLayer, BPLayer
 from hf_efficient_attn.models.tree.call_nodes import nodes_of
-from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree
 
 from .configuration_bp_seq2seq import BPSeq2SeqConfig
-
-
-class BPDecoderLayer(BPLayer):
-    """One update of the target's tokens and spans. [B, T, hidden_size] and [B, S, hidden_size] → the same."""
-
-    def __init__(self, config: BPSeq2SeqConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, is_causal=True)
-        self.cross_attn = CrossAttention(config, layer_idx)
-        self.cross_norm = build_norm(config)
-
-    # positional, since reentrant checkpointing returns gradients for positional arguments only
-    def forward(
-        self,
-        tokens: Tensor,
-        spans: Tensor,
-        nodes: WholeTree | NextNodes,
-        encoder_hidden_states: Tensor,
-        source_mask: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        num_tokens = tokens.shape[1]
-        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        states = self.read(tokens, spans, nodes, past_key_values=own_cache, **kwargs)
-        tokens, spans = states[:, :num_tokens], states[:, num_tokens:]
-        attended, _ = self.cross_attn(tokens, encoder_hidden_states, source_mask, past_key_values, **kwargs)
-        tokens = self.cross_norm(tokens + self.dropout(attended))
-        states = self.transform(torch.cat((tokens, spans), 1))
-        return states[:, :num_tokens], states[:, num_tokens:]
 
 
 class FirstTokens(nn.Module):
@@ -107,7 +77,7 @@ class BPSeq2SeqPreTrainedModel(EfficientPreTrainedModel):
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
     # its layers call the engine directly, not through the attention interface of transformers
     follows_patterns = True
-    _no_split_modules = ["BPLayer", "BPDecoderLayer"]
+    _no_split_modules = ["BPLayer", "BPCrossLayer"]
 
 
 class BPSeq2SeqStack(Stack, BPSeq2SeqPreTrainedModel):
@@ -154,13 +124,13 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
     """Embeddings and blocks over the target's tree. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
 
     _can_record_outputs = {
-        "hidden_states": record_layers(BPDecoderLayer, "decoder_layers"),
+        "hidden_states": record_layers(BPCrossLayer, "decoder_layers"),
         "attentions": OutputRecorder(TreeAttention, index=1),
         "cross_attentions": OutputRecorder(CrossAttention, index=1),
     }
 
     def __init__(self, config: BPSeq2SeqConfig, embed: Callable[[Tensor], Tensor]) -> None:
-        layers = (BPDecoderLayer(config, index) for index in range(config.decoder_layers))
+        layers = (BPCrossLayer(config, index, is_causal=True) for index in range(config.decoder_layers))
         super().__init__(config, embed, layers, "max_target_position_embeddings")
 
     @capture_outputs

@@ -5,7 +5,7 @@ from transformers import PreTrainedConfig
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.tree.config import TreeFields
+from hf_efficient_attn.models.tree.config import TreeFields, check_pairs_and_losses
 
 from . import presets
 
@@ -14,7 +14,7 @@ from . import presets
 class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
     r"""Describe a BP-Transformer: attention over the nodes of a binary tree of spans, fine nearby and coarse far off.
 
-    The presets `sst5`, `imdb`, `enwik8` and `text8` are the authors' networks; every field can be changed on top.
+    The presets `sst5`, `imdb`, `snli`, `enwik8` and `text8` are the authors' networks; every field can be changed.
 
     Args:
         num_nodes: k, how many nodes of each size a token reads on each side.
@@ -35,6 +35,12 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
         classifier_pooling: what represents a text: "root", the span of all tokens; the "first" or "last" token, or the
             "mean" of all.
         classifier_head: "linear", or "dense", with a map and `classifier_activation` before.
+        separate_sentences: tokens of type 0 and of type 1 (`token_type_ids`) are two sentences with a tree each, and
+            what represents the one and the other is classified side by side.
+        cross_layers: layers behind the others, in which each token of a sentence also reads all tokens of the other;
+            None: there are none.
+        layer_losses: in training a causal language model also predicts from earlier layers: from all in the beginning,
+            and fewer and fewer as `LayerLossCallback` says that training advances. The loss is their mean.
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -66,6 +72,9 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
     classifier_pooling: str = "root"
     classifier_head: str = "linear"
     classifier_activation: str = "tanh"
+    separate_sentences: bool = False
+    cross_layers: int | None = None
+    layer_losses: bool = False
 
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -75,11 +84,17 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
 
     sst5 = classmethod(presets.sst5)
     imdb = classmethod(presets.imdb)
+    snli = classmethod(presets.snli)
     enwik8 = classmethod(presets.enwik8)
     text8 = classmethod(presets.text8)
 
     # attention, whose heads share the vectors of relations, is replicated
     base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    def check(self) -> None:
+        """Raise ConfigurationError if no model can be built from these fields."""
+        super().check()
+        check_pairs_and_losses(self)
 
 
 __all__ = ["BPTransformerConfig"]

@@ -19,7 +19,8 @@ Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070); the authors' code. We diff
   token is read once (`builder="fixed"` of `SpanTree`).
 - Spans at the end of a text that have the same tokens are one node. Without dropout of weights their states are equal.
 - The released code classifies texts with a causal tree; here a config says so with `is_causal=True`.
-- Auxiliary losses of layers, of their character models, are not here.
+- How their network for pairs of sentences (SNLI) reads across is not said; here tokens of a sentence read those of the
+  other as a decoder reads its source (`cross_layers`).
 """
 
 from dataclasses import dataclass
@@ -33,10 +34,11 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
-    CausalLMHead,
     MaskedLMHead,
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -45,17 +47,18 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs.sentences import check_sentences, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 from hf_efficient_attn.models.tree.attention import TreeAttention
-from hf_efficient_attn.models.tree.block import BPLayer
+from hf_efficient_attn.models.tree.block import BPCrossLayer, BPLayer
 from hf_efficient_attn.models.tree.call_nodes import nodes_of
-from hf_efficient_attn.models.tree.nodes import WholeTree
 
 from .configuration_bp_transformer import BPTransformerConfig
-from .heads import BPTextHead, take_roots
+from .heads import BPCausalHead, BPTextHead, num_predicting
+from .pairs import check_pieces, roots_of_rows, sentences_of
 
 
 @dataclass
@@ -65,11 +68,16 @@ class BPOutput(BackboneOutput):
     Attributes:
         span_states: of the span whose left half ends with each token, [B, T, hidden_size]; behind cached tokens those
             of the spans that end with new ones.
-        pooler_output: the root of each row, [B, hidden_size]; None: rows have several documents, or cached tokens.
+        root_states: the root of each row, [B, 1, hidden_size], or of its two sentences, [B, 2, hidden_size]; None: rows
+            have several documents, or cached tokens.
+        pooler_output: the only root of each row, [B, hidden_size]; None: there is none, or are several.
+        layer_states: with `layer_losses`, in training, the tokens of the layers that predict, the last layer last.
         attentions: of each layer, how much tokens read each token so far and the span behind it, [B, H, T, 2K].
     """
 
     span_states: Tensor | None = None
+    root_states: Tensor | None = None
+    layer_states: tuple[Tensor, ...] | None = None
     pooler_output: Tensor | None = None
 
 
@@ -82,6 +90,7 @@ class BPTransformerPreTrainedModel(EfficientPreTrainedModel):
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
     # its layers call the engine directly, not through the attention interface of transformers
     follows_patterns = True
+    extra_inputs = ("token_type_ids",)
     _no_split_modules = ["BPLayer"]
     _can_record_outputs = {"hidden_states": BPLayer, "attentions": TreeAttention}
 
@@ -96,6 +105,12 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.embedding_norm = build_norm(config)
         self.layers = nn.ModuleList(BPLayer(config, index) for index in range(config.num_hidden_layers))
+        across = range(config.num_hidden_layers, config.num_hidden_layers + (config.cross_layers or 0))
+        self.cross_layers = nn.ModuleList(BPCrossLayer(config, index) for index in across)
+        if config.cross_layers is not None:
+            self._no_split_modules = ["BPLayer", "BPCrossLayer"]
+        # the share of the training that is over; a callback sets it
+        self.progress = 0.0
         # a post-norm layer ends with one
         self.norm = nn.Identity()
         self.gradient_checkpointing = False
@@ -111,6 +126,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        token_type_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> BPOutput:
         """Return the last states of tokens, spans and root, and the cache with `use_cache`.
@@ -120,6 +136,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
                 with True or 0.0 = allowed, if it only leaves out padding and, in a causal model, later tokens.
             position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached
                 yet), a packed document begins; documents do not read each other, and each has a tree.
+            token_type_ids: [B, T], with `separate_sentences` the number of the sentence, 0 or 1; else zeros.
 
         Raises:
             InputError: inputs that contradict each other, or a mask with other pairs.
@@ -127,22 +144,56 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         backend_of(self.config)
-        bring_inputs(attention_mask, position_ids)
+        bring_inputs(attention_mask, position_ids, token_type_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        position_ids = self.pair_positions(token_type_ids, attention_mask, position_ids, embedded, kwargs)
         call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
         nodes = nodes_of(self.config, call, self.config.is_causal)
         tokens = self.embedding_norm(self.dropout(self.positions(call.embedded, call)[0]))
-        spans = nodes.first_spans(tokens)
+        spans, of_layers = nodes.first_spans(tokens), []
         for layer in self.layers:
             tokens, spans = layer(tokens, spans, nodes, past_key_values=call.cache, **kwargs)
+            of_layers.append(tokens)
+        sentences = sentences_of(token_type_ids, nodes) if self.config.separate_sentences else None
+        for layer in self.cross_layers:
+            tokens, spans = layer(tokens, spans, nodes, tokens, sentences.other, **kwargs)
         tokens, spans = self.norm(tokens), self.norm(spans)
-        roots = nodes.roots if isinstance(nodes, WholeTree) else None
-        root = None if roots is None else take_roots(tokens, spans, roots)
-        return BPOutput(tokens, call.cache, span_states=spans, pooler_output=root)
+        roots = roots_of_rows(tokens, spans, nodes, sentences)
+        root = None if roots is None or sentences is not None else roots[:, 0]
+        predicting = self.predicting(of_layers)
+        return BPOutput(
+            tokens, call.cache, span_states=spans, root_states=roots, pooler_output=root, layer_states=predicting
+        )
+
+    def predicting(self, of_layers: list[Tensor]) -> tuple[Tensor, ...] | None:
+        """Return the states of the layers that predict now, or None if that is the last one alone."""
+        if not (self.config.layer_losses and self.training):
+            return None
+        number = num_predicting(len(of_layers), self.progress)
+        return tuple(of_layers[-number:]) if number > 1 else None
+
+    def pair_positions(
+        self, types: Tensor | None, mask: Any, position_ids: Tensor | None, embedded: Tensor, options: dict[str, Any]
+    ) -> Tensor | None:
+        """Return the positions of a call: those given, or, of pairs, in each sentence.
+
+        Raises:
+            InputError: types that no model without pairs has, or that no pair has.
+        """
+        if self.config.separate_sentences:
+            check_sentences(types, position_ids, embedded, options)
+            check_pieces(types, mask)
+            return sentence_positions(types, mask)
+        if types is not None and not torch.compiler.is_compiling() and bool(on_host(types).any()):
+            raise InputError(
+                "token_type_ids has types other than 0, but this model reads no pairs. Leave them out, or build it "
+                "with separate_sentences=True."
+            )
+        return position_ids
 
 
-class BPTransformerForCausalLM(TableGeneration, CausalLMHead, BPTransformerPreTrainedModel, GenerationMixin):
+class BPTransformerForCausalLM(TableGeneration, BPCausalHead, BPTransformerPreTrainedModel, GenerationMixin):
     backbone_class = BPTransformerModel
 
 

@@ -24,6 +24,7 @@ CHARACTERS: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_nodes": 64,
     "tie_word_embeddings": True,
+    "layer_losses": True,
     "embedding_dropout": 0.1,
     "hidden_dropout": 0.1,
     "activation_dropout": 0.1,
@@ -58,6 +59,27 @@ def imdb(cls: type[Config], **fields: Any) -> Config:
         "clip_distance": 5,
         "embedding_dropout": 0.5,
         "classifier_dropout": 0.5,
+    }
+    return cls(**{**CLASSIFIER, **own, **fields})
+
+
+def snli(cls: type[Config], **fields: Any) -> Config:
+    """Return the network for SNLI's pairs of sentences in three classes.
+
+    Three layers read each sentence, and three more the other one, too. Of these the sources we have say their number
+    alone; here their tokens read the other sentence's as a decoder reads its source.
+    """
+    own = {
+        "num_hidden_layers": 3,
+        "cross_layers": 3,
+        "num_nodes": 4,
+        "clip_distance": 2,
+        "num_labels": 3,
+        "separate_sentences": True,
+        "embedding_dropout": 0.5,
+        "classifier_dropout": 0.5,
+        "classifier_head": "dense",
+        "classifier_activation": "relu",
     }
     return cls(**{**CLASSIFIER, **own, **fields})
 

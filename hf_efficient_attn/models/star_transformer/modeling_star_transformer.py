@@ -43,6 +43,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs.sentences import check_sentences, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import prepare_call
@@ -50,7 +51,7 @@ from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import RelayAttention, SatelliteAttention
 from .configuration_star_transformer import StarTransformerConfig
-from .documents import check_sentences, find_stars, sentence_positions
+from .documents import find_stars
 from .heads import StarTextHead, StarTokenHead
 from .ring import Ring, mean_of_documents
 

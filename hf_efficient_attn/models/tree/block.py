@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.tree.attention import TreeAttention
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree
@@ -39,3 +41,36 @@ class BPLayer(GradientCheckpointingLayer):
     def transform(self, states: Tensor) -> Tensor:
         """Return what follows attention."""
         return finite(self.mlp_norm(states + self.dropout(self.mlp(states))))
+
+
+class BPCrossLayer(BPLayer):
+    """One update of tokens and spans in which tokens read others, too, that are not of their tree: those of a source.
+
+    Shapes: [B, T, hidden_size] and [B, S, hidden_size] → the same. Spans have no second attention, and no norm behind
+    it: they pass on what their tokens have read across, from the next layer on.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
+        super().__init__(config, layer_idx, is_causal)
+        self.cross_attn = CrossAttention(config, layer_idx)
+        self.cross_norm = build_norm(config)
+
+    # positional, since reentrant checkpointing returns gradients for positional arguments only
+    def forward(
+        self,
+        tokens: Tensor,
+        spans: Tensor,
+        nodes: WholeTree | NextNodes,
+        encoder_hidden_states: Tensor,
+        source_mask: Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens = tokens.shape[1]
+        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        states = self.read(tokens, spans, nodes, past_key_values=own_cache, **kwargs)
+        tokens, spans = states[:, :num_tokens], states[:, num_tokens:]
+        attended, _ = self.cross_attn(tokens, encoder_hidden_states, source_mask, past_key_values, **kwargs)
+        tokens = self.cross_norm(tokens + self.dropout(attended))
+        states = self.transform(torch.cat((tokens, spans), 1))
+        return states[:, :num_tokens], states[:, num_tokens:]

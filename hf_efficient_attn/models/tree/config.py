@@ -78,3 +78,21 @@ def check_tree(config: Any) -> None:
             f"{FIELD}={shown(getattr(config, FIELD))}: tokens and spans of a BP-Transformer read the nodes of their "
             "tree, and follow no other pattern. Leave it out."
         )
+
+
+def check_pairs_and_losses(config: Any) -> None:
+    """Raise ConfigurationError for fields of pairs of sentences, or of losses of layers, that exclude others."""
+    if config.cross_layers is not None and not config.separate_sentences:
+        raise ConfigurationError(
+            f"cross_layers={config.cross_layers}: layers in which a sentence reads the other are for "
+            "separate_sentences=True. Set it, or leave them out."
+        )
+    if config.separate_sentences and config.is_causal:
+        raise ConfigurationError(
+            "separate_sentences=True with is_causal=True: a pair of sentences is not written token by token. Leave one "
+            "of them out."
+        )
+    if config.layer_losses and not config.is_causal:
+        raise ConfigurationError(
+            "layer_losses=True is for causal language models. Pass is_causal=True, or leave it out."
+        )

@@ -28,6 +28,31 @@ def tree_by_nodes(
         is_causal: None: as the config says.
         source: what tokens read besides, in a decoder, [S, hidden_size].
     """
+    num_tokens, (states, labels, exists) = len(embedded), first_nodes(config, weights, embedded, real, is_causal)
+    for own in layers_of(weights, "layers"):
+        states = update(config, own, states, labels, exists, num_tokens, source)
+    return states[:num_tokens], states[-1]
+
+
+def pair_by_nodes(config: Any, weights: Weights, sentences: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the last states of the tokens and of the root of two sentences, of embeddings [T, hidden_size] each."""
+    nodes = [first_nodes(config, weights, embedded, [True] * len(embedded), None) for embedded in sentences]
+    states, sizes = [first for first, _, _ in nodes], [len(embedded) for embedded in sentences]
+    for name in ("layers", "cross_layers"):
+        for own in layers_of(weights, name):
+            read = [each[:size] for each, size in zip(states, sizes, strict=True)][::-1]
+            sources = read if name == "cross_layers" else (None, None)
+            states = [
+                update(config, own, each, *tree[1:], size, source)
+                for each, tree, size, source in zip(states, nodes, sizes, sources, strict=True)
+            ]
+    return [(each[:size], each[-1]) for each, size in zip(states, sizes, strict=True)]
+
+
+def first_nodes(
+    config: Any, weights: Weights, embedded: Tensor, real: Sequence[bool], is_causal: bool | None
+) -> tuple[Tensor, dict[tuple[int, int], int], list[bool]]:
+    """Return the nodes before the first layer, the labels of what they read, and which exist."""
     num_tokens, k = len(embedded), config.num_nodes
     labels = build(num_tokens, k, config.is_causal if is_causal is None else is_causal, "fixed")
     num_nodes = 1 + max(query for query, _ in labels)
@@ -37,16 +62,35 @@ def tree_by_nodes(
     ]
     name = "embedding_norm" if "embedding_norm.weight" in weights else "embeddings.norm"
     first = normed(config, weights, name, embedded)
-    states = torch.cat((first, first.new_zeros(num_nodes - num_tokens, first.shape[1])))
-    for layer in range(1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))):
-        own = {name.removeprefix(f"layers.{layer}."): each for name, each in weights.items()}
-        states = read_nodes(config, own, states, labels, exists)
-        if source is not None:
-            states = torch.cat((read_source(config, own, states[:num_tokens], source), states[num_tokens:]))
-        inner = torch.relu(states @ own["mlp.up_proj.weight"].T + own["mlp.up_proj.bias"])
-        inner = inner @ own["mlp.down_proj.weight"].T + own["mlp.down_proj.bias"]
-        states = normed(config, own, "mlp_norm", states + inner)
-    return states[:num_tokens], states[-1]
+    return torch.cat((first, first.new_zeros(num_nodes - num_tokens, first.shape[1]))), labels, exists
+
+
+def layers_of(weights: Weights, name: str) -> list[Weights]:
+    """Return the weights of each layer of a list, by their names in it."""
+    numbers = sorted({int(each.split(".")[1]) for each in weights if each.startswith(f"{name}.")})
+    starts = [f"{name}.{number}." for number in numbers]
+    return [
+        {each.removeprefix(start): weight for each, weight in weights.items() if each.startswith(start)}
+        for start in starts
+    ]
+
+
+def update(
+    config: Any,
+    own: Weights,
+    states: Tensor,
+    labels: dict[tuple[int, int], int],
+    exists: list[bool],
+    num_tokens: int,
+    source: Tensor | None,
+) -> Tensor:
+    """Return the states of all nodes after one layer."""
+    states = read_nodes(config, own, states, labels, exists)
+    if source is not None:
+        states = torch.cat((read_source(config, own, states[:num_tokens], source), states[num_tokens:]))
+    inner = torch.relu(states @ own["mlp.up_proj.weight"].T + own["mlp.up_proj.bias"])
+    inner = inner @ own["mlp.down_proj.weight"].T + own["mlp.down_proj.bias"]
+    return normed(config, own, "mlp_norm", states + inner)
 
 
 def read_source(config: Any, own: Weights, states: Tensor, source: Tensor) -> Tensor:
