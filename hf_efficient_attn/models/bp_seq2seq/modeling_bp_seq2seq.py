@@ -117,7 +117,7 @@ class BPSeq2SeqEncoder(BPSeq2SeqStack):
         spans = nodes.first_spans(tokens)
         for layer in self.layers:
             tokens, spans = layer(tokens, spans, nodes, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.norm(tokens))
+        return BaseModelOutput(last_hidden_state=self.norm(tokens).contiguous())
 
 
 class BPSeq2SeqDecoder(BPSeq2SeqStack):
@@ -160,7 +160,7 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
         for layer in self.layers:
             tokens, spans = layer(tokens, spans, nodes, *source, past_key_values=call.cache, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(tokens), past_key_values=call.cache
+            last_hidden_state=self.norm(tokens).contiguous(), past_key_values=call.cache
         )
 
 
