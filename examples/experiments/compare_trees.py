@@ -13,6 +13,7 @@ goes on with the models that are missing.
 """
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Arguments(Shape):
     max_steps: int = HfArg(default=10_000_000, help="End earlier, after so many steps.")
     tokens_per_step: int = HfArg(default=4096, help="Tokens of a batch with padding.")
     learning_rate: float = HfArg(default=2e-3, help="Highest rate.")
+    processor_time: bool = HfArg(default=False, help="Count the processor's time: for a busy machine, on one thread.")
     test_documents: int = HfArg(default=500, help="Documents of the test, the first of the held-out ones.")
 
     def __post_init__(self) -> None:
@@ -186,7 +188,8 @@ def train_and_score(run: Run, name: str, length: int, seed: int) -> dict[str, An
     batches = TokenBatches(crops, crops.lengths, args.tokens_per_step, run.tokenizer.pad_token_id, seed)
     title = f"{name}, {length:,} tokens, seed {seed}"
     trainer = TimedTrainer(
-        model, batches, folder, args.seconds_per_model, args.max_steps, args.learning_rate, seed, title
+        *(model, batches, folder, args.seconds_per_model, args.max_steps, args.learning_rate, seed, title),
+        now=time.process_time if args.processor_time else time.perf_counter,
     )
     result = {"seed": seed, "parameters": model.num_parameters(), **trainer.run()}
     scores = score_model(model, run.tokenizer, run.test, length)

@@ -5,6 +5,8 @@ learning rate follows the clock, not the steps: it warms up and falls to zero wi
 is. Only training steps count, no data preparation, evaluation or saving.
 """
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ WARMUP = 0.1
 class TimeBudget(StepClock):
     """Ends training when the seconds are spent, shows a bar of them, and keeps the loss of every step with its time."""
 
-    def __init__(self, seconds: float, max_steps: int, title: str) -> None:
-        super().__init__()
+    def __init__(
+        self, seconds: float, max_steps: int, title: str, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(now)
         self.limit, self.max_steps, self.losses = seconds, max_steps, []
         form = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s of training{postfix}"
         self._bar = tqdm(total=seconds, desc=title, bar_format=form)
@@ -50,7 +54,10 @@ class TimeBudget(StepClock):
 
 
 class TimedTrainer(Trainer):
-    """`Trainer` on `TokenBatches`, with a rate that follows the clock."""
+    """`Trainer` on `TokenBatches`, with a rate that follows the clock.
+
+    now: the clock; that of the processor is fair on a busy machine, with one thread.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class TimedTrainer(Trainer):
         learning_rate: float,
         seed: int,
         title: str,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         training = training_arguments(
             folder,
@@ -72,7 +80,7 @@ class TimedTrainer(Trainer):
             logging_strategy="no",
             include_num_input_tokens_seen="non_padding",
         )
-        self.budget, self._finite = TimeBudget(seconds, max_steps, title), hea.StopOnNonFiniteLoss()
+        self.budget, self._finite = TimeBudget(seconds, max_steps, title, now), hea.StopOnNonFiniteLoss()
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
         optimizer = optimizer_class(hea.optimizer_groups(model, training.weight_decay), **options)
         scheduler = LambdaLR(optimizer, lambda steps: warm_up_then_fall(self.budget.share(steps)))

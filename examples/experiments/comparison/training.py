@@ -1,7 +1,7 @@
 """`Trainer` with bits per byte, readable progress, and a clock of training steps that a resumed run continues."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import hf_efficient_attn as hea
 
 
 class StepClock(TrainerCallback):
-    """Counts the seconds spent in training steps: no evaluation, no saving, no start-up."""
+    """Counts the seconds spent in training steps: no evaluation, no saving, no start-up.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    now: the clock, by default that of the wall.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds, self.now = 0.0, now
         self._step_start = 0.0
 
     def on_train_begin(
@@ -27,10 +30,10 @@ class StepClock(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._step_start = time.perf_counter()
+        self._step_start = self.now()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.seconds += time.perf_counter() - self._step_start
+        self.seconds += self.now() - self._step_start
         if control.should_save:
             # a checkpoint then knows the clock of its own step
             control.should_log = True
