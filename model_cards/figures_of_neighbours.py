@@ -23,12 +23,18 @@ def neighbours_table(found: dict[str, Any]) -> str:
 
 
 def versions_table(found: list[dict[str, Any]]) -> str:
-    """Return the versions that were tested together, and how many tests have passed."""
+    """Return the versions that were tested together, which parts with them, and how many tests have passed."""
     lines = [
-        [*(row[name] for name in ("python", "torch", "transformers")), f"{row['passed']:,}", _failed(row), row["date"]]
+        [
+            *(row[name] for name in ("python", "torch", "transformers")),
+            ", ".join(row["parts"]),
+            f"{row['passed']:,}",
+            _failed(row),
+            row["date"],
+        ]
         for row in found
     ]
-    return markdown_table(["Python", "torch", "transformers", "tests passed", "failed", "on"], lines)
+    return markdown_table(["Python", "torch", "transformers", "parts", "tests passed", "failed", "on"], lines)
 
 
 def _failed(row: dict[str, Any]) -> str:

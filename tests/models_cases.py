@@ -1,6 +1,6 @@
 """Tiny models of the families, and inputs for them; which there are, `families.py` says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,12 @@ TINY = {
 
 # how far two ways to the same numbers may be apart
 TOLERANCE = 1e-5
+# how fields of a config begin, and the head that reads them
+HEAD_FIELDS = {
+    "classifier_": "AutoModelForSequenceClassification",
+    "sep_token_id": "AutoModelForQuestionAnswering",
+    "global_tokens": "AutoModelForQuestionAnswering",
+}
 
 
 @dataclass(frozen=True)
@@ -100,19 +106,34 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
 
 
 def parametrize_cases(metafunc: Any, cases: Sequence[Any]) -> None:
-    """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its heads.
+    """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
-    One that asks for `traced_case` gets those that are compiled and exported.
+    One that asks for `traced_case` gets those that are compiled and exported, and for `routed_case` those that show a
+    route.
     """
-    if "traced_case" in metafunc.fixturenames:
-        traced = [case for case in cases if case.is_traced]
-        metafunc.parametrize("traced_case", traced, ids=[case.name for case in traced])
+    for name, flag in (("traced_case", "is_traced"), ("routed_case", "shows_a_route")):
+        if name in metafunc.fixturenames:
+            chosen = [case for case in cases if getattr(case, flag)]
+            metafunc.parametrize(name, chosen, ids=[case.name for case in chosen])
     if "auto_class" in metafunc.fixturenames:
-        pairs = [(case, name) for case in cases for name in case.heads]
+        pairs = list(tested_heads(cases))
         ids = [f"{case.name}-{name.removeprefix('AutoModel') or 'Base'}" for case, name in pairs]
         metafunc.parametrize(("case", "auto_class"), pairs, ids=ids)
     elif "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def tested_heads(cases: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield (case, auto class): every head of the first case of each family and direction, and of others the main one.
+
+    Heads are the same code on every backbone of a family; those that a case configures are tested with it, too.
+    """
+    complete: dict[Any, Any] = {}
+    for case in cases:
+        first = complete.setdefault((case.config_class, case.main_head), case)
+        configured = {head for name, _ in case.fields for field, head in HEAD_FIELDS.items() if name.startswith(field)}
+        wanted = set(case.heads) if case is first else {case.main_head, *configured}
+        yield from ((case, head) for head in case.heads if head in wanted)
 
 
 def switch_off_dropout(model: torch.nn.Module) -> None:

@@ -9,11 +9,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 FOLDER=$(realpath -m "${FOLDER:-.versions}")
 export PYTHONPATH=. OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+unset PYTHONDONTWRITEBYTECODE
 # Python, torch and transformers; the first is the oldest that pyproject.toml allows
 oldest="3.10 2.11.0 5.16.1"
 combinations=("$oldest" "3.11 2.13.0 5.19.0" "3.12 2.13.0 newest" "3.13 newest newest")
 models=(tests/models/test_contract.py tests/models/test_seq2seq_contract.py)
-families="bigbird or longformer-causal-global or modern or sas_p-alibi or seq2seq-led"
+# of every way from a model to a kernel one: bands, random blocks, global tokens, chunks, spans, shaped attention, trees
+families="bigbird-causal or etc-bigbird or bp-causal or longformer-causal-global or reformer-causal or span-modern-"
+families+=" or sas_p-alibi or seq2seq-led"
 failed=0
 
 # one that runs: pyenv has commands of Pythons that it does not run
@@ -30,7 +33,7 @@ requirement() { [ "$2" = newest ] && echo "$1" || echo "$1==$2"; }
 make_environment() {
     "$1" -m venv "$place"
     "$python" -m pip install -q --no-compile "$(requirement torch "$2")" "$(requirement transformers "$3")" \
-        accelerate hypothesis peft pytest pytest-timeout pytest-xdist
+        accelerate hypothesis pandas peft pyarrow pytest pytest-timeout pytest-xdist scikit-learn
 }
 
 test_part() {
@@ -50,9 +53,8 @@ test_combination() {
 # neither
 test_compiler() {
     local exports=tests/models/test_contract.py::TestFamilyContract::test_exports_with_any_batch_and_length
-    test_part whole_engine tests/layout tests/backends tests/attention
     test_part compiled -k "compile or export" --deselect "$exports[simplified-pre_ln-masked, with labels]" \
-        --deselect "$exports[simplified-pre_ln-tokens alone]" "${models[@]}"
+        --deselect "$exports[simplified-pre_ln-tokens alone]" tests/attention tests/backends "${models[@]}"
 }
 
 for combination in "${combinations[@]}"; do

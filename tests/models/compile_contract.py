@@ -5,21 +5,16 @@ from typing import Any
 import pytest
 import torch
 from capabilities import family_of
-from models.shared_checks import check_compiled_training, check_exported, count_graphs
-from models_cases import Case, head_inputs, random_ids
+from models.shared_checks import check_compiled_training, check_exported
+from models_cases import Case, head_inputs
 
 
 class CompileContract:
-    """The promises about graphs: whole ones, one for all lengths, and exported ones."""
+    """The promises about graphs, whole ones and exported ones; `precision_contract.py` has one for all lengths."""
 
     def test_compiles_without_graph_breaks(self, traced_case: Case) -> None:
         model = traced_case.model(**traced_case.fewest_layers).train()
         check_compiled_training(model, {**head_inputs(traced_case.main_head), "use_cache": False})
-
-    def test_lengths_do_not_recompile(self, traced_case: Case) -> None:
-        """One graph for all lengths."""
-        calls = [{"input_ids": random_ids(2, tokens)} for tokens in (9, 16, 58)]
-        assert count_graphs(traced_case.model(**traced_case.fewest_layers), calls) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool, capability: Any) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from models.shared_checks import compile_for_any_length
+from models.shared_contract import without_labels
 from models_cases import checkpoint_activations, first_tensor, switch_off_dropout
 from torch import Tensor
 
@@ -60,16 +62,21 @@ class PrecisionContract:
         for plain, checkpointed in zip(*gradients, strict=True):
             torch.testing.assert_close(checkpointed, plain)
 
-    def test_autocast_compiles_without_graph_breaks(self, case: Any) -> None:
-        if not case.shows_a_route:
-            pytest.skip("compiling takes seconds; the cases that do show every route")
-        model, inputs = case.model(**case.fewest_layers), {**case.inputs(), "use_cache": False}
-        torch._dynamo.reset()
+    def test_autocast_compiles_to_one_graph_for_all_lengths(self, routed_case: Any) -> None:
+        """Tokens alone; with masks, labels and gradients, at one length, `compile_contract.py` compiles."""
+        given = {name: each for name, each in without_labels(routed_case.inputs()).items() if "mask" not in name}
+        calls = [
+            {**{name: each.repeat(1, times)[:, :tokens] for name, each in given.items()}, "use_cache": False}
+            for times, tokens in ((1, 9), (2, 16), (5, 58))
+        ]
+        model = routed_case.model(**routed_case.fewest_layers)
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            actual = torch.compile(model, fullgraph=True, backend="eager")(**inputs)
-            expected = first_tensor(model(**inputs))
-        assert first_tensor(actual).dtype == expected.dtype
-        assert distance(actual, expected.float()) < 1e-2 * float(expected.float().norm())
+            found, num_graphs = compile_for_any_length(model, calls)
+            assert num_graphs == 1
+            for actual, call in zip(found, calls, strict=True):
+                expected = first_tensor(model(**call))
+                assert first_tensor(actual).dtype == expected.dtype
+                assert distance(actual, expected.float()) < 1e-2 * float(expected.float().norm())
 
 
 class PrecisionCacheContract:

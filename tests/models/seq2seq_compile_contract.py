@@ -5,25 +5,17 @@ from typing import Any
 import pytest
 import torch
 from capabilities import family_of
-from models.shared_checks import check_compiled_training, check_exported, count_graphs
-from seq2seq_cases import Seq2SeqCase, head_inputs, random_ids
+from models.shared_checks import check_compiled_training, check_exported
+from seq2seq_cases import Seq2SeqCase, head_inputs
 from torch import Tensor
 
 
 class Seq2SeqCompileContract:
-    """The promises about graphs: whole ones, one for all lengths, and exported ones."""
+    """The promises about graphs, whole ones and exported ones; `precision_contract.py` has one for all lengths."""
 
     def test_compiles_without_graph_breaks(self, traced_case: Seq2SeqCase) -> None:
         model = traced_case.model(embedding_dropout=0.0, hidden_dropout=0.0, **traced_case.fewest_layers).train()
         check_compiled_training(model, head_inputs("AutoModelForSeq2SeqLM"))
-
-    def test_lengths_do_not_recompile(self, traced_case: Seq2SeqCase) -> None:
-        """One graph for all lengths."""
-        calls = [
-            {"input_ids": random_ids(2, tokens), "decoder_input_ids": random_ids(2, tokens // 2 + 1)}
-            for tokens in (9, 16, 58)
-        ]
-        assert count_graphs(traced_case.model(**traced_case.fewest_layers), calls) == 1
 
     @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(
