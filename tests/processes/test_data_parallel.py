@@ -1,4 +1,4 @@
-"""Two processes with a part of the examples each train as one process with all of them: every case, every head."""
+"""Two processes with a part of the examples each train as one process with all of them: every head of every family."""
 
 import json
 from pathlib import Path
