@@ -186,7 +186,8 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         """Return the size of the span that is read there at its right edge's distance, whether it has a node or not."""
         largest, size = edge & -edge, 1 + (edge - edge)
         for _ in range(MAX_LEVELS):
-            size = size << ((size * (2 * self.num_nodes - 1) < reach) & (2 * size <= largest))
+            # torch exports no shift by a bool
+            size = size + size * ((size * (2 * self.num_nodes - 1) < reach) & (2 * size <= largest))
         return size
 
     def _nodes(self, first: int, last: int, limit: int) -> Iterator[tuple[int, int, int]]:
