@@ -121,7 +121,8 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
             place = clamped((reach - 1) // size + 1 - self.num_nodes, self.num_nodes)
             # the place behind the last one is the first of the next level
             is_next = place // self.num_nodes
-            level = level_of(size << is_next, clip_distance)
+            # ONNX has no shift by a tensor
+            level = level_of(size + size * is_next, clip_distance)
             relation = labels_per_level * level + 2 * (place % self.num_nodes) + (1 if before else 2)
             label = label + ((gap >= 0) & (own == 0)) * relation
         return label
@@ -186,7 +187,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         """Return the size of the span that is read there at its right edge's distance, whether it has a node or not."""
         largest, size = edge & -edge, 1 + (edge - edge)
         for _ in range(MAX_LEVELS):
-            # torch exports no shift by a bool
+            # ONNX has no shift by a tensor, and torch exports none by a bool
             size = size + size * ((size * (2 * self.num_nodes - 1) < reach) & (2 * size <= largest))
         return size
 
