@@ -89,6 +89,8 @@ class LinformerAttention(MechanismAttention):
         super().__init__(config, layer_idx)
         self.num_slots = config.slots_of_layer(layer_idx)
         is_shared = config.projection_sharing == "layerwise"
+        # not asked of the tensors: sharding passes copies of them on
+        self.has_one_map = config.projection_sharing in ("kv", "layerwise") or config.projection_type == "mean"
         self.length_maps = None if is_shared else LengthMaps(config, self.num_slots)
 
     def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -109,7 +111,7 @@ class LinformerAttention(MechanismAttention):
         if self.config.projection_first:
             compressed = compress(zeroed(hidden_states, real), keys, real, self.head_dim)
             key = self.k_proj(compressed)
-            if values.weight is not keys.weight:
+            if not self.has_one_map:
                 compressed = compress(zeroed(hidden_states, real), values, real, self.head_dim)
             value = self.v_proj(compressed)
         else:
