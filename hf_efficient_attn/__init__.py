@@ -54,6 +54,7 @@ from hf_efficient_attn.models.bp_transformer import (
 )
 from hf_efficient_attn.models.compressed_transformer import (
     CompressedTransformerConfig,
+    CompressedTransformerForCausalLM,
     CompressedTransformerForMaskedLM,
     CompressedTransformerForMultipleChoice,
     CompressedTransformerForQuestionAnswering,
@@ -141,6 +142,7 @@ from hf_efficient_attn.training.layer_loss_callback import LayerLossCallback
 from hf_efficient_attn.training.noam_schedule import noam_optimizer
 from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+from hf_efficient_attn.training.redraw_features import RedrawFeaturesCallback
 from hf_efficient_attn.training.sentence_masking import SentenceMaskingCollator
 from hf_efficient_attn.training.shard_sequence import shard_sequence
 from hf_efficient_attn.training.span_callback import SpanCallback
@@ -182,6 +184,7 @@ __all__ = [
     "ChunkedOrder",
     "ClippedAdagrad",
     "CompressedTransformerConfig",
+    "CompressedTransformerForCausalLM",
     "CompressedTransformerForMaskedLM",
     "CompressedTransformerForMultipleChoice",
     "CompressedTransformerForQuestionAnswering",
@@ -213,6 +216,7 @@ __all__ = [
     "LayerLossCallback",
     "LightningIndexer",
     "PatternCache",
+    "RedrawFeaturesCallback",
     "RoutingTransformerConfig",
     "RoutingTransformerForCausalLM",
     "RoutingTransformerForMaskedLM",

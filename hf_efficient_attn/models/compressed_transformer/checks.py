@@ -7,7 +7,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 
-MECHANISMS = ("linformer", "pattern")
+MECHANISMS = ("linformer", "linear", "pattern")
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
@@ -17,6 +17,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "projection_sharing": ("none", "headwise", "kv", "layerwise"),
     "projection_type": ("linear", "convolution", "mean"),
     "projection_padding": ("zero", "ignore"),
+    "feature_map": ("elu", "positive_random"),
     "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense", "transform"),
     "question_answering_head": ("linear", "residual_mlp", "transform"),
@@ -79,4 +80,22 @@ def check_projections(config: Any) -> None:
             f"projection_first=True projects states that are not cut into heads yet, and projection_sharing="
             f"{shown(config.projection_sharing)} with projection_type={shown(config.projection_type)} is a map within "
             "heads. Use 'headwise', 'kv' or 'layerwise' with 'linear' or 'mean', or projection_first=False."
+        )
+
+
+def check_features(config: Any) -> None:
+    """Raise ConfigurationError for features that linear attention cannot have."""
+    if config.num_features is not None and config.feature_map != "positive_random":
+        raise ConfigurationError(
+            f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
+            "a head has numbers. Leave it out, or use feature_map='positive_random'."
+        )
+    for name in ("num_features", "feature_redraw_steps"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name}={value} must be at least 1, or None.")
+    if config.feature_redraw_steps is not None and config.feature_map != "positive_random":
+        raise ConfigurationError(
+            f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "
+            "nothing. Leave it out, or use feature_map='positive_random'."
         )

@@ -1,5 +1,6 @@
-"""Configuration of the compressed Transformer: Linformer and kin."""
+"""Configuration of the compressed Transformer: Linformer, linear attention, and kin."""
 
+import math
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -12,7 +13,7 @@ from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.sparse.config import BlockFields
 
 from . import presets
-from .checks import CHOICES, check_mechanisms, check_projections
+from .checks import CHOICES, check_features, check_mechanisms, check_projections
 
 
 @strict_config
@@ -21,11 +22,12 @@ class CompressedTransformerConfig(
 ):
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
-    The presets `linformer_base` and `linformer_large` are the paper's networks; every field can be changed on top.
+    The presets `linformer_base`, `linformer_large` and `performer_base` are in the layouts of the papers; every field
+    can be changed on top.
 
     Args:
-        mechanism: what the layers compute: "linformer", or "pattern", softmax attention that follows
-            `attention_pattern`; a list gives one per layer, so that they mix.
+        mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; or "pattern", softmax
+            attention that follows `attention_pattern`; a list gives one per layer, so that they mix.
         attention_pattern: who reads whom in layers of the mechanism "pattern", in any form that `sparsify` takes;
             None: all read all, or if causal all before.
         is_causal: each token reads the past and itself. A Linformer has no causal form.
@@ -44,6 +46,14 @@ class CompressedTransformerConfig(
         projection_bias: a bias for each projected token, as in the library linformer-pytorch.
         projection_padding: "zero": padding is no part of what is projected; "ignore": masks are not looked at, except
             that embeddings of padding are zeros, as in the authors' code. What is padded then depends on how.
+        feature_map: φ of linear attention, of queries and keys: "elu", elu(x) + 1; or "positive_random", the features
+            of Performers, of which the products are those of softmax in the mean.
+        num_features: how many of these a head has; None: head_dim · ln(head_dim), as the authors.
+        feature_seed, feature_redraw_steps: of their draw, and after how many steps of training
+            `RedrawFeaturesCallback` replaces them; None: never.
+        normalizer_epsilon: what is added to the sum of weights of linear attention.
+        chunk_tokens: tokens of a chunk of causal linear attention, of which all pairs are computed; how fast it is, and
+            not what is computed.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
             gated_mlp, attention_bias, attention_output_bias, position_offset, sinusoid_layout, scale_embedding,
             type_vocab_size, lm_head_transform, lm_head_bias, lm_transform_bias, lm_transform_activation,
@@ -54,7 +64,8 @@ class CompressedTransformerConfig(
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
 
-    Source: Wang et al., "Linformer" (arXiv:2006.04768).
+    Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
+    (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
 
     >>> config = CompressedTransformerConfig.linformer_base()
     >>> config.mechanism, config.projected_tokens, config.projection_sharing
@@ -62,9 +73,12 @@ class CompressedTransformerConfig(
     """
 
     model_type = "compressed_transformer"
-    papers = ("2006.04768",)
+    papers = ("2006.04768", "2006.16236", "2009.14794")
     # scores of a head in a layer, for n tokens
-    attention_cost = "n · projected_tokens of linformer; the pairs of attention_pattern, without one n², of pattern"
+    attention_cost = (
+        "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; the pairs "
+        "of attention_pattern, without one n², of pattern"
+    )
     keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 30_522
@@ -82,6 +96,13 @@ class CompressedTransformerConfig(
     projection_first: bool = False
     projection_bias: bool = False
     projection_padding: str = "zero"
+
+    feature_map: str = "elu"
+    num_features: int | None = None
+    feature_seed: int = 0
+    feature_redraw_steps: int | None = None
+    normalizer_epsilon: float | int = 1e-6
+    chunk_tokens: int = 128
 
     norm_eps: float | int = 1e-12
     max_position_embeddings: int = 512
@@ -106,6 +127,7 @@ class CompressedTransformerConfig(
 
     linformer_base = classmethod(presets.linformer_base)
     linformer_large = classmethod(presets.linformer_large)
+    performer_base = classmethod(presets.performer_base)
 
     # what layers of `models/sparse/` ask for, and no layer here has
     global_tokens = None
@@ -122,6 +144,19 @@ class CompressedTransformerConfig(
     def whole_text_reason(self) -> str:
         """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
         return "its layers read sums over all tokens of a text."
+
+    @property
+    def features_of_head(self) -> int:
+        """F, the number of features of a head of linear attention."""
+        if self.feature_map == "elu":
+            return self.head_dim
+        return self.num_features or max(1, int(self.head_dim * math.log(self.head_dim)))
+
+    def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
+        """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
+        if self.mechanism_of_layer(layer_idx) == "linear":
+            return self.num_attention_heads * self.features_of_head * (self.head_dim + 1)
+        return 2 * num_tokens * self.hidden_size
 
     def mechanism_of_layer(self, layer_idx: int) -> str:
         """Return the mechanism of a layer."""
@@ -141,6 +176,7 @@ class CompressedTransformerConfig(
         self.check_head_sizes()
         check_mechanisms(self)
         check_projections(self)
+        check_features(self)
         write_pattern(self)
 
 

@@ -1,18 +1,20 @@
-"""Compressed Transformer: encoders and decoders whose layers read a short form of the text. Linformer, and kin.
+"""Compressed Transformer: encoders and decoders whose layers read a short form of the text. Linformer, Performer, kin.
 
 It differs from BERT and RoBERTa only in what a layer reads, which the config's `mechanism` says, for all layers or for
 each: a file of this folder per mechanism, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be
 padded on either side, have masked tokens between others, and hold packed documents: a mechanism is given texts that
 begin at their first place (`texts.py`).
 
-Sources: Wang et al., "Linformer" (arXiv:2006.04768).
+Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
+Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -21,6 +23,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
+    CausalLMHead,
     MaskedLMHead,
     MultipleChoiceHead,
     QuestionAnsweringHead,
@@ -31,17 +34,24 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_compressed_transformer import CompressedTransformerConfig
+from .feature_maps import PositiveRandomFeatures
+from .linear import LinearAttention
 from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
+from .state_cache import attach_states
 from .texts import find_texts, without_padding
 
-ATTENTIONS: dict[str, type[nn.Module]] = {"linformer": LinformerAttention, "pattern": SparseAttention}
+ATTENTIONS: dict[str, type[nn.Module]] = {
+    "linformer": LinformerAttention,
+    "linear": LinearAttention,
+    "pattern": SparseAttention,
+}
 
 
 class CompressedLayer(SparseLayer):
@@ -64,6 +74,17 @@ class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
     follows_patterns = True
     _no_split_modules = ["CompressedLayer"]
     _can_record_outputs = {"hidden_states": CompressedLayer, "attentions": [MechanismAttention, SparseAttention]}
+
+    def __init__(self, config: CompressedTransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        # transformers then refuses assistants, which take tokens back
+        self._is_stateful = bool(config.layers_with("linear"))
+
+    def redraw_features(self, number: int) -> None:
+        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
+        for module in self.modules():
+            if isinstance(module, PositiveRandomFeatures):
+                module.redraw(number)
 
 
 class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
@@ -91,46 +112,62 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
         token_type_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> BackboneOutput:
-        """Return the last hidden state.
+        """Return the last hidden state and, with `use_cache` in a causal model, the cache.
 
         Args:
-            attention_mask: 1 = real token, [B, T], padded on either side; or [B, 1, T, T] with True or 0.0 = allowed,
-                if it only leaves out padding.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart, a packed document begins;
-                documents do not read each other.
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed, if it only leaves out padding and, in a causal model, later tokens.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached
+                yet), a packed document begins; documents do not read each other.
 
         Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
-            UnsupportedBackendError: a cache, or an attention implementation that is not ours.
+            InputError: inputs that contradict each other, or a mask with other pairs.
+            UnsupportedBackendError: a cache of another kind, or an attention implementation that is not ours.
         """
         check_inputs(self.config, input_ids, inputs_embeds, kwargs)
         backend_of(self.config)
-        if past_key_values is not None:
+        cache = self.cache_of(past_key_values, use_cache)
+        bring_inputs(attention_mask, position_ids, token_type_ids)
+        compare_processes(self)
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs)
+        hidden_states, where = self.embeddings(call, token_type_ids)
+        if self.config.projection_padding == "ignore":
+            hidden_states = without_padding(call, hidden_states)
+        kwargs = {**kwargs, **where, **self.arguments(call)}
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return BackboneOutput(last_hidden_state=self.norm(hidden_states), past_key_values=cache)
+
+    def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
+        """Return the cache of a call, in which the layers with a state have one."""
+        if cache is not None and not self.config.is_causal:
             raise UnsupportedBackendError(
                 "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "
                 "tuning or LoRA instead."
             )
-        bring_inputs(attention_mask, position_ids, token_type_ids)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
-        hidden_states, where = self.embeddings(call, token_type_ids)
-        if self.config.projection_padding == "ignore":
-            hidden_states = without_padding(self.config, call, hidden_states)
-        kwargs = {**kwargs, **where, **self.arguments(call)}
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)
-        return BackboneOutput(last_hidden_state=self.norm(hidden_states))
+        if cache is None and use_cache and self.config.is_causal:
+            cache = DynamicCache(config=self.config)
+        if cache is not None:
+            attach_states(cache, self.config.num_hidden_layers, self.config.layers_with("linear"))
+        return cache
 
     def arguments(self, call: PreparedCall) -> dict[str, Any]:
         """Return the masks and texts of a call, and what layers share, as keyword arguments of all layers."""
         masks = call.masks(self.config)
         texts = find_texts(call, masks, self.config.is_causal)
         shared = None if self.shared_maps is None else self.shared_maps()
-        return {**masks, "texts": texts, "shared_maps": shared}
+        return {**masks, "texts": texts, "shared_maps": shared, "past_key_values": call.cache}
+
+
+class CompressedTransformerForCausalLM(
+    TableGeneration, CausalLMHead, CompressedTransformerPreTrainedModel, GenerationMixin
+):
+    backbone_class = CompressedTransformerModel
 
 
 class CompressedTransformerForMaskedLM(MaskedLMHead, CompressedTransformerPreTrainedModel):
@@ -154,6 +191,7 @@ class CompressedTransformerForMultipleChoice(MultipleChoiceHead, CompressedTrans
 
 
 __all__ = [
+    "CompressedTransformerForCausalLM",
     "CompressedTransformerForMaskedLM",
     "CompressedTransformerForMultipleChoice",
     "CompressedTransformerForQuestionAnswering",

@@ -41,3 +41,12 @@ def linformer_base(cls: type[Config], **fields: Any) -> Config:
 def linformer_large(cls: type[Config], **fields: Any) -> Config:
     """Return the same in RoBERTa-large's layout, which the authors' code has."""
     return linformer_base(cls, **{**LARGE, **fields})
+
+
+def performer_base(cls: type[Config], **fields: Any) -> Config:
+    """Return linear attention with positive random features in RoBERTa-base's layout, so that its weights fit.
+
+    `RedrawFeaturesCallback` redraws the features every 1,000 steps, a number of ours.
+    """
+    own = {"mechanism": "linear", "feature_map": "positive_random", "feature_redraw_steps": 1000}
+    return cls(**{**ROBERTA, **own, **fields})

@@ -15,7 +15,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.models.inputs.masks import check_open_pairs
 from hf_efficient_attn.models.prologue import PreparedCall
@@ -51,11 +51,13 @@ class Texts:
         places: where each token of the batch is, [B, T], counted through the places of all groups; None: the rows are
             the texts.
         real: which tokens are in a text, bool [B, T]; None: all.
+        is_packed: whether a row may have several texts.
     """
 
     groups: tuple[TextGroup, ...]
     places: Tensor | None = None
     real: Tensor | None = None
+    is_packed: bool = False
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Texts":
         """Return the texts on a device: accelerate so moves what a layer is called with."""
@@ -92,19 +94,21 @@ def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Te
             each; or documents of which a tracer cannot tell the lengths.
     """
     mask, matrix = masks["token_mask"], masks["attention_mask"]
-    real, documents = mask.key_mask, call.documents
+    real, documents = mask.key_mask, mask.segment_ids
     if matrix is not None:
         real = readable_keys(matrix, call.batch_size)
         check_open_pairs(matrix, real, CLOSED, is_causal)
-    if real is not None:
-        # the first places of a static cache, or the last ones of any other
-        start = call.past_tokens if real.shape[1] > call.tokens else 0
-        real = real.narrow(1, start, call.tokens) if isinstance(start, int) else _narrow(real, start, call.tokens)
+    real, documents = (None if each is None else _of_queries(each, call) for each in (real, documents))
     return texts_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
 
 
-def _narrow(real: Tensor, start: Tensor, length: int) -> Tensor:
-    return real.index_select(1, torch.arange(length, device=real.device) + start.to(real.device))
+def _of_queries(mask: Tensor, call: PreparedCall) -> Tensor:
+    """Return what a mask of all keys, [B, K], says about the new tokens, [B, T], which stand behind the cached ones."""
+    start = call.past_tokens
+    if isinstance(start, int):
+        # known to `on_host`
+        return derived(lambda mask: mask[:, start : start + call.tokens].clone(), mask)
+    return mask.index_select(1, torch.arange(call.tokens, device=mask.device) + start.to(mask.device))
 
 
 def texts_of(
@@ -127,10 +131,11 @@ def texts_of(
             )
         return _shifted(real)
     found = TokenMask(real, documents).documents(batch_size, tokens)
-    if all(len(row) == 1 and row[0].start == 0 and not row[0].has_holes for row in found):
+    if documents is None and all(len(row) == 1 and row[0].start == 0 and not row[0].has_holes for row in found):
         is_full = all(row[0].stop == tokens for row in found)
         return whole_rows() if is_full else Texts((TextGroup(None, real),), real=real)
-    return _gathered(found, None if real is None else on_host(real), tokens, device)
+    texts = _gathered(found, None if real is None else on_host(real), tokens, device)
+    return replace(texts, is_packed=documents is not None)
 
 
 def _shifted(real: Tensor) -> Texts:
@@ -177,7 +182,7 @@ def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -
     return index + row * tokens
 
 
-def without_padding(config: Any, call: PreparedCall, embedded: Tensor) -> Tensor:
+def without_padding(call: PreparedCall, embedded: Tensor) -> Tensor:
     """Return embeddings [B, T, hidden_size] with zeros where there is padding, for a model that ignores masks later.
 
     Raises:

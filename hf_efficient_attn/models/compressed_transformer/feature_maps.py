@@ -1,0 +1,85 @@
+"""What queries and keys are mapped to, so that a product of features takes the place of the exponential of a score.
+
+Features are at least 0 and in float32 or wider, so that the sums over a text neither overflow nor lose small terms.
+Shapes: R texts, H heads, L places, D head size, F features.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu
+from transformers import initialization as init
+
+
+class EluFeatures(nn.Module):
+    """elu(x) + 1: as many features as the head has numbers. Katharopoulos et al. (arXiv:2006.16236), section 3.3."""
+
+    def forward(self, states: Tensor, is_query: bool) -> Tensor:
+        """Return the features, [R, H, L, D] → the same."""
+        return elu(wide(states)) + 1
+
+
+class PositiveRandomFeatures(nn.Module):
+    """exp(w·x − |x|² / 2) / √F with x the state / D^¼ and F random w: the mean over w of a product is exp(q·k / √D).
+
+    The w are orthogonal in blocks of D, and as long as normal vectors, which makes the error smaller than that of
+    independent ones. They are no parameters, but saved with the model. `redraw` replaces them; what is drawn depends on
+    the seed, the layer and the number of the draw alone, so that all processes draw the same.
+
+    Source: Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794), lemma 1 and section 2.4.
+    """
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.head_dim, self.seed = config.head_dim, config.feature_seed + 1_000_003 * layer_idx
+        self.register_buffer("vectors", torch.zeros(config.features_of_head, self.head_dim, dtype=torch.float32))
+
+    def initialize(self) -> None:
+        """Set the first draw."""
+        init.copy_(self.vectors, self.drawn(0).to(self.vectors.device))
+
+    def drawn(self, number: int) -> Tensor:
+        """Return the vectors of a draw, [F, D]."""
+        generator = torch.Generator().manual_seed(self.seed + 7_919 * number)
+        size = self.head_dim
+        num_blocks = -(-self.vectors.shape[0] // size)
+        normal = torch.randn(num_blocks, size, size, generator=generator, dtype=torch.float64)
+        lengths = torch.randn(num_blocks * size, size, generator=generator, dtype=torch.float64).norm(dim=1)
+        columns, upper = torch.linalg.qr(normal)
+        # so that every direction is as likely as any other
+        columns = columns * upper.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
+        directions = columns.mT.flatten(0, 1)
+        return (directions * lengths[:, None])[: self.vectors.shape[0]].float()
+
+    @torch.no_grad()
+    def redraw(self, number: int) -> None:
+        """Replace the vectors by those of a draw; the first is number 0."""
+        self.vectors.copy_(self.drawn(number))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "PositiveRandomFeatures":
+        """Move the module as told, but never to a dtype narrower than float32, in which directions would change."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
+            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
+
+        return super()._apply(move, recurse)
+
+    def forward(self, states: Tensor, is_query: bool) -> Tensor:
+        """Return the features, [R, H, L, D] → [R, H, L, F].
+
+        Those of a query are divided by their largest, which the normaliser takes out again: they cannot all underflow.
+        """
+        states = wide(states) * self.head_dim**-0.25
+        exponents = states @ self.vectors.to(states.dtype).mT - states.square().sum(-1, keepdim=True) / 2
+        if is_query:
+            exponents = exponents - exponents.detach().amax(-1, keepdim=True)
+        return (exponents - math.log(self.vectors.shape[0]) / 2).exp()
+
+
+def wide(states: Tensor) -> Tensor:
+    """Return states in float32, or as they are if they are wider."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
