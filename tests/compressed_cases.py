@@ -47,6 +47,7 @@ COMPRESSED = Family(
             is_traced=False,
         ),
         compressed("linear-masked", mechanism="linear"),
+        compressed("nystrom", mechanism="nystrom", num_landmarks=4, conv_kernel_size=5),
     ),
     decoder="compressed-linear-mixed",
     trained="compressed-linformer-layerwise",

@@ -7,10 +7,12 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 
-MECHANISMS = ("linformer", "linear", "pattern")
+MECHANISMS = ("linformer", "linear", "nystrom", "pattern")
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
+    "nystrom": "each of its landmarks is a mean over a segment of the whole text, so that a token would read what "
+    "follows it",
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("learned", "sinusoidal", "none"),
@@ -18,6 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "projection_type": ("linear", "convolution", "mean"),
     "projection_padding": ("zero", "ignore"),
     "feature_map": ("elu", "positive_random"),
+    "inverse_scale": ("head", "batch"),
     "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense", "transform"),
     "question_answering_head": ("linear", "residual_mlp", "transform"),
@@ -98,4 +101,16 @@ def check_features(config: Any) -> None:
         raise ConfigurationError(
             f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "
             "nothing. Leave it out, or use feature_map='positive_random'."
+        )
+
+
+def check_landmarks(config: Any) -> None:
+    """Raise ConfigurationError for landmarks or a convolution that a Nyströmformer cannot have."""
+    if config.num_landmarks < 1:
+        raise ConfigurationError(f"num_landmarks={config.num_landmarks} must be at least 1.")
+    size = config.conv_kernel_size
+    if size is not None and (size < 1 or size % 2 == 0):
+        raise ConfigurationError(
+            f"conv_kernel_size={size} must be an odd number of tokens, as many on either side, or None for no "
+            "convolution."
         )

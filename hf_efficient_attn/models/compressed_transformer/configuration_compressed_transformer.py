@@ -13,7 +13,7 @@ from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.sparse.config import BlockFields
 
 from . import presets
-from .checks import CHOICES, check_features, check_mechanisms, check_projections
+from .checks import CHOICES, check_features, check_landmarks, check_mechanisms, check_projections
 
 
 @strict_config
@@ -22,15 +22,16 @@ class CompressedTransformerConfig(
 ):
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
-    The presets `linformer_base`, `linformer_large` and `performer_base` are in the layouts of the papers; every field
-    can be changed on top.
+    The presets `linformer_base`, `linformer_large`, `performer_base` and `nystromformer_base` are in the layouts of
+    the papers; every field can be changed on top.
 
     Args:
-        mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; or "pattern", softmax
-            attention that follows `attention_pattern`; a list gives one per layer, so that they mix.
+        mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; "nystrom",
+            attention through landmarks; or "pattern", softmax attention that follows `attention_pattern`; a list gives
+            one per layer, so that they mix.
         attention_pattern: who reads whom in layers of the mechanism "pattern", in any form that `sparsify` takes;
             None: all read all, or if causal all before.
-        is_causal: each token reads the past and itself. A Linformer has no causal form.
+        is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
         projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
             one number per layer.
         max_position_embeddings: N, the columns of projection matrices, and the rows of "learned" positions. Texts may
@@ -54,6 +55,10 @@ class CompressedTransformerConfig(
         normalizer_epsilon: what is added to the sum of weights of linear attention.
         chunk_tokens: tokens of a chunk of causal linear attention, of which all pairs are computed; how fast it is, and
             not what is computed.
+        num_landmarks: m of a Nyströmformer; texts of at most as many tokens have full attention.
+        conv_kernel_size: tokens of the convolution over its values, an odd number; None: there is none.
+        inverse_scale: by what the start of the iteration for the inverse is divided: a number for each text and "head",
+            or one for the whole "batch", as transformers, where batch mates change the output.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
             gated_mlp, attention_bias, attention_output_bias, position_offset, sinusoid_layout, scale_embedding,
             type_vocab_size, lm_head_transform, lm_head_bias, lm_transform_bias, lm_transform_activation,
@@ -65,7 +70,8 @@ class CompressedTransformerConfig(
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
 
     Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
-    (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
+    (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
+    "Nyströmformer" (arXiv:2102.03902).
 
     >>> config = CompressedTransformerConfig.linformer_base()
     >>> config.mechanism, config.projected_tokens, config.projection_sharing
@@ -73,11 +79,11 @@ class CompressedTransformerConfig(
     """
 
     model_type = "compressed_transformer"
-    papers = ("2006.04768", "2006.16236", "2009.14794")
+    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902")
     # scores of a head in a layer, for n tokens
     attention_cost = (
-        "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; the pairs "
-        "of attention_pattern, without one n², of pattern"
+        "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
+        "2 · n · num_landmarks + num_landmarks² of nystrom; the pairs of attention_pattern, without one n², of pattern"
     )
     keys_to_ignore_at_inference = ["past_key_values"]
 
@@ -104,6 +110,10 @@ class CompressedTransformerConfig(
     normalizer_epsilon: float | int = 1e-6
     chunk_tokens: int = 128
 
+    num_landmarks: int = 64
+    conv_kernel_size: int | None = 65
+    inverse_scale: str = "head"
+
     norm_eps: float | int = 1e-12
     max_position_embeddings: int = 512
     type_vocab_size: int = 0
@@ -128,6 +138,7 @@ class CompressedTransformerConfig(
     linformer_base = classmethod(presets.linformer_base)
     linformer_large = classmethod(presets.linformer_large)
     performer_base = classmethod(presets.performer_base)
+    nystromformer_base = classmethod(presets.nystromformer_base)
 
     # what layers of `models/sparse/` ask for, and no layer here has
     global_tokens = None
@@ -177,6 +188,7 @@ class CompressedTransformerConfig(
         check_mechanisms(self)
         check_projections(self)
         check_features(self)
+        check_landmarks(self)
         write_pattern(self)
 
 

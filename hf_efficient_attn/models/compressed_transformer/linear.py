@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 
@@ -99,6 +100,7 @@ class LinearAttention(MechanismAttention):
                 "output_attentions=True: a layer of linear attention has added up its cached tokens, and cannot say "
                 "how much each of them is read. Call the model with the whole text and use_cache=False."
             )
+        warn_of_weights()
         scores = queries @ keys.mT
         scores = scores.tril() if self.is_causal else scores
         return scores / (normalizer + self.config.normalizer_epsilon)

@@ -6,7 +6,8 @@ padded on either side, have masked tokens between others, and hold packed docume
 begin at their first place (`texts.py`).
 
 Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
-Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
+Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al., "Nyströmformer"
+(arXiv:2102.03902).
 """
 
 from typing import Any
@@ -44,12 +45,14 @@ from .feature_maps import PositiveRandomFeatures
 from .linear import LinearAttention
 from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
+from .nystrom import NystromAttention
 from .state_cache import attach_states
 from .texts import find_texts, without_padding
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "linformer": LinformerAttention,
     "linear": LinearAttention,
+    "nystrom": NystromAttention,
     "pattern": SparseAttention,
 }
 

@@ -50,3 +50,30 @@ def performer_base(cls: type[Config], **fields: Any) -> Config:
     """
     own = {"mechanism": "linear", "feature_map": "positive_random", "feature_redraw_steps": 1000}
     return cls(**{**ROBERTA, **own, **fields})
+
+
+def nystromformer_base(cls: type[Config], **fields: Any) -> Config:
+    """Return Nyströmformer in the layout of transformers' model, for 4,096 tokens and with 64 landmarks.
+
+    `inverse_scale="batch"` makes it the same function, for batches of equal lengths that the landmarks divide.
+    """
+    own = {
+        "mechanism": "nystrom",
+        "vocab_size": 30_000,
+        "hidden_act": "gelu_new",
+        "type_vocab_size": 2,
+        "position_offset": 2,
+        "max_position_embeddings": 4096,
+        "norm_eps": 1e-5,
+        "classifier_head": "dense",
+        "classifier_pooling": "first",
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "sep_token_id": 2,
+        "embedding_dropout": 0.1,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "classifier_dropout": 0.1,
+    }
+    return cls(**{**own, **fields})

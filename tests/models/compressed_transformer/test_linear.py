@@ -85,6 +85,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_and_recurrent_forms(
             torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
 @pytest.mark.parametrize("is_causal", [False, True])
 @torch.no_grad()
 def test_weights_are_those_of_which_outputs_are_made(is_causal: bool) -> None:

@@ -1,0 +1,142 @@
+"""Nyströmformer: attention through landmarks, which are means of queries and of keys over segments of a text.
+
+    F = softmax(Q K̃ᵀ),  A = softmax(Q̃ K̃ᵀ),  B = softmax(Q̃ Kᵀ),  out = F A⁺ (B V) + conv(V)
+
+with Q and K divided by D^¼ each, m landmarks Q̃ and K̃, A⁺ by six steps of an iteration, and a convolution over the
+values of each head. A layer computes 2 · n · m + m² scores of a head instead of n². A text of up to m tokens is read by
+full attention, of which this is an approximation.
+
+There is no causal form: each landmark is a mean over a segment, and A⁺ mixes all of them.
+
+Source: Xiong et al., "Nyströmformer" (arXiv:2102.03902). As in the authors' code, padding takes part in nothing. We
+differ in these points. Segments of a text differ by one token at most and are its own, where the code has segments of
+the padded length: the same if m divides that and nothing is padded. transformers' model divides the start of the
+iteration by one number for all texts of a batch and all heads (`inverse_scale="batch"`), so that the output of a text
+depends on its batch mates; by default it is one for each text and head.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.layout.autocast import autocast_off
+
+from .feature_maps import wide
+from .mechanism import MechanismAttention, zeroed
+
+STEPS = 6
+
+
+class NystromAttention(MechanismAttention):
+    """Attention through landmarks."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.num_landmarks, size = config.num_landmarks, config.conv_kernel_size
+        self.conv = None if size is None else HeadConvolution(self.num_heads, size, config.initializer_range)
+
+    def attend(
+        self, hidden_states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = (
+            self.heads(zeroed(project(hidden_states), real)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        dtype = query.dtype
+        with autocast_off(query.device.type):
+            query, key, states = (wide(each) for each in (query, key, value))
+            query, key = (each * self.head_dim**-0.25 for each in (query, key))
+            means, is_landmark, is_short = segments(query, real, self.num_landmarks)
+            queries, keys = means @ query, means @ key
+            # F, without the landmarks that a short text does not have
+            read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
+            inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale)
+            gathered = queries @ key.mT
+            if real is not None:
+                gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
+            gathered = inverse @ gathered.softmax(-1)
+            # the landmarks of a short text are its tokens, and F is full attention
+            gathered = torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
+            weights = None
+            if need_weights:
+                warn_of_weights()
+                weights = read @ gathered
+            out = self.dropout(read) @ (gathered @ states)
+        out = out.to(dtype)
+        out = out if self.conv is None else out + self.conv(value)
+        return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
+
+    def _between(self, queries: Tensor, keys: Tensor, is_landmark: Tensor) -> Tensor:
+        """Return A, [R, H, m, m]; landmarks that a text does not have read themselves, and nothing reads them."""
+        none = ~is_landmark
+        scores = (queries @ keys.mT).masked_fill(none[:, None, None], -torch.inf)
+        own = torch.eye(none.shape[1], dtype=torch.bool, device=none.device)
+        return torch.where(none[:, None, :, None], own.to(scores.dtype), scores.softmax(-1))
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        landmarks = min(num_keys, self.num_landmarks)
+        scores = num_keys**2 if landmarks == num_keys else 2 * num_keys * landmarks + landmarks**2
+        self.costs = (
+            f"A layer of a Nyströmformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
+            f"attention computes {num_keys**2:,}: those of tokens and {landmarks:,} landmarks, and of landmarks."
+        )
+        return super().layer_request(num_keys, task)
+
+
+class HeadConvolution(nn.Module):
+    """A convolution over the tokens of each head, one kernel for all numbers of it: [R, H, L, D] → the same."""
+
+    def __init__(self, num_heads: int, size: int, std: float) -> None:
+        super().__init__()
+        self.num_heads, self.size, self.std = num_heads, size, std
+        # of the shape that transformers' Nyströmformer has
+        self.weight = nn.Parameter(torch.empty(num_heads, 1, size, 1))
+
+    def initialize(self) -> None:
+        """Start as the other matrices of the model."""
+        init.normal_(self.weight, std=self.std)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.conv2d(states, self.weight, padding=(self.size // 2, 0), groups=self.num_heads)
+
+
+def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the segments of texts as matrices of means, [R, 1, m, L], which landmarks there are, and who is short.
+
+    Args:
+        states: [R, H, L, D], of which only shape, dtype and device matter.
+
+    A text of n tokens has m segments, that of token i being ⌊i · m / n⌋, or n of one token each; it is short if n ≤ m.
+    """
+    batch_size, _, tokens, _ = states.shape
+    index = torch.arange(tokens, device=states.device)
+    if real is None:
+        counts = torch.full((batch_size, 1), 1, device=states.device) * tokens
+        real = torch.ones(batch_size, tokens, dtype=torch.bool, device=states.device)
+    else:
+        counts = real.sum(1, keepdim=True)
+    numbers = torch.where(counts > num_landmarks, index * num_landmarks // counts.clamp(min=1), index)
+    landmarks = torch.arange(num_landmarks, device=states.device)
+    members = (numbers.unsqueeze(1) == landmarks[:, None]) & real.unsqueeze(1)
+    means = members.to(states.dtype) / members.sum(2, keepdim=True).clamp(min=1)
+    # a text of padding alone keeps one, whose key is 0
+    is_landmark = landmarks < counts.clamp(min=1)
+    return means.unsqueeze(1), is_landmark, (counts <= num_landmarks).squeeze(1)
+
+
+def inverted(matrix: Tensor, scale: str) -> Tensor:
+    """Return the pseudo-inverse of softmax matrices [R, H, m, m] as six steps of the iteration find it.
+
+    scale: by what its start is divided: the largest sum of a column of each matrix ("head"), or of all ("batch").
+    """
+    largest = matrix.sum(-2, keepdim=True)
+    largest = largest.amax(-1, keepdim=True) if scale == "head" else largest.amax()
+    inverse = matrix.mT / largest
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    for _ in range(STEPS):
+        product = matrix @ inverse
+        inverse = inverse / 4 @ (13 * eye - product @ (15 * eye - product @ (7 * eye - product)))
+    return inverse
