@@ -20,6 +20,7 @@ import figures_of_choices
 import figures_of_neighbours
 import figures_of_spans
 import figures_of_stars
+import figures_of_structure
 import figures_of_texts
 import figures_of_training
 import figures_of_trees
@@ -227,6 +228,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "routing losses": figures_of_choices.routing_losses,
     "block losses": figures_of_choices.block_losses,
     "indexer recall": figures_of_choices.indexer_recall,
+    "named sections": figures_of_structure.named_sections,
     "kills": kills,
     "neighbours": figures_of_neighbours.neighbours_table,
     "versions": figures_of_neighbours.versions_table,

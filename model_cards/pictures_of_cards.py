@@ -29,6 +29,7 @@ from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_f
 sys.path.append(str(CARDS.parent / "examples" / "experiments"))
 
 from comparison.marked_vectors import draw_errors  # noqa: E402
+from comparison.named_sections import draw_named  # noqa: E402
 from comparison.span_curves import draw_span_curves  # noqa: E402
 from comparison.tree_reading import draw_trees  # noqa: E402
 
@@ -97,6 +98,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "bench_models": lambda: models_figure(results("models")),
     "bench_sequence": lambda: sequence_figure(results("sequence")),
     "bench_spans": lambda: bench_spans_figure(results("spans")),
+    "compare_structure": lambda: draw_named(results("compare_structure")),
     "masked_summation": lambda: draw_errors(results("masked_summation")),
     "families/sparse_transformer": pictures_of_families.sparse_transformer,
     "families/sparse_seq2seq": pictures_of_families.sparse_seq2seq,

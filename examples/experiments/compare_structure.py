@@ -10,7 +10,8 @@ first token of a section. `etc` has a global token for each section; `etc_cpc` h
 masked sections apart (contrastive predictive coding); `etc_chunks` has one for every 32 tokens instead, wherever these
 lie; `longformer` marks as many tokens of the text as global. `outputs/compare_structure` then holds a folder for each,
 which `AutoModelForTokenClassification` loads, results.json, results.md and named.png. After Ctrl-C the same command
-with `--resume` goes on with the model it was at. Takes about ten minutes on one core. Longer, and without pre-training:
+with `--resume` goes on with the model it was at. Takes twenty minutes on a core that others use, too. Longer, and
+without pre-training:
 
     python examples/experiments/compare_structure.py --pretraining_steps 2000 --max_steps 2000
     python examples/experiments/compare_structure.py --pretraining_steps 0 --kinds longformer etc_chunks etc
@@ -23,7 +24,7 @@ from typing import Any
 
 from comparison.named_sections import draw_named
 from comparison.option_checks import known_once
-from comparison.page_sections import SectionCollator, score_titles, score_words, shuffled_pages
+from comparison.page_sections import NOT_ASKED, SectionCollator, score_titles, score_words, shuffled_pages
 from comparison.run_folder import (
     open_run,
     results_table,
@@ -228,17 +229,25 @@ def train(
 def report(args: Arguments, folder: Path, data: Data, results: dict[str, dict[str, Any]]) -> None:
     """Write the table and the picture, and print the table."""
     sections = sum(len(item["labels"]) for item in data.held_out)
+    collate = SectionCollator(data.tokenizer, args.max_length)
+    asked = int((collate(data.held_out)["labels"] != NOT_ASKED).sum())
     words = score_words(data.train, data.held_out)
     rows = [{"model": KINDS[kind], **result} for kind, result in results.items()]
     rows += [{"model": "words of a section alone (TF-IDF)", **words}]
     text = f"""{results_table(COLUMNS, rows)}
 
-{sections:,} sections of {len(data.held_out):,} held-out manual pages, each under one of {len(data.titles)} titles. \
+{sections:,} sections of {len(data.held_out):,} held-out manual pages, each under one of {len(data.titles)} titles; \
+{asked:,} begin within {args.max_length:,} tokens, and are asked of the models. \
 {args.pretraining_steps:,} steps of pre-training and
 {args.max_steps:,} of training, {args.batch_size} pages each, the same for all; one seed. The loss of masked words of \
 the model with CPC is of fewer words, and contains that of masked sections."""
     content = {
-        "data": {"held_out_pages": len(data.held_out), "held_out_sections": sections, "titles": data.titles},
+        "data": {
+            "held_out_pages": len(data.held_out),
+            "held_out_sections": sections,
+            "asked_sections": asked,
+            "titles": data.titles,
+        },
         "pretraining_steps": args.pretraining_steps,
         "max_steps": args.max_steps,
         "batch_size": args.batch_size,

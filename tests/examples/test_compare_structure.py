@@ -50,7 +50,7 @@ def test_models_with_and_without_structure_are_compared(tmp_path: Path) -> None:
     assert "words of a section alone (TF-IDF)" in output
     found = json.loads((tmp_path / "run" / "results.json").read_text())
     assert found["data"]["titles"] == ["DESCRIPTION", "NAME", "RETURN VALUE", "SYNOPSIS"]
-    assert found["data"]["held_out_sections"] == 2 * 4
+    assert found["data"]["held_out_sections"] == found["data"]["asked_sections"] == 2 * 4
     assert list(found["kinds"]) == ["longformer", "etc_cpc"]
     for kind, result in found["kinds"].items():
         assert [step for step, _ in result["losses"]] == [1, 2]
