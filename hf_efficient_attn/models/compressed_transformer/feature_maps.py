@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu
+from torch.nn.functional import relu
 from transformers import initialization as init
 
 
@@ -18,7 +18,9 @@ class EluFeatures(nn.Module):
 
     def forward(self, states: Tensor, is_query: bool) -> Tensor:
         """Return the features, [R, H, L, D] → the same."""
-        return elu(wide(states)) + 1
+        states = wide(states)
+        # torch's elu, compiled, has gradients of other strides than its graph was made for
+        return states.clamp(max=0).exp() + relu(states)
 
 
 class PositiveRandomFeatures(nn.Module):

@@ -131,9 +131,15 @@ def causal_sums(queries: Tensor, keys: Tensor, values: Tensor, before: Tensor | 
     queries, keys, values = (
         pad(each, (0, 0, 0, room)).unflatten(2, (num_chunks, chunk_tokens)) for each in (queries, keys, values)
     )
-    of_chunks = keys.mT @ values
-    first = torch.zeros_like(of_chunks[:, :, :1]) if before is None else before.unsqueeze(2)
-    # the sums before each chunk
-    of_chunks = torch.cat((first, of_chunks[:, :, :-1]), 2).cumsum(2)
+    # the sums before each chunk: those up to the one before it
+    up_to = (keys.mT @ values).cumsum(2)
+    chunks = torch.arange(num_chunks, device=keys.device)
+    earlier = up_to.index_select(2, (chunks - 1).clamp(min=0))
+    of_chunks = torch.where((chunks > 0)[:, None, None], earlier, 0)
+    of_chunks = of_chunks if before is None else of_chunks + before.unsqueeze(2)
     sums = queries @ of_chunks + (queries @ keys.mT).tril() @ values
-    return sums.flatten(2, 3)[:, :, :tokens]
+    if not torch.compiler.is_compiling():
+        return sums.flatten(2, 3)[:, :, :tokens]
+    # an exporter would take a slice for a promise that chunks are full
+    places = torch.arange(tokens, device=sums.device)
+    return sums[:, :, places // chunk_tokens, places % chunk_tokens]
