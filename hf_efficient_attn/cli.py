@@ -42,7 +42,7 @@ VERBS = {
     hf-efficient-attn analyze signal --model pre_ln sas outputs/my_model --tokens 256
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt
 
-Lengths, spans and distances are in tokens, entropies in nats, costs in FLOPs of a token.""",
+Lengths, spans and distances are in tokens, entropies in nats, costs in multiply-adds of a token.""",
     "bench": """Measure time and memory: {subjects}
 
     hf-efficient-attn bench attention --quick

@@ -90,7 +90,7 @@ def faster_llama(found: dict[str, Any]) -> str:
     lengths = [tokens for tokens in speeds["dense"] if tokens > settings["left"]]
     lines = []
     for way, layers in sparse.items():
-        times = (f"{speeds[way][tokens]:.1f}" for tokens in lengths)
+        times = (f"{speeds[way][tokens]:.2f}" for tokens in lengths)
         lines.append([f"prompt read, times as fast as by causal SDPA: {layers}", *times])
     for way, layers in {"dense": "dense", **sparse}.items():
         lines.append([f"perplexity: {layers}", *(_perplexity(perplexity[way], tokens) for tokens in lengths)])
@@ -119,7 +119,7 @@ def llama_prefill(found: dict[str, Any]) -> str:
     for way, of in found["prompt_seconds"].items():
         times = [1000 * median(seconds) for seconds in of.values()]
         cells = zip(times, speeds[way].values(), strict=True)
-        lines.append([way, *(f"{time:,.0f}" if way == "dense" else f"{time:,.0f} ({x:.1f}×)" for time, x in cells)])
+        lines.append([way, *(f"{time:,.0f}" if way == "dense" else f"{time:,.0f} ({x:.2f}×)" for time, x in cells)])
     header = ["milliseconds (× dense) at tokens", *(f"{tokens:,}" for tokens in speeds["dense"])]
     rounds = len(next(iter(found["prompt_seconds"]["dense"].values())))
     return (

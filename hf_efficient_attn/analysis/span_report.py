@@ -177,7 +177,7 @@ def log_bins(first: int, last: int) -> list[range]:
 
 def cost_table(costs: list[SpanCost]) -> str:
     """Return a line for each model."""
-    rows = [["model", "span", "limit", "average", "longest", "FLOPs/token"]]
+    rows = [["model", "span", "limit", "average", "longest", "multiply-adds/token"]]
     for cost in costs:
         tokens = (f"{cost.span_limit:,}", f"{cost.average_span:,.1f}", f"{cost.max_span:,}")
         rows.append([cost.model, cost.kind, *tokens, f"{cost.flops_per_token:,.0f}"])

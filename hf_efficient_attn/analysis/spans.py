@@ -2,8 +2,8 @@
 
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt --compare outputs/fixed-256 outputs/fixed-512
 
-Spans and distances are in tokens, costs in FLOPs of a token. spans.json, which --json prints, holds {"settings",
-"notes", "compared"} and the report on the first model.
+Spans and distances are in tokens, costs in multiply-adds of a token (`flops_per_token`). spans.json, which --json
+prints, holds {"settings", "notes", "compared"} and the report on the first model.
 
 The pictures are those of Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), figures 1, 3
 (without its losses, which are training's), 4 and 5.
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="MODEL",
-        help="further models with spans, whose average spans and FLOPs are shown beside those of the first",
+        help="further models with spans, whose average spans and multiply-adds are shown beside those of the first",
     )
     parser.add_argument("--text", type=Path, help=f"what the models read; default: {TEXT_NAME}")
     parser.add_argument(

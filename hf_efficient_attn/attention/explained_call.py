@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
 # pairs whose choice is counted
 MOST_COUNTED = 1 << 30
 COUNT_BLOCK_TOKENS = 32
+UNCONFIRMED = "Costs on {device} are estimates that no measurement there has confirmed: they may be far off."
 UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
 
@@ -102,10 +103,17 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
         relative_cost=time / baseline,
         memory_bytes=_memory(call, chosen),
         model=line,
-        notes=asked.notes if call.softcap is None else (*asked.notes, UNCAPPED),
+        notes=(*asked.notes, *_notes(call)),
     )
     said = _with_bias(said) if asked.has_bias else said
     return said if asked.beside is None else _with_beside(said, (time, baseline), asked.beside, wanted)
+
+
+def _notes(call: AttentionCall) -> list[str]:
+    """Return what the estimated cost of a call leaves out."""
+    notes = [] if call.softcap is None else [UNCAPPED]
+    device = call.inputs.device
+    return notes if device == CPU.type else [*notes, UNCONFIRMED.format(device=device)]
 
 
 def times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:

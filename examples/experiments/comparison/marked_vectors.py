@@ -70,11 +70,12 @@ def draw_errors(content: dict[str, Any]) -> Any:
     for name, row in content["networks"].items():
         lengths = [int(length) for length in row["errors"]]
         means, deviations = zip(*map(over_seeds, row["errors"].values()), strict=True)
-        panel.errorbar(lengths, means, deviations, marker="o", capsize=3, label=TITLES[name])
-    panel.axhline(1.0, color="0.5", linestyle=":", label="the expected sum")
+        bars = deviations if any(deviations) else None
+        panel.errorbar(lengths, means, bars, marker="o", capsize=3, label=TITLES[name])
+    panel.axhline(1.0, color="0.5", linestyle=":", label="always guessing the mean")
     panel.axvspan(*content["train_lengths"], color="0.9", label="trained on")
     title = f"The sum of {content['num_marked']} marked vectors"
-    panel.set(title=title, xlabel="vectors", ylabel="error, over that of the expected sum", yscale="log")
+    panel.set(title=title, xlabel="vectors", ylabel="error, over that of guessing the mean", yscale="log")
     panel.set_xscale("log", base=2)
     panel.set_xticks(lengths, [f"{length:,}" for length in lengths])
     label_decades(panel)

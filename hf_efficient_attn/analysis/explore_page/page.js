@@ -50,5 +50,5 @@ function intervalsText(intervals, most = 8) {
     shown.push(intervals[i] === last ? count(last) : `${count(intervals[i])}–${count(last)}`);
   }
   const more = intervals.length / 2 - shown.length;
-  return (shown.join(", ") || "none") + (more > 0 ? ` and ${count(more)} more` : "");
+  return (shown.join(", ") || "none") + (more > 0 ? ` and ${count(more)} more such ranges` : "");
 }

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.analysis.pattern_sources import read_pattern
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.bench.harness.timing import Case
+from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -65,7 +66,12 @@ def pattern_of(name: str, tokens: int) -> Pattern:
     Raises:
         ConfigurationError: it is none of these.
     """
-    return PRESETS[name](tokens) if name in PRESETS else read_pattern(name)
+    if name in PRESETS:
+        return PRESETS[name](tokens)
+    try:
+        return read_pattern(name)
+    except EfficientAttentionError as error:
+        raise type(error)(f"{error} Or name a preset: {', '.join(PRESETS)}.") from error
 
 
 def decode_pattern_of(name: str, tokens: int) -> Pattern:

@@ -17,7 +17,7 @@ MOST_COLUMNS = 3
 MARKER_SIZES = (9.0, 3.5)
 # what is labelled in each decade of an axis of at most so many decades
 LABELLED = (
-    (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
+    (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
     (1.0, (1, 1.5, 2, 3, 4, 5, 7)),
     (3.5, (1, 2, 5)),
     (math.inf, (1,)),
