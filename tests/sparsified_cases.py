@@ -24,6 +24,11 @@ class SparsifiedCase:
     fields: tuple[tuple[str, Any], ...] = ()
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """Auto classes of it that tests ask for; transformers has more."""
+        return self.main_head, "AutoModelForSequenceClassification"
+
+    @property
     def fewest_layers(self) -> dict[str, int]:
         """The change to one layer, for what takes its time by the layer."""
         is_seq2seq = self.main_head == "AutoModelForSeq2SeqLM"

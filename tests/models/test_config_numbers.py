@@ -39,7 +39,7 @@ def put(value: Any, name: str) -> Any:
 
 
 def test_all_configs_are_found() -> None:
-    assert len(CONFIGS) == 9
+    assert len(CONFIGS) == 11
     assert {("SparseTransformerConfig", "num_key_value_heads"), ("AdaptiveSpanConfig", "activation_dropout")} <= {
         (config.__name__, name) for config, name, _ in FIELDS
     }

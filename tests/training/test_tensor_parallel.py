@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bp_seq2seq_cases import BP_SEQ2SEQ
 from capabilities import family_of
 from families import FAMILIES, OURS
 from models_cases import randomize
@@ -64,6 +65,7 @@ MODELS = {
     "sparse": sparse,
     "tied": partial(encoder_decoder, lm_head_bias=True),
     "untied": partial(encoder_decoder, tie_word_embeddings=False),
+    "trees": partial(BP_SEQ2SEQ.cases[0].model, vocab_size=64),
     **{case.name: partial(case.model, vocab_size=64) for case in CASES},
 }
 
