@@ -1,0 +1,20 @@
+"""How far the costs that `explain` estimates are from what the benchmark has measured."""
+
+import json
+from pathlib import Path
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.bench.attention.cases import pattern_of
+
+CARDS = Path(__file__).parents[2] / "model_cards"
+
+
+def test_estimates_are_as_low_as_the_docstring_says() -> None:
+    found = json.loads((CARDS / "bench_attention" / "attention.json").read_text())
+    rows = [row for row in found["results"] if row["contestant"] == "auto" and row["tokens"] >= 2048]
+    assert {row["pattern"] for row in rows} == {"band", "longformer", "bigbird", "dilated"}
+    for row in rows:
+        said = hea.explain(pattern_of(row["pattern"], row["tokens"]), row["tokens"])
+        for measure in ("forward", "forward_backward"):
+            measured = 1 / row[measure]["speed_against_dense"]["median"]
+            assert 1.0 <= measured / said.relative_cost <= 2.6, (row["pattern"], row["tokens"], measure)
