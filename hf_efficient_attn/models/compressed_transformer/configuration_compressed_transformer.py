@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.sparse.config import BlockFields
@@ -18,7 +18,7 @@ from .checks import CHOICES, check_features, check_landmarks, check_mechanisms, 
 
 @strict_config
 class CompressedTransformerConfig(
-    BlockFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+    BlockFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
@@ -145,11 +145,6 @@ class CompressedTransformerConfig(
     global_projections = False
     random_blocks_in_eval = "fixed"
     full_attention_up_to = None
-
-    @property
-    def transform_activation(self) -> str:
-        """The activation of the dense map before the vocabulary."""
-        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
 
     @property
     def whole_text_reason(self) -> str:

@@ -40,6 +40,18 @@ class HeadSizes:
             raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {self.hidden_size}.")
 
 
+class LMTransform:
+    """What follows from `hidden_act` and `lm_transform_activation`."""
+
+    hidden_act: str
+    lm_transform_activation: str | None
+
+    @property
+    def transform_activation(self) -> str:
+        """The activation of the dense map before the vocabulary."""
+        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
+
+
 @dataclass(init=False, repr=False, eq=False)
 class DropoutFields:
     """Probabilities of dropout in training; each is an `nn.Dropout` of the model."""

@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, NormFields
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform, NormFields
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import write_pattern
 
@@ -15,7 +15,9 @@ from .checks import CHOICES, check_etc
 
 
 @strict_config
-class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+class EtcTransformerConfig(
+    NormFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
+):
     r"""Describe an ETC: long tokens that read a band and all global tokens, and global tokens that read everything.
 
     The defaults are the authors' base model. The presets `etc_base`, `etc_large`, `bigbird_etc_base` and
@@ -122,11 +124,6 @@ class EtcTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes,
     etc_large = classmethod(presets.etc_large)
     bigbird_etc_base = classmethod(presets.bigbird_etc_base)
     bigbird_etc_large = classmethod(presets.bigbird_etc_large)
-
-    @property
-    def transform_activation(self) -> str:
-        """The activation before the projection to the vocabulary."""
-        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
 
     @property
     def whole_text_reason(self) -> str:

@@ -11,7 +11,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import check_attention, write_pattern
 from hf_efficient_attn.models.sparse.config import SparseFields
@@ -28,7 +28,9 @@ CHOICES = {
 
 
 @strict_config
-class SparseTransformerConfig(SparseFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
+class SparseTransformerConfig(
+    SparseFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
+):
     r"""Describe a Transformer whose layers follow patterns: Longformer, BigBird, or any other.
 
     The presets `longformer`, `longformer_char_lm`, `bigbird_itc`, `block_local`, `strided` and `sliding` set the
@@ -134,11 +136,6 @@ class SparseTransformerConfig(SparseFields, GatedMLPFields, DropoutFields, HeadS
     block_local = classmethod(presets.block_local)
     strided = classmethod(presets.strided)
     sliding = classmethod(presets.sliding)
-
-    @property
-    def transform_activation(self) -> str:
-        """The activation of the dense map before the vocabulary."""
-        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
 
     def readable_patterns(self) -> tuple[Pattern | None, ...]:
         """Return what each layer can read, global tokens included, for `PatternCache`.
