@@ -8,7 +8,7 @@ their first 128 tokens and on up to 2,048: BP-Transformers (Ye et al., arXiv:191
 each size and side, a band whose tokens read as many keys as in one of the trees, and dense attention. Each
 has the same seconds of training. Which sizes of spans a trained tree reads, layer by layer, is in the picture.
 `outputs/compare_trees` then holds a folder for each model and length (which `pipeline("text-classification")` loads),
-results.json, results.md and trees.png. Takes ten minutes on one core; after Ctrl-C the same command with `--resume`
+results.json, results.md and trees.png. It trains for five minutes in all; after Ctrl-C the same command with `--resume`
 goes on with the models that are missing.
 """
 
