@@ -1,7 +1,7 @@
 """Packed documents that no mask tells apart: flash attention's arguments, Ulysses, and caches."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,14 +15,23 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.interface import efficient_attention_forward
 
 LENGTHS = (5, 7, 2)
-POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-ENDS = torch.tensor([0, 5, 12, 14], dtype=torch.int32)
-NUMBERS = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS))[None]
-SAID: dict[str, dict[str, Any]] = {
-    "ends": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 7, "max_length_k": 7},
-    "numbers": {"seq_idx": NUMBERS},
-    "all": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "seq_idx": NUMBERS, "position_ids": POSITIONS},
-}
+
+
+def told(lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return the ways in which collators tell documents of these lengths; "all" is that of a padding-free one."""
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None].int()
+    flash = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(lengths), "max_length_k": max(lengths)}
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    return {
+        "ends": flash,
+        "numbers": {"seq_idx": numbers},
+        "all": {**flash, "seq_idx": numbers, "position_ids": positions},
+    }
+
+
+SAID = told(LENGTHS)
+ENDS, NUMBERS, POSITIONS = SAID["ends"]["cu_seq_lens_q"], SAID["all"]["seq_idx"], SAID["all"]["position_ids"]
 
 
 def sparse(name: str, pattern: Any = PATTERN) -> Any:
@@ -43,6 +52,21 @@ def test_arguments_of_flash_attention_tell_documents_apart(name: str, pattern: A
     model, ids = sparse(name, pattern), token_ids(1, 14)
     packed = model(ids, use_cache=use_cache, **SAID[said]).logits
     torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "said"), [("llama", "ends"), ("gemma3", "numbers"), ("bert", "all")])
+def test_compiled_models_tell_documents_apart(name: str, said: str) -> None:
+    """As eager ones do, with gradients, and other documents in another call of the same graph."""
+    model, ids = sparse(name, None if name == "gemma3" else PATTERN), token_ids(1, 14)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for lengths in (LENGTHS, (3, 7, 4)):
+        losses = [compiled(ids, **told(lengths)[said]).logits.square().sum()]
+        losses += [sum(model(part).logits.square().sum() for part in ids.split(lengths, 1))]
+        torch.testing.assert_close(*losses)
+        gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+        for found, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])

@@ -50,6 +50,21 @@ def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
         model(ids, position_ids=torch.arange(15)[None], cu_seq_lens_q=ENDS)
 
 
+@pytest.mark.parametrize("name", ["sparse-sliding-grouped", "reformer-causal"])
+@torch.no_grad()
+def test_compiled_models_tell_documents_apart(name: str) -> None:
+    """Of bands and of chosen keys: other documents in another call of the same graph, too."""
+    case = BY_NAME[name]
+    model, ids = case.model("AutoModel", **case.fewest_layers), random_ids(1, 15)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for lengths in (LENGTHS, (4, 9, 2)):
+        numbers = torch.arange(3).repeat_interleave(torch.tensor(lengths))[None]
+        alone = torch.cat([first_tensor(model(part)) for part in ids.split(lengths, 1)], 1)
+        packed = first_tensor(compiled(ids, seq_idx=numbers, use_cache=False))
+        torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 def test_documents_that_are_known_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mask function: only those of transformers' own models must be asked."""
     monkeypatch.delattr(Probe, "allowed")
