@@ -6,7 +6,7 @@ from family import Family
 from models_cases import Case, case_of
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
+from hf_efficient_attn.patterns import Band, BlockLocal
 
 
 def compressed(name: str, **fields: Any) -> Case:
@@ -47,6 +47,22 @@ COMPRESSED = Family(
             is_traced=False,
         ),
         compressed("linear-masked", mechanism="linear"),
+        compressed(
+            "memory-causal",
+            shows_a_route=True,
+            mechanism="memory_compressed",
+            is_causal=True,
+            compression_by_head=False,
+            compression_null_key=True,
+        ),
+        compressed(
+            "memory-local",
+            mechanism=["pattern", "memory_compressed"],
+            attention_pattern=[BlockLocal(4), None],
+            is_causal=True,
+            is_traced=False,
+        ),
+        compressed("memory", mechanism="memory_compressed"),
         compressed("nystrom", mechanism="nystrom", num_landmarks=4, conv_kernel_size=5),
     ),
     decoder="compressed-linear-mixed",

@@ -7,7 +7,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 
-MECHANISMS = ("linformer", "linear", "nystrom", "pattern")
+MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", "pattern")
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
@@ -114,3 +114,9 @@ def check_landmarks(config: Any) -> None:
             f"conv_kernel_size={size} must be an odd number of tokens, as many on either side, or None for no "
             "convolution."
         )
+
+
+def check_compression(config: Any) -> None:
+    """Raise ConfigurationError for slots that memory-compressed attention cannot have."""
+    if config.compression_tokens < 1:
+        raise ConfigurationError(f"compression_tokens={config.compression_tokens} must be at least 1.")

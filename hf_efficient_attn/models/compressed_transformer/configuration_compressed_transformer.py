@@ -13,7 +13,7 @@ from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.sparse.config import BlockFields
 
 from . import presets
-from .checks import CHOICES, check_features, check_landmarks, check_mechanisms, check_projections
+from .checks import CHOICES, check_compression, check_features, check_landmarks, check_mechanisms, check_projections
 
 
 @strict_config
@@ -22,13 +22,13 @@ class CompressedTransformerConfig(
 ):
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
-    The presets `linformer_base`, `linformer_large`, `performer_base` and `nystromformer_base` are in the layouts of
-    the papers; every field can be changed on top.
+    The presets `linformer_base`, `linformer_large`, `performer_base`, `nystromformer_base` and `t_dmca` are in the
+    layouts of the papers; every field can be changed on top.
 
     Args:
         mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; "nystrom",
-            attention through landmarks; or "pattern", softmax attention that follows `attention_pattern`; a list gives
-            one per layer, so that they mix.
+            attention through landmarks; "memory_compressed", to one key for every few tokens; or "pattern", softmax
+            attention that follows `attention_pattern`; a list gives one per layer, so that they mix.
         attention_pattern: who reads whom in layers of the mechanism "pattern", in any form that `sparsify` takes;
             None: all read all, or if causal all before.
         is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
@@ -59,6 +59,10 @@ class CompressedTransformerConfig(
         conv_kernel_size: tokens of the convolution over its values, an odd number; None: there is none.
         inverse_scale: by what the start of the iteration for the inverse is divided: a number for each text and "head",
             or one for the whole "batch", as transformers, where batch mates change the output.
+        compression_tokens: f of memory-compressed attention, tokens of a slot, which has one key and one value.
+        compression_by_head: its convolutions map within heads; False: all numbers of a key to each, as wide.
+        compression_null_key: each head has a learned key and value, 0 at the start, that all tokens read; without, the
+            first f - 1 tokens of a causal layer read nothing there.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
             gated_mlp, attention_bias, attention_output_bias, position_offset, sinusoid_layout, scale_embedding,
             type_vocab_size, lm_head_transform, lm_head_bias, lm_transform_bias, lm_transform_activation,
@@ -71,7 +75,8 @@ class CompressedTransformerConfig(
 
     Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
     (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
-    "Nyströmformer" (arXiv:2102.03902).
+    "Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences"
+    (arXiv:1801.10198).
 
     >>> config = CompressedTransformerConfig.linformer_base()
     >>> config.mechanism, config.projected_tokens, config.projection_sharing
@@ -79,11 +84,12 @@ class CompressedTransformerConfig(
     """
 
     model_type = "compressed_transformer"
-    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902")
+    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902", "1801.10198")
     # scores of a head in a layer, for n tokens
     attention_cost = (
         "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
-        "2 · n · num_landmarks + num_landmarks² of nystrom; the pairs of attention_pattern, without one n², of pattern"
+        "2 · n · num_landmarks + num_landmarks² of nystrom; n² / compression_tokens of memory_compressed, half of that "
+        "if causal; the pairs of attention_pattern, without one n², of pattern"
     )
     keys_to_ignore_at_inference = ["past_key_values"]
 
@@ -114,6 +120,10 @@ class CompressedTransformerConfig(
     conv_kernel_size: int | None = 65
     inverse_scale: str = "head"
 
+    compression_tokens: int = 3
+    compression_by_head: bool = True
+    compression_null_key: bool = False
+
     norm_eps: float | int = 1e-12
     max_position_embeddings: int = 512
     type_vocab_size: int = 0
@@ -139,6 +149,7 @@ class CompressedTransformerConfig(
     linformer_large = classmethod(presets.linformer_large)
     performer_base = classmethod(presets.performer_base)
     nystromformer_base = classmethod(presets.nystromformer_base)
+    t_dmca = classmethod(presets.t_dmca)
 
     # what layers of `models/sparse/` ask for, and no layer here has
     global_tokens = None
@@ -162,6 +173,9 @@ class CompressedTransformerConfig(
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
         if self.mechanism_of_layer(layer_idx) == "linear":
             return self.num_attention_heads * self.features_of_head * (self.head_dim + 1)
+        if self.mechanism_of_layer(layer_idx) == "memory_compressed":
+            slots = max(1, num_tokens // self.compression_tokens)
+            return 2 * (self.compression_tokens - 1 + slots) * self.hidden_size
         return 2 * num_tokens * self.hidden_size
 
     def mechanism_of_layer(self, layer_idx: int) -> str:
@@ -184,6 +198,7 @@ class CompressedTransformerConfig(
         check_projections(self)
         check_features(self)
         check_landmarks(self)
+        check_compression(self)
         write_pattern(self)
 
 

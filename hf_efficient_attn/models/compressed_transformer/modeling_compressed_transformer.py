@@ -7,9 +7,10 @@ begin at their first place (`texts.py`).
 
 Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
 Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al., "Nyströmformer"
-(arXiv:2102.03902).
+(arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,14 +46,17 @@ from .feature_maps import PositiveRandomFeatures
 from .linear import LinearAttention
 from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
+from .memory_compressed import MemoryCompressedAttention
 from .nystrom import NystromAttention
-from .state_cache import attach_states
+from .slot_cache import SlotLayer
+from .state_cache import StateLayer, attach_states
 from .texts import find_texts, without_padding
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "linformer": LinformerAttention,
     "linear": LinearAttention,
     "nystrom": NystromAttention,
+    "memory_compressed": MemoryCompressedAttention,
     "pattern": SparseAttention,
 }
 
@@ -81,7 +85,7 @@ class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
     def __init__(self, config: CompressedTransformerConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         # transformers then refuses assistants, which take tokens back
-        self._is_stateful = bool(config.layers_with("linear"))
+        self._is_stateful = bool(config.layers_with("linear") or config.layers_with("memory_compressed"))
 
     def redraw_features(self, number: int) -> None:
         """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
@@ -156,7 +160,10 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         if cache is None and use_cache and self.config.is_causal:
             cache = DynamicCache(config=self.config)
         if cache is not None:
-            attach_states(cache, self.config.num_hidden_layers, self.config.layers_with("linear"))
+            slots = partial(SlotLayer, self.config.compression_tokens)
+            stateful = dict.fromkeys(self.config.layers_with("memory_compressed"), slots)
+            stateful |= dict.fromkeys(self.config.layers_with("linear"), StateLayer)
+            attach_states(cache, self.config.num_hidden_layers, stateful)
         return cache
 
     def arguments(self, call: PreparedCall) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from typing import Any, TypeVar
 
+from hf_efficient_attn.patterns.blocks import BlockLocal
+
 Config = TypeVar("Config")
 
 # RoBERTa's layout, which Linformer pretrains
@@ -75,5 +77,37 @@ def nystromformer_base(cls: type[Config], **fields: Any) -> Config:
         "hidden_dropout": 0.1,
         "attention_dropout": 0.1,
         "classifier_dropout": 0.1,
+    }
+    return cls(**{**own, **fields})
+
+
+def t_dmca(cls: type[Config], **fields: Any) -> Config:
+    """Return T-DMCA, a decoder of a source and its article, one text: local and compressed layers by turns, L M L M L.
+
+    Local layers read their block of 256 tokens. Width, heads, relu, post-norm, interleaved sinusoids and the shared
+    scaled embedding are those of the base Transformer, the vocabulary has 32,000 tokens, texts have up to 11,000. The
+    layer of experts that the paper adds to some models is not built.
+
+    Source: Liu et al. (arXiv:1801.10198), section 4.2.
+    """
+    own = {
+        "mechanism": ["pattern", "memory_compressed", "pattern", "memory_compressed", "pattern"],
+        "attention_pattern": [BlockLocal(256), None, BlockLocal(256), None, BlockLocal(256)],
+        "is_causal": True,
+        "vocab_size": 32_000,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "hidden_act": "relu",
+        "max_position_embeddings": 11_000,
+        "position_embedding_type": "sinusoidal",
+        "scale_embedding": True,
+        "initializer_range": 512**-0.5,
+        "embedding_norm": False,
+        "lm_head_transform": False,
+        "lm_head_bias": False,
+        "embedding_dropout": 0.1,
+        "hidden_dropout": 0.1,
     }
     return cls(**{**own, **fields})

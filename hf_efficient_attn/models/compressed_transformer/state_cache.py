@@ -1,5 +1,9 @@
-"""The layer of a cache that keeps the sums of linear attention: as many numbers after any number of tokens."""
+"""The layer of a cache that keeps the sums of linear attention: as many numbers after any number of tokens.
 
+Its base is that of all layers which keep less than keys and values.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,18 +13,80 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Stati
 from hf_efficient_attn.errors import UnsupportedBackendError
 
 
-class StateLayer(CacheLayerMixin):
-    """S and z of the tokens so far, `keys`: [B, H, F, D + 1] in float32; z is the last column. `values` has no numbers.
+class SummaryLayer(CacheLayerMixin):
+    """A layer that keeps less than a key and a value of every token, and so cannot forget the last ones.
 
     most_tokens: how many tokens the other layers of a static cache have room for; None: they grow.
     """
 
     is_sliding = False
     is_croppable = False
+    # the tensors that it keeps, each with a row for every text
+    kept: tuple[str, ...] = ("keys", "values")
 
     def __init__(self, most_tokens: int | None = None) -> None:
         super().__init__()
         self.most_tokens, self.num_tokens = most_tokens, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refuse keys.
+
+        Raises:
+            UnsupportedBackendError: always.
+        """
+        raise UnsupportedBackendError(KEYLESS)
+
+    def get_seq_length(self) -> int:
+        return self.num_tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        # never fewer than there are, so that masks fit
+        return max(self.most_tokens or 0, self.num_tokens + query_length), 0
+
+    def get_max_length(self) -> int:
+        return -1 if self.most_tokens is None else self.most_tokens
+
+    # as transformers 5.16 calls it
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        for name in self.kept:
+            setattr(self, name, None)
+        self.is_initialized, self.num_tokens = False, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse to forget tokens.
+
+        Raises:
+            UnsupportedBackendError: always, if there are any to forget.
+        """
+        if tokens_to_remove:
+            raise UnsupportedBackendError(
+                "A layer of linear or memory-compressed attention keeps sums over tokens, from which none can be "
+                "taken: this cache cannot be cropped, as assistants and prompt look-up do. Generate without them, or "
+                "keep a copy of the cache (copy.deepcopy) from before."
+            )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._choose(lambda states: states.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._choose(lambda states: states[indices])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._choose(lambda states: states.index_select(0, beam_idx.to(states.device)))
+
+    def _choose(self, rows: Any) -> None:
+        if self.is_initialized:
+            for name in self.kept:
+                setattr(self, name, rows(getattr(self, name)))
+
+
+class StateLayer(SummaryLayer):
+    """S and z of the tokens so far, `keys`: [B, H, F, D + 1] in float32; z is the last column. `values` has no numbers.
+
+    most_tokens: how many tokens the other layers of a static cache have room for; None: they grow.
+    """
 
     def add(self, sums: Tensor, num_tokens: int) -> Tensor | None:
         """Return the sums so far, None without any, and add those of new tokens."""
@@ -36,62 +102,17 @@ class StateLayer(CacheLayerMixin):
         self.values = key_states.new_empty(key_states.shape[0], 0)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refuse keys.
-
-        Raises:
-            UnsupportedBackendError: always.
-        """
-        raise UnsupportedBackendError(KEYLESS)
-
-    def get_seq_length(self) -> int:
-        return self.num_tokens
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (self.num_tokens + query_length if self.most_tokens is None else self.most_tokens), 0
-
-    def get_max_length(self) -> int:
-        return -1 if self.most_tokens is None else self.most_tokens
-
-    # as transformers 5.16 calls it
-    get_max_cache_shape = get_max_length
-
-    def reset(self) -> None:
-        self.keys = self.values = None
-        self.is_initialized, self.num_tokens = False, 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to forget tokens.
-
-        Raises:
-            UnsupportedBackendError: always, if there are any to forget.
-        """
-        if tokens_to_remove:
-            raise UnsupportedBackendError(
-                "A layer of linear attention keeps the sum of its tokens, from which none can be taken: this cache "
-                "cannot be cropped, as assistants and prompt look-up do. Generate without them, or keep a copy of the "
-                "cache (copy.deepcopy) from before."
-            )
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._choose(lambda states: states.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._choose(lambda states: states[indices])
-
-    def _choose(self, rows: Any) -> None:
-        if self.is_initialized:
-            self.keys, self.values = rows(self.keys), rows(self.values)
-
 
 KEYLESS = (
-    "A layer of linear attention keeps the sum of its tokens, and no keys. Prefix tuning cannot give it keys; use "
-    "prompt tuning or LoRA instead."
+    "A layer of linear or memory-compressed attention keeps sums over tokens, and not their keys. Prefix tuning cannot "
+    "give it keys; use prompt tuning or LoRA instead."
 )
 
 
-def attach_states(cache: Cache, num_layers: int, stateful: list[int]) -> None:
-    """Give these layers of a model, by index, a `StateLayer` in its cache; a second call does nothing.
+def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable[[int | None], SummaryLayer]]) -> None:
+    """Give layers of a model a layer of their own in its cache; a second call does nothing.
+
+    stateful: by index of a layer, what makes it, given how many tokens there is room for (None: it grows).
 
     Raises:
         UnsupportedBackendError: a cache whose layers hold keys already, or are of a kind that is not known.
@@ -99,15 +120,15 @@ def attach_states(cache: Cache, num_layers: int, stateful: list[int]) -> None:
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) < num_layers:
             cache.layers.append(cache.layer_class_to_replicate())
-    for index in stateful:
+    for index, make in stateful.items():
         layer = cache.layers[index]
-        if isinstance(layer, StateLayer):
+        if isinstance(layer, SummaryLayer):
             continue
         if type(layer) not in (DynamicLayer, StaticLayer):
             raise UnsupportedBackendError(
-                f"This cache has a {type(layer).__name__} for layer {index}, which computes linear attention and keeps "
-                "the sum of its tokens. Use a DynamicCache or a StaticCache, or pass no cache."
+                f"This cache has a {type(layer).__name__} for layer {index}, which keeps sums over tokens instead of "
+                "their keys. Use a DynamicCache or a StaticCache, or pass no cache."
             )
         if layer.is_initialized and layer.keys.numel() and torch.as_tensor(layer.get_seq_length()).item():
             raise UnsupportedBackendError(KEYLESS)
-        cache.layers[index] = StateLayer(layer.max_cache_len if isinstance(layer, StaticLayer) else None)
+        cache.layers[index] = make(layer.max_cache_len if isinstance(layer, StaticLayer) else None)

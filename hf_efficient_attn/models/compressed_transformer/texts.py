@@ -129,7 +129,7 @@ def texts_of(
                 "position_ids are given to a model that is compiled or exported, and may restart: how long packed "
                 "documents are is not known to its graph. Leave position_ids out, or call the model uncompiled."
             )
-        return _shifted(real)
+        return in_front_of_padding(real)
     found = TokenMask(real, documents).documents(batch_size, tokens)
     if documents is None and all(len(row) == 1 and row[0].start == 0 and not row[0].has_holes for row in found):
         is_full = all(row[0].stop == tokens for row in found)
@@ -138,7 +138,7 @@ def texts_of(
     return replace(texts, is_packed=documents is not None)
 
 
-def _shifted(real: Tensor) -> Texts:
+def in_front_of_padding(real: Tensor) -> Texts:
     """Return each row as a text, its real tokens in front, whatever their number: for graphs of any mask."""
     batch_size, tokens = real.shape
     index = torch.arange(tokens, device=real.device).expand(batch_size, -1)
@@ -147,6 +147,11 @@ def _shifted(real: Tensor) -> Texts:
     rows = torch.arange(batch_size, device=real.device).unsqueeze(1) * tokens
     tokens_at = torch.zeros_like(index).scatter(1, places, index)
     return Texts((TextGroup(tokens_at + rows, index < count),), places + rows, real)
+
+
+def in_front(states: Tensor, real: Tensor | None) -> Texts:
+    """Return each row of states [B, T, X] as one text, its real tokens in front; None: all are."""
+    return whole_rows() if real is None else in_front_of_padding(real)
 
 
 def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: int, device: torch.device) -> Texts:

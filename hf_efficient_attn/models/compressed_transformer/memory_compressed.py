@@ -1,0 +1,152 @@
+"""Memory-compressed attention: a convolution with stride makes one key and one value of several tokens.
+
+    head = softmax(Q conv(K)ᵀ / √D) conv(V),  with kernels of f tokens and stride f
+
+Slot j is made of the keys and values of the tokens j · f … j · f + f - 1, so that a head computes n²/f scores. In a
+causal layer a query reads the slots whose last token is not after it: nothing of its own slot until that is complete,
+and nothing at all before token f - 1, unless there is a null key. T-DMCA has layers of this kind between layers that
+read their own block of 256 tokens.
+
+Slots are counted from the first token of each text. In a layer that is not causal the last slot of a text may be of
+fewer tokens, with zeros behind them, and is read.
+
+Source: Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198), section 4.2.3, which says
+neither whether kernels mix heads, nor what the first tokens read. The authors' library compresses hidden states before
+it maps them to keys, and puts the first token before the slots. The package memory-compressed-attention has one
+convolution for keys and values, scales scores by hidden_size^-½, and fills the first slot up instead of the last.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+
+from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.functional import attention
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.parts.blocks import drop_rate
+from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
+
+from .linformer import by_strides, filled_slots
+from .mechanism import MechanismAttention, zeroed
+from .texts import Texts, in_front
+
+
+class MemoryCompressedAttention(MechanismAttention):
+    """Attention to one key for every few tokens, bidirectional or causal."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.stride = config.compression_tokens
+        width, groups = config.hidden_size, config.num_attention_heads if config.compression_by_head else 1
+        self.key_conv, self.value_conv = (
+            nn.Conv1d(width, width, self.stride, self.stride, groups=groups) for _ in range(2)
+        )
+        self.null_key = self.null_value = None
+        if config.compression_null_key:
+            self.null_key, self.null_value = (nn.Parameter(torch.zeros(width)) for _ in range(2))
+
+    def initialize(self) -> None:
+        """Start null keys and values at 0; maps and convolutions start as the other matrices of the model."""
+        if self.null_key is not None:
+            init.zeros_(self.null_key)
+            init.zeros_(self.null_value)
+
+    def forward(
+        self, hidden_states: Tensor, texts: Texts, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        if past_key_values is None:
+            return super().forward(hidden_states, texts, **kwargs)
+        # a cache has one text a row, which goes on
+        rows = texts if texts.real is None and not texts.is_packed else in_front(hidden_states, texts.real)
+        if texts.is_packed:
+            (states,), (group,) = rows.split(hidden_states), rows.groups
+            self._cached(past_key_values, *self._keys_and_values(zeroed(states, group.real), group.real), group.real)
+            return super().forward(hidden_states, texts, **kwargs)
+        return super().forward(hidden_states, rows, past_key_values=past_key_values, **kwargs)
+
+    def attend(
+        self,
+        hidden_states: Tensor,
+        real: Tensor | None,
+        need_weights: bool,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden_states = zeroed(hidden_states, real)
+        query, (key, value) = self.heads(self.q_proj(hidden_states)), self._keys_and_values(hidden_states, real)
+        start = None
+        if past_key_values is None:
+            key, value = self._made(key, self.key_conv), self._made(value, self.value_conv)
+        else:
+            key, value, start = self._cached(past_key_values, key, value, real)
+        if self.null_key is not None:
+            key, value = _behind(self.null_key, key), _behind(self.null_value, value)
+        if not self.is_causal or start is not None or need_weights or torch.compiler.is_exporting():
+            allowed = self._allowed(query, key.shape[2], real, start)
+            options = (self.scaling, drop_rate(self.dropout), need_weights)
+            out, weights = dense_attention(query, key, value, allowed, None, *options)
+            return out.transpose(1, 2).flatten(2), weights
+        out = attention(
+            query,
+            key,
+            value,
+            CompressedKeys(self.stride, self.stride),
+            scale=self.scaling,
+            dropout=drop_rate(self.dropout),
+            backend=backend_of(self.config),
+            # the null key counts as a slot before the text
+            query_offset=None if self.null_key is None else self.stride,
+            cross=True,
+        )
+        return out.transpose(1, 2).flatten(2), None
+
+    def _keys_and_values(self, hidden_states: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of tokens, zeros behind the texts, [R, H, L, D] each."""
+        return self.heads(zeroed(self.k_proj(hidden_states), real)), self.heads(
+            zeroed(self.v_proj(hidden_states), real)
+        )
+
+    def _made(self, states: Tensor, conv: nn.Module) -> Tensor:
+        """Return the slots of tokens, the last filled up with zeros: [R, H, L, D] → [R, H, ⌈L / f⌉, D]."""
+        strides = by_strides(states.transpose(1, 2).flatten(2), self.stride)
+        return self.heads(conv(strides.flatten(1, 2).mT).mT)
+
+    def _cached(
+        self, cache: Cache, key: Tensor, value: Tensor, real: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the slots of all tokens, [B, H, S, D] each, and how many tokens each row had, [B]; None: none."""
+        make = (lambda states: self._made(states, self.key_conv), lambda states: self._made(states, self.value_conv))
+        return cache.layers[self.layer_idx].extend(key, value, real, make)
+
+    def _allowed(self, query: Tensor, num_slots: int, real: Tensor | None, start: Tensor | None) -> Tensor | None:
+        """Return which slot a query may read, bool that broadcasts to [R, H, L, S], the null key first; None: all."""
+        has_null = self.null_key is not None
+        if not self.is_causal:
+            filled = filled_slots(real, self.stride)
+            return None if filled is None else pad(filled, (int(has_null), 0), value=True)[:, None, None]
+        places = torch.arange(query.shape[2], device=query.device)
+        places = places if start is None else places + start.view(-1, 1, 1)
+        complete = (places + 1) // self.stride + has_null
+        return torch.arange(num_slots, device=query.device) < complete.unsqueeze(-1)
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        slots = (num_keys + self.stride - 1) // self.stride
+        raise UnsupportedBackendError(
+            f"A layer of memory-compressed attention computes {num_keys * slots:,} scores of a head for {num_keys:,} "
+            f"tokens, where full attention computes {num_keys**2:,}, and about half as many if it is causal: one key "
+            f"stands for {self.stride:,} tokens. explain(CompressedKeys({self.stride}, {self.stride}), {num_keys}, "
+            f"{slots}, cross=True) says which backend computes a causal one; one that is not is computed densely."
+        )
+
+
+def _behind(null: Tensor, states: Tensor) -> Tensor:
+    """Return states with a vector of all heads before them, [H · D] and [R, H, S, D] → [R, H, S + 1, D]."""
+    num_heads, head_dim = states.shape[1], states.shape[3]
+    first = null.view(1, num_heads, 1, head_dim).expand(states.shape[0], -1, -1, -1)
+    return torch.cat((first.to(states.dtype), states), 2)
