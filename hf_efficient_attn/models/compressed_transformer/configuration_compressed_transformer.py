@@ -10,7 +10,7 @@ from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.sparse.config import BlockFields
+from hf_efficient_attn.models.sparse.config import BlockFields, PatternAlone
 
 from . import presets
 from .checks import CHOICES, check_compression, check_features, check_landmarks, check_mechanisms, check_projections
@@ -18,7 +18,7 @@ from .checks import CHOICES, check_compression, check_features, check_landmarks,
 
 @strict_config
 class CompressedTransformerConfig(
-    BlockFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
+    PatternAlone, BlockFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
@@ -150,12 +150,6 @@ class CompressedTransformerConfig(
     performer_base = classmethod(presets.performer_base)
     nystromformer_base = classmethod(presets.nystromformer_base)
     t_dmca = classmethod(presets.t_dmca)
-
-    # what layers of `models/sparse/` ask for, and no layer here has
-    global_tokens = None
-    global_projections = False
-    random_blocks_in_eval = "fixed"
-    full_attention_up_to = None
 
     @property
     def whole_text_reason(self) -> str:

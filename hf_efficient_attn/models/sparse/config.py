@@ -40,3 +40,12 @@ class SparseFields(BlockFields):
     max_global_tokens: int = 128
     random_blocks_in_eval: str = "fixed"
     full_attention_up_to: int | None = None
+
+
+class PatternAlone:
+    """Mixin for configs with a pattern and none of the other fields of `SparseFields`: what layers read instead."""
+
+    global_tokens = None
+    global_projections = False
+    random_blocks_in_eval = "fixed"
+    full_attention_up_to = None
