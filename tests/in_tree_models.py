@@ -52,6 +52,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "roberta": ENCODER,
     "xlm-roberta": ENCODER,
     "modernbert": {**ENCODER, **MODERN},
+    # as many landmarks as tokens of a segment are full attention, at any length
+    "nystromformer": {**ENCODER, "num_landmarks": 61, "segment_means_seq_len": 61, "conv_kernel_size": 5},
     "longformer": {**ENCODER, "attention_window": [8, 4]},
     "big_bird": {**ENCODER, **BIGBIRD},
     "bart": {**SIDES, "max_position_embeddings": 80},

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.convert.configs import DEFAULT_WINDOW, ConversionRequest
-from hf_efficient_attn.convert.parity import EXCEPTIONS, SHORTER, TOKEN_TYPES
+from hf_efficient_attn.convert.parity import EXCEPTIONS, PADDED, SHORTER, TOKEN_TYPES
 from hf_efficient_attn.convert.positions import TARGET
 from hf_efficient_attn.convert.preflight import TranslatedConfigs
 from hf_efficient_attn.convert.registry import COUNTERPARTS
@@ -78,7 +78,7 @@ def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference |
         types[0],
         source.head,
         tokens,
-        pads=SHORTER not in exceptions and types[0].pad_token_id is not None,
+        pads=not {SHORTER, PADDED} & exceptions and types[0].pad_token_id is not None,
         with_token_types=TOKEN_TYPES in exceptions and source.head == "QuestionAnswering",
         device=source.model.device,
     )
@@ -117,10 +117,12 @@ def _num_tokens(source: Source, request: ConversionRequest, configs: TranslatedC
         sizes.append(getattr(configs.source, TARGET, MOST_TOKENS))
     if source.counterpart is not None and source.counterpart.is_dense:
         sizes.append((request.attention_window or DEFAULT_WINDOW) // 2 + 1)
-    target = None if configs.theirs is None else COUNTERPARTS[configs.theirs.config.model_type]
-    for counterpart in (source.counterpart, target):
+    sides = [(source.counterpart, source.model.config)]
+    if configs.theirs is not None:
+        sides.append((COUNTERPARTS[configs.theirs.config.model_type], configs.theirs.config))
+    for counterpart, theirs in sides:
         if counterpart is not None and counterpart.tokens_alike is not None:
-            sizes.append(counterpart.tokens_alike(configs.source))
+            sizes.append(counterpart.tokens_alike(configs.source, theirs))
     return int(min(sizes))
 
 

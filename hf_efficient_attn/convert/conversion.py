@@ -39,21 +39,21 @@ def convert(
 ) -> PreTrainedModel:
     """Return a checkpoint as a model of our families, one of ours as a model of transformers, or one of ours longer.
 
-    Sparse models (longformer, led, big_bird, bigbird_pegasus, reformer) compute what they did, or what their paper
-    says: see `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian) become sparse and
-    long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by default), all of which
-    read each other; bert, roberta and xlm-roberta can also become an ETC, with their weights as start values in both
-    of its inputs, which has to be trained further (Ainslie et al., arXiv:2004.08483, section 4). Weights keep their
-    dtype; those of a source that mixes several get one. That, and what has no counterpart on the other side, is warned
-    of by name.
+    Efficient models (longformer, led, big_bird, bigbird_pegasus, reformer, nystromformer) compute what they did, or
+    what their paper says: see `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian)
+    become sparse and long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by
+    default), all of which read each other; bert, roberta and xlm-roberta can also become an ETC, with their weights as
+    start values in both of its inputs, which has to be trained further (Ainslie et al., arXiv:2004.08483, section 4).
+    Weights keep their dtype; those of a source that mixes several get one. That, and what has no counterpart on the
+    other side, is warned of by name.
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
         dst: folder to write, with the tokenizer and the generation config; whole or not at all, also when
             interrupted. None: none.
-        to: "sparse_transformer", "sparse_seq2seq" or "efficient_reformer" (default: the one that fits),
-            "etc_transformer", or a model type of transformers: "longformer", "big_bird", "led", "bigbird_pegasus",
-            "reformer".
+        to: "sparse_transformer", "sparse_seq2seq", "efficient_reformer" or "compressed_transformer" (default: the one
+            that fits), "etc_transformer", or a model type of transformers: "longformer", "big_bird", "led",
+            "bigbird_pegasus", "reformer", "nystromformer".
         head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
             of the names of its weights. Weights of a head that the source does not have start anew.
         max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
@@ -68,7 +68,8 @@ def convert(
             the source or the target has them. An ETC with False has one set of maps for both inputs.
         parity: compute what transformers computes where it differs from the paper: in BigBird, other random blocks in
             eval mode, full attention on short inputs and no answers inside the question; in LED, no global tokens
-            unless a call marks them. Even so, outputs differ for
+            unless a call marks them; in Nyströmformers, full attention where there is a landmark for each token of
+            segment_means_seq_len, and an inverse whose start depends on batch mates. Even so, outputs differ for
 
             - padding before or between tokens, as positions count tokens here, places there: bert, big_bird, led,
               bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, of rotary positions, padding
@@ -79,6 +80,8 @@ def convert(
               longformer, roberta, xlm-roberta, modernbert, reformer;
             - texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here, and in
               encoders those behind which a whole chunk of padding is added there, which the first then reads: reformer;
+            - padding anywhere, which landmarks, convolutions and positions read there, and texts of another length than
+              segment_means_seq_len, of which rows are mixed there if it is not num_landmarks: nystromformer;
             - inputs shorter than the longest of a batch, as their own last block is global here, one of padding there:
               big_bird, bigbird_pegasus;
             - inputs after one short enough for full attention, as all that follow are then read by it there: big_bird,

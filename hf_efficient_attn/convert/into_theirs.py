@@ -22,6 +22,8 @@ def build_theirs(
     """
     head = source.head
     source.notes += theirs.deviations.values()
+    warning = "" if counterpart.warning_there is None else counterpart.warning_there(theirs.config)
+    source.notes += [warning] if warning else []
     weights = shift(dict(ours.state_dict()), getattr(ours.config, "position_offset", 0), theirs.position_offset)
     renamed, unknown = to_theirs(weights, counterpart.all_names(head))
     if unknown:

@@ -9,6 +9,8 @@ AFTER_SHORT = "inputs after one short enough for full attention, as all that fol
 POOLED_PADDING = "sequences that begin with padding, as the first token is classified there, the first real one here"
 TOKEN_TYPES = "question answering without token_type_ids, as they are made from the first separator there"
 
+PADDED = "padding anywhere, which landmarks, convolutions and positions read there"
+OTHER_LENGTH = "texts of landmarks of another length than segment_means_seq_len, of which rows are mixed there"
 HASHED = "texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here"
 WRAPPED = "texts of encoders behind which a whole chunk of padding is added there, which the first chunk then reads"
 
@@ -21,6 +23,7 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "longformer": (PAD_IDS, POOLED_PADDING),
     "marian": (PADDING_BEFORE,),
     "modernbert": (PADDING_BETWEEN, POOLED_PADDING),
+    "nystromformer": (PADDED, OTHER_LENGTH),
     "pegasus": (PADDING_BEFORE,),
     "reformer": (HASHED, WRAPPED, PADDING_BEFORE, POOLED_PADDING),
     "roberta": (PAD_IDS, POOLED_PADDING),

@@ -9,6 +9,7 @@ from hf_efficient_attn.convert.tables.etc import BERT_AS_ETC, ROBERTA_AS_ETC, XL
 from hf_efficient_attn.convert.tables.led import LED
 from hf_efficient_attn.convert.tables.longformer import LONGFORMER
 from hf_efficient_attn.convert.tables.modernbert import MODERNBERT
+from hf_efficient_attn.convert.tables.nystromformer import NYSTROMFORMER
 from hf_efficient_attn.convert.tables.pegasus import MARIAN, PEGASUS
 from hf_efficient_attn.convert.tables.reformer import REFORMER
 from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
@@ -27,6 +28,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
         LONGFORMER,
         MARIAN,
         MODERNBERT,
+        NYSTROMFORMER,
         PEGASUS,
         REFORMER,
         ROBERTA,
@@ -37,7 +39,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
 LIFTS: dict[tuple[str, str], Counterpart] = {
     (table.model_type, table.family): table for table in (BERT_AS_ETC, ROBERTA_AS_ETC, XLM_ROBERTA_AS_ETC)
 }
-FAMILIES = ("efficient_reformer", "sparse_seq2seq", "sparse_transformer")
+FAMILIES = ("compressed_transformer", "efficient_reformer", "sparse_seq2seq", "sparse_transformer")
 # head → the Auto class that loads it; the backbone counts as one
 AUTO_CLASSES = {
     "Model": "AutoModel",

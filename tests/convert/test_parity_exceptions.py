@@ -64,9 +64,9 @@ def without_token_types(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "exceptions"),
     [
-        (padding_before, {parity.PADDING_BEFORE}),
-        (padding_between, {parity.PADDING_BEFORE, parity.PADDING_BETWEEN}),
-        (padding_behind, {parity.SHORTER}),
+        (padding_before, {parity.PADDING_BEFORE, parity.PADDED}),
+        (padding_between, {parity.PADDING_BEFORE, parity.PADDING_BETWEEN, parity.PADDED}),
+        (padding_behind, {parity.SHORTER, parity.PADDED}),
         (pad_ids, {parity.PAD_IDS}),
         (after_a_short_input, {parity.AFTER_SHORT}),
     ],
@@ -112,7 +112,7 @@ def test_ours_need_no_note() -> None:
 )
 def test_pooled_padding(model_type: str) -> None:
     found = differs(model_type, padding_before, "AutoModelForSequenceClassification")
-    listed = {parity.PADDING_BEFORE, parity.POOLED_PADDING} & set(parity.EXCEPTIONS[model_type])
+    listed = {parity.PADDING_BEFORE, parity.POOLED_PADDING, parity.PADDED} & set(parity.EXCEPTIONS[model_type])
     assert found == bool(listed)
 
 

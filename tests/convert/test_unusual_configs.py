@@ -1,6 +1,7 @@
 """No constant of a foreign head is read from the config here, and no field there is a constant here: every head of
 every type with fields other than their defaults, both ways; and what `parity` computes before it says so."""
 
+import re
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "xlm-roberta": ENCODER,
     "longformer": ENCODER,
     "big_bird": {**ENCODER, "rescale_embeddings": True, "use_bias": False},
+    "nystromformer": ENCODER,
     "modernbert": {
         "hidden_activation": "silu",
         "classifier_activation": "relu",
@@ -103,7 +105,8 @@ def test_what_their_head_cannot_say_is_refused_or_named(model_type: str, head: s
         assert f"{model_type} models cannot have: " in refusal
         assert "_activation='" in refusal
     elif largest_difference(ours, theirs, inputs) > 1e-5:
-        assert any(" is not kept: big_bird has the activation of the MLP" in str(each.message) for each in caught)
+        kept = r" is not kept: (big_bird|nystromformer) has .*the activation of the MLP"
+        assert any(re.search(kept, str(each.message)) for each in caught)
 
 
 @pytest.mark.parametrize("model_type", ["longformer", "roberta"])

@@ -64,7 +64,7 @@ def to_theirs(config: Any) -> dict[str, Any]:
     }
 
 
-def tokens_alike(config: Any) -> int:
+def tokens_alike(config: Any, theirs: Any) -> int:
     """Return the length of a chunk: longer texts are hashed, by rotations that transformers draws anew."""
     return min(config.lsh_attn_chunk_length, config.local_attn_chunk_length)
 
