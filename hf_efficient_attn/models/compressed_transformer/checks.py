@@ -7,7 +7,9 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 
-MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", "pattern")
+MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", "pattern", "prior", "talking_heads")
+# those that follow attention_pattern, and may share keys among heads
+FOLLOWERS = ("pattern", "prior", "talking_heads")
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
@@ -19,7 +21,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "projection_sharing": ("none", "headwise", "kv", "layerwise"),
     "projection_type": ("linear", "convolution", "mean"),
     "projection_padding": ("zero", "ignore"),
-    "feature_map": ("elu", "positive_random"),
+    "feature_map": ("elu", "positive_random", "constant"),
     "inverse_scale": ("head", "batch"),
     "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense", "transform"),
@@ -45,10 +47,10 @@ def check_mechanisms(config: Any) -> None:
         raise ConfigurationError(
             f"mechanism lists {len(listed)} mechanisms for {config.num_hidden_layers} layers; give one each."
         )
-    if getattr(config, FIELD, None) is not None and "pattern" not in listed:
+    if getattr(config, FIELD, None) is not None and not set(FOLLOWERS) & set(listed):
         raise ConfigurationError(
-            f"{FIELD}={shown(getattr(config, FIELD))}: no layer follows a pattern. Give mechanism='pattern' to those "
-            "that shall, in a list with one mechanism for each layer, or leave the pattern out."
+            f"{FIELD}={shown(getattr(config, FIELD))}: no layer follows a pattern. Give mechanism='pattern', 'prior' "
+            "or 'talking_heads' to those that shall, in a list with one for each layer, or leave the pattern out."
         )
 
 
@@ -114,6 +116,24 @@ def check_landmarks(config: Any) -> None:
             f"conv_kernel_size={size} must be an odd number of tokens, as many on either side, or None for no "
             "convolution."
         )
+
+
+def check_softmax_heads(config: Any) -> None:
+    """Raise ConfigurationError for groups of heads that share keys where no layer can."""
+    groups, listed = config.num_key_value_heads, {config.mechanism_of_layer(each) for each in _layers(config)}
+    if groups is not None and (groups < 1 or config.num_attention_heads % groups):
+        raise ConfigurationError(
+            f"num_key_value_heads={groups} must divide num_attention_heads={config.num_attention_heads}."
+        )
+    if config.key_value_heads != config.num_attention_heads and not listed <= set(FOLLOWERS):
+        raise ConfigurationError(
+            f"num_key_value_heads={groups} shares keys and values among heads, which layers of the mechanisms "
+            f"{', '.join(FOLLOWERS)} can, and {', '.join(sorted(listed - set(FOLLOWERS)))} cannot. Leave it out."
+        )
+
+
+def _layers(config: Any) -> range:
+    return range(config.num_hidden_layers)
 
 
 def check_compression(config: Any) -> None:

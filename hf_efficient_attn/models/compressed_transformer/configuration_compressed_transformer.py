@@ -13,7 +13,15 @@ from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.sparse.config import BlockFields, PatternAlone
 
 from . import presets
-from .checks import CHOICES, check_compression, check_features, check_landmarks, check_mechanisms, check_projections
+from .checks import (
+    CHOICES,
+    check_compression,
+    check_features,
+    check_landmarks,
+    check_mechanisms,
+    check_projections,
+    check_softmax_heads,
+)
 
 
 @strict_config
@@ -28,9 +36,10 @@ class CompressedTransformerConfig(
     Args:
         mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; "nystrom",
             attention through landmarks; "memory_compressed", to one key for every few tokens; or "pattern", softmax
-            attention that follows `attention_pattern`; a list gives one per layer, so that they mix.
-        attention_pattern: who reads whom in layers of the mechanism "pattern", in any form that `sparsify` takes;
-            None: all read all, or if causal all before.
+            attention that follows `attention_pattern`; "prior", the same with a prior by distance; "talking_heads", the
+            same with heads that mix scores and weights; a list gives one per layer, so that they mix.
+        attention_pattern: who reads whom in layers of the last three, in any form that `sparsify` takes; None: all read
+            all, or if causal all before.
         is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
         projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
             one number per layer.
@@ -47,8 +56,9 @@ class CompressedTransformerConfig(
         projection_bias: a bias for each projected token, as in the library linformer-pytorch.
         projection_padding: "zero": padding is no part of what is projected; "ignore": masks are not looked at, except
             that embeddings of padding are zeros, as in the authors' code. What is padded then depends on how.
-        feature_map: φ of linear attention, of queries and keys: "elu", elu(x) + 1; or "positive_random", the features
-            of Performers, of which the products are those of softmax in the mean.
+        feature_map: φ of linear attention, of queries and keys: "elu", elu(x) + 1; "positive_random", the features of
+            Performers, of which the products are those of softmax in the mean; or "constant", 1, which is average
+            attention, without queries and keys.
         num_features: how many of these a head has; None: head_dim · ln(head_dim), as the authors.
         feature_seed, feature_redraw_steps: of their draw, and after how many steps of training
             `RedrawFeaturesCallback` replaces them; None: never.
@@ -63,6 +73,10 @@ class CompressedTransformerConfig(
         compression_by_head: its convolutions map within heads; False: all numbers of a key to each, as wide.
         compression_null_key: each head has a learned key and value, 0 at the start, that all tokens read; without, the
             first f - 1 tokens of a causal layer read nothing there.
+        num_key_value_heads: how many heads of keys and values the query heads share, in models whose layers have the
+            mechanisms "pattern", "prior" and "talking_heads"; None: none are shared.
+        prior_width_tokens: σ of the Gaussian by which the weight of a key falls with its distance.
+        prior_is_trained: each head trains its w and b, which start from it; False: the Gaussian is predefined.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
             gated_mlp, attention_bias, attention_output_bias, position_offset, sinusoid_layout, scale_embedding,
             type_vocab_size, lm_head_transform, lm_head_bias, lm_transform_bias, lm_transform_activation,
@@ -76,7 +90,8 @@ class CompressedTransformerConfig(
     Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
     (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
     "Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences"
-    (arXiv:1801.10198).
+    (arXiv:1801.10198); Shazeer et al., "Talking-Heads Attention" (arXiv:2003.02436); Lin et al., "A Survey of
+    Transformers" (arXiv:2106.04554), section 4.5.
 
     >>> config = CompressedTransformerConfig.linformer_base()
     >>> config.mechanism, config.projected_tokens, config.projection_sharing
@@ -84,12 +99,12 @@ class CompressedTransformerConfig(
     """
 
     model_type = "compressed_transformer"
-    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902", "1801.10198")
+    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902", "1801.10198", "2003.02436")
     # scores of a head in a layer, for n tokens
     attention_cost = (
         "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
         "2 · n · num_landmarks + num_landmarks² of nystrom; n² / compression_tokens of memory_compressed, half of that "
-        "if causal; the pairs of attention_pattern, without one n², of pattern"
+        "if causal; the pairs of attention_pattern, without one n², of pattern and prior; n² of talking_heads"
     )
     keys_to_ignore_at_inference = ["past_key_values"]
 
@@ -123,6 +138,10 @@ class CompressedTransformerConfig(
     compression_tokens: int = 3
     compression_by_head: bool = True
     compression_null_key: bool = False
+
+    num_key_value_heads: int | None = None
+    prior_width_tokens: float | int = 16
+    prior_is_trained: bool = True
 
     norm_eps: float | int = 1e-12
     max_position_embeddings: int = 512
@@ -159,8 +178,8 @@ class CompressedTransformerConfig(
     @property
     def features_of_head(self) -> int:
         """F, the number of features of a head of linear attention."""
-        if self.feature_map == "elu":
-            return self.head_dim
+        if self.feature_map != "positive_random":
+            return self.head_dim if self.feature_map == "elu" else 1
         return self.num_features or max(1, int(self.head_dim * math.log(self.head_dim)))
 
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
@@ -170,7 +189,7 @@ class CompressedTransformerConfig(
         if self.mechanism_of_layer(layer_idx) == "memory_compressed":
             slots = max(1, num_tokens // self.compression_tokens)
             return 2 * (self.compression_tokens - 1 + slots) * self.hidden_size
-        return 2 * num_tokens * self.hidden_size
+        return 2 * num_tokens * self.key_value_heads * self.head_dim
 
     def mechanism_of_layer(self, layer_idx: int) -> str:
         """Return the mechanism of a layer."""
@@ -193,6 +212,7 @@ class CompressedTransformerConfig(
         check_features(self)
         check_landmarks(self)
         check_compression(self)
+        check_softmax_heads(self)
         write_pattern(self)
 
 

@@ -23,6 +23,18 @@ class EluFeatures(nn.Module):
         return states.clamp(max=0).exp() + relu(states)
 
 
+class ConstantFeatures(nn.Module):
+    """1 for every token, so that all that may be read is read alike: average attention.
+
+    Zhang et al., "Accelerating Neural Transformer via an Average Attention Network" (arXiv:1805.00631), section 3.1,
+    without their feed-forward network and gate; Lin et al. (arXiv:2106.04554), section 4.5.4.
+    """
+
+    def forward(self, states: Tensor, is_query: bool) -> Tensor:
+        """Return the feature, [R, H, L, D] → [R, H, L, 1]."""
+        return torch.ones_like(wide(states[..., :1]))
+
+
 class PositiveRandomFeatures(nn.Module):
     """exp(w·x − |x|² / 2) / √F with x the state / D^¼ and F random w: the mean over w of a product is exp(q·k / √D).
 

@@ -16,6 +16,7 @@ compute causal chunks on GPUs with Triton, without a normaliser or with one of t
 heads; they were not measured here, where no GPU is, and are not called.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,9 +29,15 @@ from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 
-from .feature_maps import EluFeatures, PositiveRandomFeatures, wide
+from .feature_maps import ConstantFeatures, EluFeatures, PositiveRandomFeatures, wide
 from .mechanism import MechanismAttention
 from .texts import TextGroup, Texts
+
+FEATURES: dict[str, Callable[[Any, int], nn.Module]] = {
+    "elu": lambda config, layer_idx: EluFeatures(),
+    "positive_random": PositiveRandomFeatures,
+    "constant": lambda config, layer_idx: ConstantFeatures(),
+}
 
 
 class LinearAttention(MechanismAttention):
@@ -38,8 +45,9 @@ class LinearAttention(MechanismAttention):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        is_random = config.feature_map == "positive_random"
-        self.features: nn.Module = PositiveRandomFeatures(config, layer_idx) if is_random else EluFeatures()
+        self.features: nn.Module = FEATURES[config.feature_map](config, layer_idx)
+        if config.feature_map == "constant":
+            self.q_proj = self.k_proj = nn.Identity()
 
     def forward(
         self, hidden_states: Tensor, texts: Texts, past_key_values: Cache | None = None, **kwargs: Any

@@ -48,8 +48,10 @@ from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
 from .memory_compressed import MemoryCompressedAttention
 from .nystrom import NystromAttention
+from .prior import PriorAttention
 from .slot_cache import SlotLayer
 from .state_cache import StateLayer, attach_states
+from .talking_heads import TalkingHeadsAttention
 from .texts import find_texts, without_padding
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
@@ -58,6 +60,8 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
     "nystrom": NystromAttention,
     "memory_compressed": MemoryCompressedAttention,
     "pattern": SparseAttention,
+    "prior": PriorAttention,
+    "talking_heads": TalkingHeadsAttention,
 }
 
 
