@@ -7,9 +7,9 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 
-MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", "pattern", "prior", "talking_heads")
 # those that follow attention_pattern, and may share keys among heads
-FOLLOWERS = ("pattern", "prior", "talking_heads")
+FOLLOWERS = ("pattern", "prior", "residual_scores", "talking_heads")
+MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", *FOLLOWERS)
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",

@@ -36,9 +36,10 @@ class CompressedTransformerConfig(
     Args:
         mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; "nystrom",
             attention through landmarks; "memory_compressed", to one key for every few tokens; or "pattern", softmax
-            attention that follows `attention_pattern`; "prior", the same with a prior by distance; "talking_heads", the
-            same with heads that mix scores and weights; a list gives one per layer, so that they mix.
-        attention_pattern: who reads whom in layers of the last three, in any form that `sparsify` takes; None: all read
+            attention that follows `attention_pattern`; "prior", the same with a prior by distance; "residual_scores",
+            the same with the scores of the layer below added; "talking_heads", the same with heads that mix scores and
+            weights; a list gives one per layer, so that they mix.
+        attention_pattern: who reads whom in layers of the last four, in any form that `sparsify` takes; None: all read
             all, or if causal all before.
         is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
         projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
@@ -74,7 +75,7 @@ class CompressedTransformerConfig(
         compression_null_key: each head has a learned key and value, 0 at the start, that all tokens read; without, the
             first f - 1 tokens of a causal layer read nothing there.
         num_key_value_heads: how many heads of keys and values the query heads share, in models whose layers have the
-            mechanisms "pattern", "prior" and "talking_heads"; None: none are shared.
+            mechanisms "pattern", "prior", "residual_scores" and "talking_heads"; None: none are shared.
         prior_width_tokens: σ of the Gaussian by which the weight of a key falls with its distance.
         prior_is_trained: each head trains its w and b, which start from it; False: the Gaussian is predefined.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
@@ -104,7 +105,8 @@ class CompressedTransformerConfig(
     attention_cost = (
         "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
         "2 · n · num_landmarks + num_landmarks² of nystrom; n² / compression_tokens of memory_compressed, half of that "
-        "if causal; the pairs of attention_pattern, without one n², of pattern and prior; n² of talking_heads"
+        "if causal; the pairs of attention_pattern, without one n², of pattern and prior; n² of talking_heads "
+        "and residual_scores"
     )
     keys_to_ignore_at_inference = ["past_key_values"]
 

@@ -49,6 +49,7 @@ from .mechanism import MechanismAttention
 from .memory_compressed import MemoryCompressedAttention
 from .nystrom import NystromAttention
 from .prior import PriorAttention
+from .residual_scores import PassedScores, ResidualScoresAttention
 from .slot_cache import SlotLayer
 from .state_cache import StateLayer, attach_states
 from .talking_heads import TalkingHeadsAttention
@@ -61,6 +62,7 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
     "memory_compressed": MemoryCompressedAttention,
     "pattern": SparseAttention,
     "prior": PriorAttention,
+    "residual_scores": ResidualScoresAttention,
     "talking_heads": TalkingHeadsAttention,
 }
 
@@ -175,7 +177,13 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         masks = call.masks(self.config)
         texts = find_texts(call, masks, self.config.is_causal)
         shared = None if self.shared_maps is None else self.shared_maps()
-        return {**masks, "texts": texts, "shared_maps": shared, "past_key_values": call.cache}
+        return {
+            **masks,
+            "texts": texts,
+            "shared_maps": shared,
+            "past_key_values": call.cache,
+            "passed_scores": PassedScores(),
+        }
 
 
 class CompressedTransformerForCausalLM(

@@ -19,6 +19,7 @@ from torch.nn.functional import dropout as drop
 from transformers import initialization as init
 
 from hf_efficient_attn.attention.dense_matrix import added_and_keys, check_matrix
+from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import added_scores, pairs_of, readable_keys, tokens_of_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
@@ -71,20 +72,15 @@ def talk(
     tokens: TokenMask,
     scale: float,
     dropout: float = 0.0,
-    query_offset: Any = None,
+    query_offset: QueryOffset = None,
     matrix: Tensor | None = None,
     need_weights: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [B, T, H, D] and, if they are needed, the weights U [B, H, T, K]; see `attend_layer`."""
-    tokens = tokens_of_layer(tokens, followed, key)
-    if matrix is not None and not followed.is_own:
-        check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
-        tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
-    allowed = pairs_of(followed, query_offset, tokens, matrix, query, key)
+    added, has_keys = masked(query, key, followed, tokens, query_offset, matrix)
     query, key, value = autocast_states(query, key, value)
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
-    added, has_keys = added_and_keys(allowed, added_scores(matrix, None, query, key), query)
     with autocast_off(query.device.type):
         scores = mixed(score_map, query @ key.mT * scale)
         scores = scores if added is None else scores + added
@@ -93,6 +89,26 @@ def talk(
         weights = drop(mixed(weight_map, weights), dropout)
         out = weights @ value
     return out.transpose(1, 2).contiguous(), weights if need_weights else None
+
+
+def masked(
+    query: Tensor,
+    key: Tensor,
+    followed: LayerPattern,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    matrix: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return what is added to the scores of all pairs, and which queries have keys; None: nothing, all.
+
+    The arguments are those of `attend_layer`.
+    """
+    tokens = tokens_of_layer(tokens, followed, key)
+    if matrix is not None and not followed.is_own:
+        check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
+        tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
+    allowed = pairs_of(followed, query_offset, tokens, matrix, query, key)
+    return added_and_keys(allowed, added_scores(matrix, None, query, key), query)
 
 
 def mixed(heads: Tensor, states: Tensor) -> Tensor:

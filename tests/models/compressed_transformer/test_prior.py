@@ -9,6 +9,7 @@ from models_cases import TINY
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.models.compressed_transformer.residual_scores import PassedScores
 from hf_efficient_attn.patterns import Band
 
 
@@ -86,6 +87,32 @@ def test_heads_talk_before_and_behind_the_softmax(is_causal: bool, reach: int | 
     compare(model, text, torch.cat(heads, 1), others, is_causal)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_scores_of_the_layer_below_are_added(is_causal: bool) -> None:
+    """Through a layer of another mechanism, and through pairs that only the layer above reads."""
+    mechanisms = ["residual_scores", "linear", "residual_scores"]
+    fields = {"attention_pattern": [Band(2, 2), None, None], "num_hidden_layers": 3}
+    model = build("AutoModel", mechanism=mechanisms, is_causal=is_causal, **fields).double()
+    texts = [torch.randn(9, 32, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    passed = PassedScores()
+    total, below = [], [torch.zeros((), dtype=torch.float64)] * 4
+    for layer, text, reach in ((0, texts[0], 2), (2, texts[1], None)):
+        attention, heads = model.layers[layer].self_attn, []
+        found = attention(text[None], passed_scores=passed)[0][0]
+        for head, (query, key, value) in enumerate(zip(*states_of(attention, text), strict=True)):
+            below[head] = below[head] + query @ key.T / 8**0.5
+            read = below[head].masked_fill(~readable(9, is_causal, reach), -torch.inf)
+            heads.append(read.softmax(-1) @ value)
+        expected = torch.cat(heads, 1) @ attention.o_proj.weight.T + attention.o_proj.bias
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-9)
+        total.append((found, expected))
+    weight = torch.randn(9, 32, dtype=torch.float64)
+    given = [*texts, model.layers[0].self_attn.q_proj.weight, model.layers[2].self_attn.k_proj.weight]
+    slopes = [torch.autograd.grad((each * weight).sum(), given) for each in total[1]]
+    for own, wanted in zip(*slopes, strict=True):
+        torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
+
+
 @torch.no_grad()
 def test_heads_that_do_not_talk_yet_are_those_of_a_pattern() -> None:
     full = build("AutoModel", mechanism="pattern")
@@ -116,7 +143,7 @@ def test_average_attention_reads_all_tokens_alike(is_causal: bool) -> None:
         ({"mechanism": "pattern", "num_key_value_heads": 3}, "must divide num_attention_heads=4"),
         (
             {"mechanism": ["pattern", "linear"], "num_key_value_heads": 2},
-            "pattern, prior, talking_heads can, and linear",
+            "talking_heads can, and linear cannot",
         ),
         ({"mechanism": "prior", "prior_width_tokens": 0}, "must be at least 1"),
     ],
