@@ -91,8 +91,8 @@ class CompressedTransformerConfig(
     Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
     (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
     "Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences"
-    (arXiv:1801.10198); Shazeer et al., "Talking-Heads Attention" (arXiv:2003.02436); Lin et al., "A Survey of
-    Transformers" (arXiv:2106.04554), section 4.5.
+    (arXiv:1801.10198); He et al., "RealFormer" (arXiv:2012.11747); Shazeer et al., "Talking-Heads Attention"
+    (arXiv:2003.02436); Lin et al., "A Survey of Transformers" (arXiv:2106.04554), section 4.5.
 
     >>> config = CompressedTransformerConfig.linformer_base()
     >>> config.mechanism, config.projected_tokens, config.projection_sharing
@@ -100,7 +100,7 @@ class CompressedTransformerConfig(
     """
 
     model_type = "compressed_transformer"
-    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902", "1801.10198", "2003.02436")
+    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902", "1801.10198", "2012.11747", "2003.02436")
     # scores of a head in a layer, for n tokens
     attention_cost = (
         "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
