@@ -1,10 +1,11 @@
 """Scripts in processes that have imported everything before they start, which saves seconds for each of them.
 
-A server, this file run as a script, imports what scripts import, once for a session, and forks itself for every script.
-A fork does what `python SCRIPT …`, `python -m MODULE …` or `python -c CODE …` would: it runs as `__main__`, in a folder
-and an environment of its own, and prints into files. What it starts by `subprocess.run` is forked, too, from a process
-that has not run the script. Variables that libraries read as they are imported, such as HF_ENDPOINT, come too late for
-it; a script that needs them asks `server("forked_torch_imports")`, whose forks import huggingface_hub anew.
+A server, this file run as a script, imports what scripts import, once for all workers of a session, and forks itself
+for every script. A fork does what `python SCRIPT …`, `python -m MODULE …` or `python -c CODE …` would: it runs as
+`__main__`, in a folder and an environment of its own, and prints into files. What it starts by `subprocess.run` is
+forked, too, from a process that has not run the script. Variables that libraries read as they are imported, such as
+HF_ENDPOINT, come too late for it; a script that needs them asks `server("forked_torch_imports")`, whose forks import
+huggingface_hub anew.
 """
 
 import gc
@@ -13,22 +14,28 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TextIO
 
+# what is imported, the later on top of the earlier
+IMPORTS = ("forked_torch_imports", "forked_imports")
+SECONDS_TO_IMPORT = 200
+
 
 class Server:
-    """Streams to and from a process in which `serve` runs, which is kept for its sake alone."""
+    """Streams to and from a process in which `serve` runs."""
 
-    def __init__(self, orders: TextIO, answers: TextIO, process: subprocess.Popen | None = None) -> None:
-        self.orders, self.answers, self.process = orders, answers, process
+    def __init__(self, orders: TextIO, answers: TextIO) -> None:
+        self.orders, self.answers = orders, answers
 
     def ask(self, **order: Any) -> Any:
         print(json.dumps(order), file=self.orders, flush=True)
@@ -59,11 +66,31 @@ class Server:
 @cache
 def server(imports: str = "forked_imports") -> Server:
     """Return the server of this session that has imported a module; it ends with the session."""
-    words = [sys.executable, __file__, imports]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return Server(process.stdin, process.stdout, process)
+    addresses, deadline = started_servers(), time.monotonic() + SECONDS_TO_IMPORT
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(addresses / imports))
+            return Server(connection.makefile("w"), connection.makefile("r"))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            assert time.monotonic() < deadline, f"{imports} is not served"
+            time.sleep(0.05)
+
+
+@cache
+def started_servers() -> Path:
+    """Return the folder with the addresses of this session's servers, which the first of its workers starts."""
+    # of which pytest is the parent
+    together = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    session = os.getppid() if together else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"forked-{together or time.time_ns()}"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return folder
+    subprocess.run([sys.executable, __file__, str(session), folder], check=True)
+    return folder
 
 
 class Forked:
@@ -153,9 +180,9 @@ def run_forked(server: Server, run: Callable, words: Sequence[Any], *arguments: 
     return server.run(words, **options) if is_ours else run(words, *arguments, **options)
 
 
-def main() -> None:
-    """Be the server, then its forks, and the servers of these."""
-    order = serve(sys.stdin, sys.stdout)
+def follow(orders: TextIO, answers: TextIO) -> None:
+    """Be a server, then its forks, and the servers of these."""
+    order = serve(orders, answers)
     while order is not None:
         (read_order, write_order), (read_answer, write_answer) = os.pipe(), os.pipe()
         if os.fork() == 0:
@@ -168,7 +195,46 @@ def main() -> None:
         run_to_the_end(order, Server(os.fdopen(write_order, "w"), os.fdopen(read_answer)))
 
 
+def listen(address: Path, session: int) -> None:
+    """Fork a server for every process that connects, until the session, a process, has ended."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        listener.settimeout(0.5)
+        while is_running(session):
+            with suppress(TimeoutError):
+                connection, _ = listener.accept()
+                if os.fork() == 0:
+                    listener.close()
+                    return follow(connection.makefile("r"), connection.makefile("w"))
+                connection.close()
+            with suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+    address.unlink()
+    with suppress(OSError):
+        address.parent.rmdir()
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def main(session: int, addresses: Path) -> None:
+    """Listen with a part of the imports, and in another process with more of them."""
+    for imports in IMPORTS:
+        importlib.import_module(imports)
+        gc.freeze()
+        if imports == IMPORTS[-1] or os.fork() > 0:
+            return listen(addresses / imports, session)
+
+
 if __name__ == "__main__":
-    importlib.import_module(sys.argv[1])
-    gc.freeze()
-    main()
+    # who started it need not wait
+    if os.fork() == 0:
+        main(int(sys.argv[1]), Path(sys.argv[2]))
+        # as scripts do, see `run_to_the_end`: every script leaves a server behind
+        os._exit(0)
