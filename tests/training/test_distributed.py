@@ -1,6 +1,6 @@
-"""Two processes under torchrun train as one does, and a checkpoint continues as if there had been no break.
+"""Two processes train as one does, and a checkpoint continues as if there had been no break.
 
-One torchrun (two processes, gloo, CPU) and one process alone run `ddp_script.py`; the tests compare what they saved.
+Two processes (gloo, CPU) and one alone run `ddp_script.py`; the tests compare what they saved.
 """
 
 import json
@@ -33,8 +33,8 @@ Load = Callable[[int, str, str], dict[str, torch.Tensor]]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folders that one and two processes wrote, by number of processes."""
     folders = {processes: tmp_path_factory.mktemp(f"processes_{processes}") for processes in PROCESSES}
-    run_together(SCRIPT, folders[1], processes=1)
-    torchrun(SCRIPT, folders[2])
+    for processes, folder in folders.items():
+        run_together(SCRIPT, folder, processes=processes)
     return folders
 
 
@@ -70,6 +70,15 @@ def test_two_processes_end_with_the_weights_of_one(load: Load, block: str) -> No
     assert not unmoved
     assert largest_difference(start, one) > 1000 * TOLERANCE
     assert largest_difference(one, two) < TOLERANCE
+
+
+@pytest.mark.neighbours
+def test_torchrun_itself_starts_the_same(load: Load, tmp_path: Path) -> None:
+    """Launcher and processes import everything anew, which takes half a minute."""
+    torchrun(SCRIPT, tmp_path)
+    for block in BLOCKS:
+        for state in ("start", "whole", "resumed", "stopped"):
+            assert largest_difference(torch.load(tmp_path / f"{block}-{state}.pt"), load(2, block, state)) == 0
 
 
 @pytest.mark.parametrize("processes", PROCESSES)
