@@ -7,13 +7,14 @@ The package cannot be imported while the models are loaded and used, and then is
 
 import json
 import sys
+from functools import cache
 from typing import Any
 
 import torch
 import transformers
 from sharing.hub_client import output_digest
 from sharing.stub_client import PACKAGE, NotInstalled
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, dynamic_module_utils
 
 
 def used(model: Any) -> dict[str, Any]:
@@ -33,7 +34,13 @@ def fresh(folder: str, head: str) -> Any:
     return getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
 
 
+def import_files(file: Any, find: Any = dynamic_module_utils.get_relative_import_files) -> list[str]:
+    """Return what transformers finds at every loading, four times, and once for every path that leads to a file."""
+    return list(dict.fromkeys(find(file)))
+
+
 def main(folders: dict[str, str]) -> dict[str, Any]:
+    dynamic_module_utils.get_relative_import_files = cache(import_files)
     refusal = NotInstalled()
     sys.meta_path.insert(0, refusal)
     loaded, served = {}, {}
