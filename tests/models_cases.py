@@ -108,9 +108,14 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
 def parametrize_cases(metafunc: Any, cases: Sequence[Any]) -> None:
     """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
-    One that asks for `traced_case` gets those that are compiled and exported, and for `routed_case` those that show a
-    route.
+    One that asks for `traced_case` gets those that are compiled and exported, one that asks for `is_masked`, too, the
+    `ways_to_export`, and one that asks for `routed_case` those that show a route.
     """
+    if "is_masked" in metafunc.fixturenames:
+        ways = list(ways_to_export(cases))
+        ids = [f"{case.name}-{'masked, with labels' if is_masked else 'tokens alone'}" for case, is_masked in ways]
+        metafunc.parametrize(("traced_case", "is_masked"), ways, ids=ids)
+        return
     for name, flag in (("traced_case", "is_traced"), ("routed_case", "shows_a_route")):
         if name in metafunc.fixturenames:
             chosen = [case for case in cases if getattr(case, flag)]
@@ -134,6 +139,20 @@ def tested_heads(cases: Sequence[Any]) -> Iterator[tuple[Any, str]]:
         configured = {head for name, _ in case.fields for field, head in HEAD_FIELDS.items() if name.startswith(field)}
         wanted = set(case.heads) if case is first else {case.main_head, *configured}
         yield from ((case, head) for head in case.heads if head in wanted)
+
+
+def ways_to_export(cases: Sequence[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield (case, whether with masks and labels): both where a case shows a route, others of a family take turns.
+
+    Every case is compiled with masks and labels, too, and computes without them in many tests.
+    """
+    turns: dict[Any, bool] = {}
+    for case in (case for case in cases if case.is_traced):
+        if case.shows_a_route:
+            yield from ((case, True), (case, False))
+        else:
+            turns[case.config_class] = not turns.get(case.config_class, False)
+            yield case, turns[case.config_class]
 
 
 def switch_off_dropout(model: torch.nn.Module) -> None:

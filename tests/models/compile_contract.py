@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from capabilities import family_of
 from models.shared_checks import check_compiled_training, check_exported
@@ -16,7 +15,6 @@ class CompileContract:
         model = traced_case.model(**traced_case.fewest_layers).train()
         check_compiled_training(model, {**head_inputs(traced_case.main_head), "use_cache": False})
 
-    @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool, capability: Any) -> None:
         model = traced_case.model(**traced_case.fewest_layers)
         model.config.use_cache = False

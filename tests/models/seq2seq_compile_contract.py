@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from capabilities import family_of
 from models.shared_checks import check_compiled_training, check_exported
@@ -17,7 +16,6 @@ class Seq2SeqCompileContract:
         model = traced_case.model(embedding_dropout=0.0, hidden_dropout=0.0, **traced_case.fewest_layers).train()
         check_compiled_training(model, head_inputs("AutoModelForSeq2SeqLM"))
 
-    @pytest.mark.parametrize("is_masked", [True, False], ids=["masked, with labels", "tokens alone"])
     def test_exports_with_any_batch_and_length(
         self, traced_case: Seq2SeqCase, is_masked: bool, capability: Any
     ) -> None:
