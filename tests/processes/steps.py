@@ -9,7 +9,8 @@ import torch
 from models_cases import scalar, switch_off_dropout
 from torch import Tensor, nn
 
-STEPS, LEARNING_RATE = 3, 0.1
+# the second begins with the weights of all processes, and fails where a parameter got no gradient in the first
+STEPS, LEARNING_RATE = 2, 0.1
 WRAPPERS = re.compile(r"^module\.|_checkpoint_wrapped_module\.")
 
 
