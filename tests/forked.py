@@ -8,6 +8,7 @@ HF_ENDPOINT, come too late for it; a script that needs them asks `server("forked
 huggingface_hub anew.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -71,6 +72,8 @@ def server(imports: str = "forked_imports") -> Server:
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(str(addresses / imports))
+            # the end of this process closes it
+            atexit.register(connection.detach)
             return Server(connection.makefile("w"), connection.makefile("r"))
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
