@@ -26,7 +26,7 @@ def test_results_tables_and_picture(tmp_path: Path, measured_in_forks: None) -> 
             assert set(row[measure]["speed_against"]) == others
         assert (row["peak_memory_bytes"] is not None) == (row["tokens"] == 32)
     markdown = (tmp_path / "star.md").read_text()
-    for title in ("How many times as fast a star is, training step", "Milliseconds, forward", "Peak MiB"):
+    for title in ("How many times as fast Star-Transformer is, training step", "Milliseconds, forward", "Peak MiB"):
         assert f"## {title}" in markdown
     assert (tmp_path / "star.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 

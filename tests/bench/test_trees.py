@@ -22,7 +22,7 @@ def test_results_tables_and_picture(tmp_path: Path, measured_in_forks: None) -> 
         assert set(row["training"]["speed_against"]) == ({DENSE} if row["encoder"] == TREE else set())
         assert (row["peak_memory_bytes"] is not None) == (row["tokens"] == 32)
     markdown = (tmp_path / "trees.md").read_text()
-    for title in ("How many times as fast a tree is, training step", "Milliseconds, forward", "Peak MiB"):
+    for title in ("How many times as fast BP-Transformer is, training step", "Milliseconds, forward", "Peak MiB"):
         assert f"## {title}" in markdown
     assert markdown.startswith("# BP-Transformer: 2 layers")
     assert (tmp_path / "trees.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

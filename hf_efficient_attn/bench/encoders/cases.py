@@ -1,4 +1,4 @@
-"""The encoders that `bench star` and `bench trees` compare: as wide and as deep as each other, without dropout."""
+"""The encoders that `bench etc`, `bench star` and `bench trees` compare: as wide and as deep as each other, without dropout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,12 @@ from transformers import BertConfig, BertModel
 from hf_efficient_attn.bench.harness.steps import Step
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
 from hf_efficient_attn.models.bp_transformer.modeling_bp_transformer import BPTransformerModel
+from hf_efficient_attn.models.etc_transformer.configuration_etc_transformer import EtcTransformerConfig
+from hf_efficient_attn.models.etc_transformer.modeling_etc_transformer import EtcTransformerModel
 from hf_efficient_attn.models.star_transformer.configuration_star_transformer import StarTransformerConfig
 from hf_efficient_attn.models.star_transformer.modeling_star_transformer import StarTransformerModel
 
-STAR, TREE, DENSE, LSTM = "star", "tree", "dense", "lstm"
+ETC, STAR, TREE, DENSE, LSTM = "etc", "star", "tree", "dense", "lstm"
 SEED = 0
 # a small vocabulary: the encoder is measured, not a table of tokens
 VOCAB_SIZE = 64
@@ -25,6 +27,8 @@ class Shape:
 
     Attributes:
         num_nodes: k, how many nodes of each size and side a tree's tokens read.
+        local_radius: how many long tokens a long token of ETC reads on each side.
+        chunk_tokens: long tokens for each global token of ETC.
     """
 
     tokens: int
@@ -35,6 +39,8 @@ class Shape:
     dtype: str
     device: str
     num_nodes: int = 4
+    local_radius: int = 84
+    chunk_tokens: int = 32
 
     def states(self) -> Tensor:
         """Return embeddings [batch_size, tokens, hidden_size], always the same."""
@@ -67,7 +73,7 @@ class Recurrent(nn.Module):
 
 
 def build_encoder(name: str, shape: Shape) -> nn.Module:
-    """Return a new encoder: a star, a tree, transformers' BERT on torch's SDPA, or an LSTM."""
+    """Return a new encoder: ETC, a star, a tree, transformers' BERT on torch's SDPA, or an LSTM."""
     torch.manual_seed(SEED)
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -76,15 +82,17 @@ def build_encoder(name: str, shape: Shape) -> nn.Module:
         "num_attention_heads": shape.heads,
         "max_position_embeddings": shape.tokens,
     }
-    if name == STAR:
-        encoder: nn.Module = Model(StarTransformerModel(StarTransformerConfig(**sizes)))
+    wide = {"intermediate_size": 4 * shape.hidden_size}
+    if name == ETC:
+        reads = {"local_radius": shape.local_radius, "chunk_tokens": shape.chunk_tokens}
+        encoder: nn.Module = Model(EtcTransformerModel(EtcTransformerConfig(**sizes, **wide, **reads)))
+    elif name == STAR:
+        encoder = Model(StarTransformerModel(StarTransformerConfig(**sizes)))
     elif name == TREE:
-        config = BPTransformerConfig(**sizes, intermediate_size=4 * shape.hidden_size, num_nodes=shape.num_nodes)
-        encoder = Model(BPTransformerModel(config))
+        encoder = Model(BPTransformerModel(BPTransformerConfig(**sizes, **wide, num_nodes=shape.num_nodes)))
     elif name == DENSE:
         sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        bert = BertConfig(**sizes, intermediate_size=4 * shape.hidden_size)
-        encoder = Model(BertModel(bert, add_pooling_layer=False))
+        encoder = Model(BertModel(BertConfig(**sizes, **wide), add_pooling_layer=False))
     else:
         encoder = Recurrent(shape)
     return encoder.to(shape.device, getattr(torch, shape.dtype))

@@ -1,9 +1,9 @@
-"""The tables and the picture of `bench star` and `bench trees`."""
+"""The tables and the picture of `bench etc`, `bench star` and `bench trees`."""
 
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.encoders.cases import DENSE, LSTM, STAR, TREE
+from hf_efficient_attn.bench.encoders.cases import DENSE, ETC, LSTM, STAR, TREE
 from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
@@ -12,10 +12,14 @@ from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, times_faster
 
 Row = dict[str, Any]
 MEBIBYTE = 2**20
-COLORS = {STAR: "#4477aa", TREE: "#228833", DENSE: "#333333", LSTM: "#ee8866"}
+COLORS = {ETC: "#aa3377", STAR: "#4477aa", TREE: "#228833", DENSE: "#333333", LSTM: "#ee8866"}
 # ours -> its paper's name; each is compared with the others of a benchmark
-TITLES = {STAR: "Star-Transformer", TREE: "BP-Transformer"}
+TITLES = {ETC: "ETC", STAR: "Star-Transformer", TREE: "BP-Transformer"}
 ABOUT = {
+    ETC: (
+        "our EtcTransformerModel, with MLPs four times as wide; a long token reads {local_radius} on each side and all "
+        "global tokens, one for {chunk_tokens} long ones"
+    ),
     STAR: "our StarTransformerModel, an update of tokens and relay for each layer, without MLPs",
     TREE: (
         "our BPTransformerModel, with MLPs four times as wide over tokens and as many spans; a token reads {num_nodes} "
@@ -64,7 +68,7 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
                 for name in settings["encoders"]
                 if name != own
             ]
-            found[f"How many times as fast a {own} is, {called}"] = _table("", lines, settings)
+            found[f"How many times as fast {TITLES[own]} is, {called}"] = _table("", lines, settings)
     for measure, called in MEASURES.items():
         found[f"Milliseconds, {called}"] = _by_encoder(rows, settings, _time(measure))
     if any(row["peak_memory_bytes"] is not None for row in rows):
