@@ -9,18 +9,18 @@ with a vector a and a number b per head for each label, in one table for long qu
 
 The band goes to the engine: labels of distances are a learned term, and its cost is that of the pattern. The other
 three pieces have every pair that they can have, n_g · (n_g + 2n) of them, and labels and masks that say what the text
-is, not where it stands. They are products of matrices here. Both pieces of a long token join by their log-sum-exp.
+is, not where it stands. They are products of matrices, by tiles. Both pieces of a long token join by their log-sum-exp.
 
 Shapes: B rows, T long tokens, G global tokens, H heads, D head size. Source: Ainslie et al. (arXiv:2004.08483),
 section 3.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout as drop
 from transformers import initialization as init
 
 from hf_efficient_attn.attention.functional import attention
@@ -36,6 +36,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import Band
 
+from .dense_piece import attend_pairs
 from .labels import LINKED, NOT_LINKED, labels_by_distance
 from .structure import Structure
 
@@ -120,15 +121,17 @@ class EtcAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
         """Return the long output, its weights [B, H, T, G + T] or None, and the global output, its weights likewise.
 
-        Weights of long tokens are computed with `output_attentions`, densely. In both, global tokens come first.
+        Weights of long tokens are computed with `output_attentions`, densely; those of global tokens then, too, or with
+        `output_global_attentions`. In both, global tokens come first.
         """
         side = self.long_side if self.global_side is None else self.global_side
         near, to_global = self.long_side.own(long), self.long_side.other(globals_)
         among, to_long = (to_global, near) if self.global_side is None else (side.own(globals_), side.other(long))
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        need_global = bool(kwargs.get("output_global_attentions", False)) or need_weights
         query = self.long_side.queries(long)
         out, weights = self.read_long(query, near, to_global, structure, token_mask, need_weights)
-        global_out, global_weights = self.read_all(side.queries(globals_), among, to_long, structure)
+        global_out, global_weights = self.read_all(side.queries(globals_), among, to_long, structure, need_global)
         global_map = self.o_proj if self.global_o_proj is None else self.global_o_proj
         out, global_out = (each.transpose(1, 2).flatten(2) for each in (out, global_out))
         return self.o_proj(out), weights, global_map(global_out), global_weights
@@ -150,7 +153,8 @@ class EtcAttention(nn.Module):
         where = {"layer": followed.layer, **masks, **options, **lse_options}
         part: Any = attention(query, *near, followed.pattern, terms=terms, **where)
         added = self.of_links(self.long_labels, query, structure.linked)
-        *other, other_weights = self.attend(query, *to_global, added, structure.long_to_global)
+        dense: dict[str, Any] = {"scale": self.scaling, "dropout": rate, "need_weights": need_weights}
+        *other, other_weights = attend_pairs(query, *to_global, added, structure.long_to_global, **dense)
         out, lse = join_attention((part, (other[0], other[1])))
         if not need_weights:
             return out, None
@@ -166,44 +170,36 @@ class EtcAttention(nn.Module):
         return out, torch.cat((joined[0], weights * joined[1]), -1)
 
     def read_all(
-        self, query: Tensor, among: KeysAndValues, to_long: KeysAndValues, structure: Structure
-    ) -> tuple[Tensor, Tensor]:
+        self, query: Tensor, among: KeysAndValues, to_long: KeysAndValues, structure: Structure, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Return what global tokens read, of each other and of the long tokens, and the weights."""
-        added = None
-        if self.global_labels is not None:
-            by_label = self.global_labels(query, slice(None), self.scaling)
-            index = structure.labels.expand(*by_label.shape[:3], -1)
-            of_links = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3))
-            added = torch.cat((by_label.gather(-1, index), of_links), -1)
+        of_links = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3))
+        by_label = None if self.global_labels is None else self.global_labels(query, slice(None), self.scaling)
+
+        def added(part: slice) -> Tensor | None:
+            if by_label is None:
+                return None
+            values = by_label[:, :, part]
+            index = structure.labels[:, :, part].expand(*values.shape[:3], -1)
+            return torch.cat((values.gather(-1, index), of_links(part)), -1)
+
         key, value = (torch.cat(each, 2) for each in zip(among, to_long, strict=True))
         allowed = torch.cat((structure.global_to_global, structure.global_to_long), -1)
-        out, _, weights = self.attend(query, key, value, added, allowed)
-        return out.to(query.dtype), weights.to(query.dtype)
+        dense: dict[str, Any] = {
+            "scale": self.scaling,
+            "dropout": drop_rate(self.dropout),
+            "need_weights": need_weights,
+        }
+        out, _, weights = attend_pairs(query, key, value, added, allowed, **dense)
+        return out.to(query.dtype), None if weights is None else weights.to(query.dtype)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, allowed: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return output, log-sum-exp and weights of all pairs; 0, -inf and 0 for queries without keys.
-
-        Softmax and log-sum-exp are computed in float32 or float64.
-        """
-        wide = torch.promote_types(query.dtype, torch.float32)
-        scores = (query @ key.mT).to(wide) * self.scaling
-        scores = scores if added is None else scores + added
-        has_keys = allowed.any(-1, keepdim=True)
-        # the softmax of nothing but -inf would be NaN, and so would its gradient
-        scores = scores.masked_fill(~allowed & has_keys, -torch.inf)
-        weights = scores.softmax(-1).masked_fill(~has_keys, 0.0)
-        lse = torch.where(has_keys[..., 0], scores.logsumexp(-1), -torch.inf)
-        return drop(weights, drop_rate(self.dropout)).to(value.dtype) @ value, lse, weights
-
-    def of_links(self, table: RelativeTable | None, query: Tensor, linked: Tensor) -> Tensor | None:
-        """Return what is added to the scores of a global token and a long one, by whether they belong together."""
+    def of_links(self, table: RelativeTable | None, query: Tensor, linked: Tensor) -> Callable[[slice], Tensor | None]:
+        """Return what is added to the scores of some queries, by whether a global and a long token belong together."""
         if table is None:
-            return None
+            return lambda part: None
         first = 2 * self.config.max_relative_distance
         apart, together = table(query, [first + NOT_LINKED, first + LINKED], self.scaling).split(1, -1)
-        return torch.where(linked, together, apart)
+        return lambda part: torch.where(linked[:, :, part], together[:, :, part], apart[:, :, part])
 
     def terms(self, query: Tensor) -> tuple[Term, ...]:
         """Return the labels of distances as a learned part of the scores."""
