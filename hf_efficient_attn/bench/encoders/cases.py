@@ -1,4 +1,4 @@
-"""The encoders that `bench etc`, `bench star` and `bench trees` compare: as wide and as deep as each other, without dropout."""
+"""The encoders that `bench etc`, `star` and `trees` compare: as wide and as deep as each other, without dropout."""
 
 from dataclasses import dataclass
 from typing import Any

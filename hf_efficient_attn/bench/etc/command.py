@@ -1,8 +1,8 @@
 """Time and memory of an ETC against a dense Transformer.
 
-Encoders of equal width and depth, which take turns: `etc`, ours, with a global token for every chunk of the text; `dense`,
-transformers' BERT on torch's SDPA. A training step is a forward and a backward pass. Times are in milliseconds, memory is
-in MiB, lengths are in long tokens:
+Encoders of equal width and depth, which take turns: `etc`, ours, with a global token for every chunk of the text;
+`dense`, transformers' BERT on torch's SDPA. A training step is a forward and a backward pass. Times are in
+milliseconds, memory is in MiB, lengths are in long tokens:
     hf-efficient-attn bench etc --lengths 512 2048 8192 --threads 1
 """
 

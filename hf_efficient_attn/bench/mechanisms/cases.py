@@ -1,0 +1,248 @@
+"""The models that `bench mechanisms` compares: one layer each, equally wide, with an MLP where the family has one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedConfig
+
+from hf_efficient_attn.attention.cache import PatternCache
+from hf_efficient_attn.bench.harness.steps import Step
+from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
+from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
+from hf_efficient_attn.models.compressed_transformer.configuration_compressed_transformer import (
+    CompressedTransformerConfig,
+)
+from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
+from hf_efficient_attn.models.etc_transformer.configuration_etc_transformer import EtcTransformerConfig
+from hf_efficient_attn.models.routing_transformer.configuration_routing_transformer import RoutingTransformerConfig
+from hf_efficient_attn.models.spans.cache import SpanCache
+from hf_efficient_attn.models.sparse_transformer.configuration_sparse_transformer import SparseTransformerConfig
+from hf_efficient_attn.models.star_transformer.configuration_star_transformer import StarTransformerConfig
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.block_top_k import BlockTopK
+
+DENSE = "dense"
+SEED = 0
+# a small vocabulary: layers are measured, not a table of tokens
+VOCAB_SIZE = 64
+# positions that a model has beyond its text: for what is decoded
+MOST_DECODED = 512
+# of a block, for each key that a token reads: BigBird reads five to eight blocks, BlockTopK four
+BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the compared models have in common.
+
+    Attributes:
+        keys: how many keys a token reads, about, where that can be chosen: window, landmarks, projected tokens, …
+    """
+
+    tokens: int
+    batch_size: int
+    hidden_size: int
+    heads: int
+    keys: int
+    is_causal: bool
+    dtype: str
+    device: str
+
+    def states(self) -> Tensor:
+        """Return embeddings [batch_size, tokens, hidden_size], always the same."""
+        generator = torch.Generator().manual_seed(SEED)
+        states = torch.randn(self.batch_size, self.tokens, self.hidden_size, generator=generator)
+        return states.to(self.device, getattr(torch, self.dtype))
+
+    def band(self) -> Band:
+        """Return the band of as many keys."""
+        return Band(self.keys - 1, 0) if self.is_causal else Band(self.keys // 2, self.keys // 2)
+
+    def block_tokens(self) -> int:
+        """Return the tokens of a block of which a token reads several."""
+        return max(1, self.keys // BLOCKS)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One way to read a text.
+
+    Attributes:
+        about: what it reads; `{keys}` stands for their number.
+        config: the class of its config.
+        fields: returns what differs from the config's defaults.
+        directions: those that it has, True: causal.
+        cache: returns a cache that holds no more than what can still be read; None: that of the model itself.
+    """
+
+    about: str
+    config: type[PreTrainedConfig]
+    fields: Callable[[Shape], dict[str, Any]] = lambda shape: {}
+    directions: tuple[bool, ...] = (False, True)
+    cache: Callable[[Any], Any] | None = None
+
+
+def _pattern(about: str, pattern: Callable[[Shape], Any], **options: Any) -> Mechanism:
+    return Mechanism(about, SparseTransformerConfig, lambda shape: {"attention_pattern": pattern(shape)}, **options)
+
+
+def _compressed(
+    about: str, mechanism: str, fields: Callable[[Shape], dict[str, Any]] = lambda shape: {}, **options: Any
+) -> Mechanism:
+    return Mechanism(
+        about, CompressedTransformerConfig, lambda shape: {"mechanism": mechanism, **fields(shape)}, **options
+    )
+
+
+def _clusters(shape: Shape) -> dict[str, Any]:
+    return {
+        "num_routing_heads": shape.heads,
+        "num_clusters": max(1, shape.tokens // shape.keys),
+        "cluster_tokens": shape.keys,
+        "position_embedding_type": "none",
+    }
+
+
+# by name, in the order of tables and pictures
+MECHANISMS: dict[str, Mechanism] = {
+    DENSE: _pattern("all tokens, by torch's SDPA", lambda shape: None),
+    "band": _pattern("a window of {keys} keys", Shape.band, cache=lambda model: PatternCache(model.config)),
+    "bigbird": _pattern(
+        "blocks of {keys} / 4 keys around a token, a random one, and global ones",
+        lambda shape: bigbird(shape.block_tokens(), num_random_blocks=1, causal=shape.is_causal),
+    ),
+    "block_top_k": _pattern(
+        "the four blocks of {keys} / 4 keys that fit a token best",
+        lambda shape: BlockTopK(shape.block_tokens(), BLOCKS),
+        directions=(True,),
+    ),
+    "adaptive_span": Mechanism(
+        "bands of learned widths, here of {keys} keys",
+        AdaptiveSpanConfig,
+        lambda shape: {
+            "span_limit": shape.tokens,
+            "span_init": shape.keys / shape.tokens / 2 if shape.tokens > shape.keys else 0.5,
+            "position_embedding_type": "rope",
+        },
+        cache=SpanCache,
+    ),
+    "etc": Mechanism(
+        "a window of {keys} keys, and a global token for each 32",
+        EtcTransformerConfig,
+        lambda shape: {"local_radius": shape.keys // 2},
+        directions=(False,),
+    ),
+    "star": Mechanism("five keys, one of which has read the whole text", StarTransformerConfig, directions=(False,)),
+    "tree": Mechanism("four nodes of each size of a tree of spans on each side", BPTransformerConfig),
+    "reformer": Mechanism(
+        "two chunks of {keys} / 2 tokens of its hash bucket, one round",
+        EfficientReformerConfig,
+        lambda shape: {
+            "attn_layers": ["lsh"],
+            "num_hashes": 1,
+            "lsh_attn_chunk_length": max(1, shape.keys // 2),
+            "position_embedding_type": "none",
+        },
+    ),
+    "routing": Mechanism("{keys} tokens of its cluster", RoutingTransformerConfig, _clusters),
+    "linformer": _compressed(
+        "{keys} projected tokens",
+        "linformer",
+        lambda shape: {"projected_tokens": min(shape.keys, shape.tokens)},
+        directions=(False,),
+    ),
+    "nystrom": _compressed(
+        "{keys} / 4 landmarks", "nystrom", lambda shape: {"num_landmarks": shape.block_tokens()}, directions=(False,)
+    ),
+    "linear": _compressed("sums of elu(k) + 1", "linear"),
+    "performer": _compressed(
+        "sums of positive random features", "linear", lambda shape: {"feature_map": "positive_random"}
+    ),
+}
+
+
+class Model(nn.Module):
+    """A model of one layer, from embeddings to the last hidden state."""
+
+    def __init__(self, model: Any, new_cache: Callable[[Any], Any] | None) -> None:
+        super().__init__()
+        self.model, self.new_cache = model, new_cache
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.model(inputs_embeds=states, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    def loss(self, states: Tensor) -> Tensor:
+        """Return a number that all outputs have a part in, with what layers add to a loss."""
+        out = self.model(inputs_embeds=states, use_cache=False)
+        loss, added = out.last_hidden_state.float().square().mean(), getattr(out, "auxiliary_loss", None)
+        return loss if added is None else loss + added
+
+    def decode(self, states: Tensor, cache: Any = None) -> Any:
+        """Return the cache after it has read more tokens."""
+        if cache is None and self.new_cache is not None:
+            cache = self.new_cache(self.model)
+        return self.model(inputs_embeds=states, past_key_values=cache, use_cache=True).past_key_values
+
+
+def build_model(name: str, shape: Shape) -> Model:
+    """Return a new model of one of `MECHANISMS`, without dropout."""
+    torch.manual_seed(SEED)
+    mechanism = MECHANISMS[name]
+    known = {field.name for field in fields(mechanism.config)}
+    common = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": 4 * shape.hidden_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "max_position_embeddings": shape.tokens + MOST_DECODED,
+        "is_causal": shape.is_causal,
+        **dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0),
+    }
+    own = {**{key: value for key, value in common.items() if key in known}, **mechanism.fields(shape)}
+    model = AutoModel.from_config(mechanism.config(**own))
+    return Model(model, mechanism.cache).to(shape.device, getattr(torch, shape.dtype))
+
+
+def training_step(model: Model, states: Tensor) -> Step:
+    """Return a function that computes the gradients of all parameters, and frees them."""
+
+    def step() -> None:
+        model.train().loss(states).backward()
+        model.zero_grad()
+
+    return step
+
+
+def build_training_step(name: str, shape: dict[str, Any]) -> Step:
+    """Return the training step of a new model; arguments of JSON types, `shape` has the fields of `Shape`."""
+    sizes = Shape(**shape)
+    return training_step(build_model(name, sizes), sizes.states())
+
+
+@torch.no_grad()
+def read_prompt(model: Model, states: Tensor) -> tuple[Step, int]:
+    """Return a function that decodes one more token behind a text, and the bytes of the cache behind that text."""
+    cache, token = model.eval().decode(states), states[:, :1]
+    size = cache_bytes(cache)
+
+    @torch.no_grad()
+    def step() -> None:
+        model.decode(token, cache)
+
+    return step, size
+
+
+def cache_bytes(cache: Any) -> int:
+    """Return the bytes of all tensors that the layers of a cache hold, each memory once."""
+    held = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for layer in cache.layers
+        for value in vars(layer).values()
+        if isinstance(value, Tensor)
+    }
+    return sum(held.values())
