@@ -36,6 +36,7 @@ from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
 from hf_efficient_attn.bench.content import report as content_report
 from hf_efficient_attn.bench.encoders import report as encoders_report
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.mechanisms import report as mechanisms_report
 from hf_efficient_attn.bench.models import report as models_report
 from hf_efficient_attn.bench.sequence import report as sequence_report
 from hf_efficient_attn.bench.spans import report as spans_report
@@ -45,6 +46,8 @@ REPORTS: dict[str, Any] = {
     "attention": attention_report,
     "blocks": blocks_report,
     "content": content_report,
+    "etc": encoders_report,
+    "mechanisms": mechanisms_report,
     "models": models_report,
     "sequence": sequence_report,
     "spans": spans_report,
@@ -223,7 +226,6 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "translations": figures_of_texts.translations,
     "masked summation": figures_of_stars.masked_summation,
     "trees": figures_of_trees.classified,
-    "tree against dense": figures_of_trees.against_dense,
     "copied symbols": figures_of_choices.copied_symbols,
     "routing losses": figures_of_choices.routing_losses,
     "block losses": figures_of_choices.block_losses,

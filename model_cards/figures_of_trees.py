@@ -26,8 +26,3 @@ class: {chance:.3f}. {seconds:g} seconds of training for each; {len(found["setti
 def _cells(result: dict[str, Any]) -> list[str]:
     accuracy = next(iter(result["scores"].values()))["accuracy"]
     return [f"{result['pairs_per_token']:,.0f}", f"{accuracy:.3f}", f"{result['num_steps']:,.0f}"]
-
-
-def against_dense(_: dict[str, Any]) -> str:
-    """Return the picture of `bench trees`, which is drawn where there are results."""
-    return "![Time and memory of a tree and a dense Transformer by length](pictures/bench_trees.png)"

@@ -21,6 +21,7 @@ from hf_efficient_attn.bench.attention.figure import results_figure as attention
 from hf_efficient_attn.bench.blocks.report import results_figure as blocks_figure
 from hf_efficient_attn.bench.content.report import results_figure as content_figure
 from hf_efficient_attn.bench.encoders.report import results_figure as encoders_figure
+from hf_efficient_attn.bench.mechanisms.report import results_figure as mechanisms_figure
 from hf_efficient_attn.bench.models.report import results_figure as models_figure
 from hf_efficient_attn.bench.sequence.report import results_figure as sequence_figure
 from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_figure
@@ -116,6 +117,9 @@ PICTURES: dict[str, Callable[[], Any]] = {
 }
 # of results that may not be committed yet
 LATER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bench_etc": ("etc", encoders_figure),
+    "bench_mechanisms": ("mechanisms", mechanisms_figure),
+    "bench_star": ("star", encoders_figure),
     "bench_trees": ("trees", encoders_figure),
     "compare_trees": ("compare_trees", draw_trees),
 }
