@@ -158,6 +158,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "nystrom": _compressed(
         "{keys} / 4 landmarks", "nystrom", lambda shape: {"num_landmarks": shape.block_tokens()}, directions=(False,)
     ),
+    "memory_compressed": _compressed("one key for every three tokens", "memory_compressed"),
     "linear": _compressed("sums of elu(k) + 1", "linear"),
     "performer": _compressed(
         "sums of positive random features", "linear", lambda shape: {"feature_map": "positive_random"}
