@@ -43,6 +43,8 @@ FEATURES: dict[str, Callable[[Any, int], nn.Module]] = {
 class LinearAttention(MechanismAttention):
     """Attention by sums over keys, bidirectional or causal."""
 
+    reads_tokens = True
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.features: nn.Module = FEATURES[config.feature_map](config, layer_idx)

@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 
-from .texts import Texts
+from .texts import TextGroup, Texts
 
 
 class MechanismAttention(nn.Module):
@@ -20,6 +20,8 @@ class MechanismAttention(nn.Module):
     """
 
     costs: ClassVar[str]
+    # whether its weights are those of the tokens of a text, and not of fewer keys
+    reads_tokens: ClassVar[bool] = False
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
@@ -39,7 +41,12 @@ class MechanismAttention(nn.Module):
             for states, group in zip(texts.split(hidden_states), texts.groups, strict=True)
         ]
         out = texts.join([part for part, _ in parts])
-        weights = joined_weights([weights for _, weights in parts], texts) if need_weights else None
+        weights = None
+        if need_weights:
+            read = [weights for _, weights in parts]
+            if self.reads_tokens:
+                read = [at_tokens(each, group, texts) for each, group in zip(read, texts.groups, strict=True)]
+            weights = joined_weights(read, texts)
         return self.o_proj(out), weights
 
     def attend(
@@ -70,6 +77,16 @@ class MechanismAttention(nn.Module):
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:
     """Return states [R, L, X] with zeros behind the texts."""
     return states if real is None else torch.where(real.unsqueeze(-1), states, 0)
+
+
+def at_tokens(weights: Tensor, group: TextGroup, texts: Texts) -> Tensor:
+    """Return weights of the tokens of texts by where these are in their rows, [R, H, L, L] → [R, H, L, T]."""
+    if group.index is None or texts.places is None:
+        return weights
+    tokens = texts.places.shape[1]
+    columns = (group.index % tokens)[:, None, None].expand(weights.shape)
+    read = weights if group.real is None else torch.where(group.real[:, None, None], weights, 0)
+    return weights.new_zeros(*weights.shape[:3], tokens).scatter_add(3, columns, read)
 
 
 def joined_weights(parts: Sequence[Tensor], texts: Texts) -> Tensor:

@@ -34,6 +34,8 @@ STEPS = 6
 class NystromAttention(MechanismAttention):
     """Attention through landmarks."""
 
+    reads_tokens = True
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.num_landmarks, size = config.num_landmarks, config.conv_kernel_size

@@ -1,5 +1,7 @@
 """Rows become texts that begin at their first place, and come back; what lies between texts is nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 from models.compressed_transformer.tiny_models import build, random_ids
@@ -72,6 +74,28 @@ def test_weights_of_packed_documents_are_theirs() -> None:
         alone = model(part, output_attentions=True).attentions[0]
         torch.testing.assert_close(own[..., : alone.shape[3]], alone, atol=TOLERANCE, rtol=TOLERANCE)
         assert own[..., alone.shape[3] :].count_nonzero() == 0
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+@pytest.mark.parametrize("fields", [{"mechanism": "nystrom", "num_landmarks": 3}, {"mechanism": "linear"}])
+@torch.no_grad()
+def test_weights_of_tokens_are_where_these_are(fields: dict[str, Any]) -> None:
+    """With padding before a text and within it, and in packed documents."""
+    model, ids = build("AutoModel", position_embedding_type="none", **fields), random_ids(1, 7)
+    alone = model(ids, output_attentions=True).attentions[0]
+    places = torch.tensor([1, 2, 4, 5, 6, 7, 9])
+    mask = torch.zeros(1, 10, dtype=torch.long)
+    mask[0, places] = 1
+    padded = torch.zeros_like(mask)
+    padded[0, places] = ids[0]
+    found = model(padded, attention_mask=mask, output_attentions=True).attentions[0]
+    expected = torch.zeros(1, 4, 10, 10)
+    expected[:, :, places[:, None], places] = alone
+    torch.testing.assert_close(found * mask[:, None, :, None], expected, atol=TOLERANCE, rtol=TOLERANCE)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = model(torch.cat((random_ids(1, 5), ids), 1), position_ids=positions, output_attentions=True).attentions[0]
+    torch.testing.assert_close(packed[:, :, 5:, 5:], alone, atol=TOLERANCE, rtol=TOLERANCE)
+    assert packed[:, :, 5:, :5].count_nonzero() == packed[:, :, :5, 5:].count_nonzero() == 0
 
 
 def test_what_no_layer_could_compute_is_refused() -> None:
