@@ -82,7 +82,7 @@ def build_encoder(name: str, shape: Shape) -> nn.Module:
         "num_attention_heads": shape.heads,
         "max_position_embeddings": shape.tokens,
     }
-    wide = {"intermediate_size": 4 * shape.hidden_size}
+    wide: dict[str, Any] = {"intermediate_size": 4 * shape.hidden_size}
     if name == ETC:
         reads = {"local_radius": shape.local_radius, "chunk_tokens": shape.chunk_tokens}
         encoder: nn.Module = Model(EtcTransformerModel(EtcTransformerConfig(**sizes, **wide, **reads)))

@@ -209,7 +209,7 @@ def build_model(name: str, shape: Shape) -> Model:
     return Model(model, mechanism.cache).to(shape.device, getattr(torch, shape.dtype))
 
 
-def training_step(model: Model, states: Tensor) -> Step:
+def training_step(model: Any, states: Tensor) -> Step:
     """Return a function that computes the gradients of all parameters, and frees them."""
 
     def step() -> None:
