@@ -84,7 +84,7 @@ def build_encoder(name: str, shape: Shape) -> nn.Module:
     }
     wide: dict[str, Any] = {"intermediate_size": 4 * shape.hidden_size}
     if name == ETC:
-        reads = {"local_radius": shape.local_radius, "chunk_tokens": shape.chunk_tokens}
+        reads: dict[str, Any] = {"local_radius": shape.local_radius, "chunk_tokens": shape.chunk_tokens}
         encoder: nn.Module = Model(EtcTransformerModel(EtcTransformerConfig(**sizes, **wide, **reads)))
     elif name == STAR:
         encoder = Model(StarTransformerModel(StarTransformerConfig(**sizes)))
