@@ -51,6 +51,7 @@ class Shape:
     is_causal: bool
     dtype: str
     device: str
+    layers: int = 1
 
     def states(self) -> Tensor:
         """Return embeddings [batch_size, tokens, hidden_size], always the same."""
@@ -142,7 +143,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "two chunks of {keys} / 2 tokens of its hash bucket, one round",
         EfficientReformerConfig,
         lambda shape: {
-            "attn_layers": ["lsh"],
+            "attn_layers": ["lsh"] * shape.layers,
             "num_hashes": 1,
             "lsh_attn_chunk_length": max(1, shape.keys // 2),
             "position_embedding_type": "none",
@@ -190,23 +191,30 @@ class Model(nn.Module):
 
 
 def build_model(name: str, shape: Shape) -> Model:
-    """Return a new model of one of `MECHANISMS`, without dropout."""
+    """Return a new model of one of `MECHANISMS`."""
     torch.manual_seed(SEED)
+    model = AutoModel.from_config(config_of(name, shape, vocab_size=VOCAB_SIZE))
+    return Model(model, MECHANISMS[name].cache).to(shape.device, getattr(torch, shape.dtype))
+
+
+def config_of(name: str, shape: Shape, **changes: Any) -> PreTrainedConfig:
+    """Return the config of one of `MECHANISMS` in a shape, without dropout.
+
+    changes: further fields, of which those that the family has are set.
+    """
     mechanism = MECHANISMS[name]
     known = {field.name for field in fields(mechanism.config)}
     common = {
-        "vocab_size": VOCAB_SIZE,
         "hidden_size": shape.hidden_size,
         "intermediate_size": 4 * shape.hidden_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "max_position_embeddings": shape.tokens + MOST_DECODED,
         "is_causal": shape.is_causal,
         **dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0),
     }
-    own = {**{key: value for key, value in common.items() if key in known}, **mechanism.fields(shape)}
-    model = AutoModel.from_config(mechanism.config(**own))
-    return Model(model, mechanism.cache).to(shape.device, getattr(torch, shape.dtype))
+    common = {key: value for key, value in {**common, **changes}.items() if key in known}
+    return mechanism.config(**{**common, **mechanism.fields(shape)})
 
 
 def training_step(model: Any, states: Tensor) -> Step:
