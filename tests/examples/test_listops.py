@@ -38,10 +38,8 @@ def test_values_and_lengths_are_those_of_the_rules() -> None:
         text = written(tokens).split()
         assert 20 < len(text) < 60
         assert value_of(text) == value
-        depths = [
-            sum(1 if token[0] == "[" else -(token == "]") for token in text[:place]) for place in range(len(text))
-        ]
-        assert 1 <= max(depths) <= 3
+        steps = [(token[0] == "[") - (token == "]") for token in text]
+        assert 1 <= max(accumulate(steps)) <= 3
 
 
 def test_published_lengths_are_drawn_quickly() -> None:
