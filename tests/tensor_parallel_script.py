@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
+from shared_meshes import share_meshes
 from transformers.distributed import DistributedConfig
 
 import hf_efficient_attn as hea
@@ -62,6 +63,7 @@ def auto_class_of(config: transformers.PreTrainedConfig) -> Any:
 
 def main(folder: Path) -> None:
     """Compute the results of every model in the folder."""
+    share_meshes()
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         config = transformers.AutoConfig.from_pretrained(path)
         implementation = None if getattr(config, "attention_pattern", None) is None else "efficient"

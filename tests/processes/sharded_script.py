@@ -30,6 +30,7 @@ from processes.steps import (
     train_alone,
     weights_of,
 )
+from shared_meshes import share_meshes
 from torch import distributed
 from transformers.distributed import DistributedConfig
 
@@ -119,6 +120,7 @@ def load_all(folder: Path) -> dict[str, Any]:
 
 def main(folder: Path, what: str) -> None:
     torch.set_num_threads(1)
+    share_meshes()
     report = {"train": train_all, "load": load_all}[what](folder)
     if RANK == 0:
         (folder / f"report-{what}-{WORLD}.json").write_text(json.dumps(report))
