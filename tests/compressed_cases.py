@@ -86,4 +86,5 @@ COMPRESSED = Family(
     decoder="compressed-linear-mixed",
     trained="compressed-linformer-layerwise",
     refuses={"halo": "its layers read sums over all tokens", "prefix": "Prefix tuning cannot give it keys"},
+    accepts={"prefix": ("compressed-prior-causal", "compressed-talking-causal", "compressed-residual-causal")},
 )

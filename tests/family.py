@@ -15,6 +15,7 @@ class Family:
         trained: the case with most kinds of parameters, which several processes train, and which the Hub gets.
         instead: cases, or their names, that stand for the family in a column instead of the one that is trained.
         refuses: what the cases of a column, or an adapter of PEFT, are refused with, as a regular expression.
+        accepts: the names of the cases that are not refused although others are.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Family:
     trained: str | None = None
     instead: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refuses: Mapping[str, str] = field(default_factory=dict)
+    accepts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def writer(self) -> Any:

@@ -69,7 +69,7 @@ def legend(settings: dict[str, Any]) -> str:
 def exponent(points: list[tuple[int, float]]) -> float | None:
     """Return the power of the length that a curve grows with over its last points; None: there are fewer than two.
 
-    >>> exponent([(128, 7.0), (1024, 1.0), (2048, 4.0), (4096, 16.0)])
+    >>> round(exponent([(128, 7.0), (1024, 1.0), (2048, 4.0), (4096, 16.0)]), 6)
     2.0
     """
     last = points[-LAST:]
