@@ -13,8 +13,12 @@ def summaries(found: dict[str, Any]) -> str:
         for name, key in rows.items()
     ]
     scores = markdown_table(["summaries", "ROUGE-1", "ROUGE-2", "ROUGE-L"], lines)
-    samples = [[_cell(row[name]) for name in ("summary", "untrained", "trained")] for row in found["samples"]]
-    return f"{scores}\n\n{_conditions(found)}\n\n{markdown_table(['wanted', 'untrained', 'trained'], samples)}"
+    samples = [
+        [_cell(row["text"], 200), *(_cell(row[name], 60) for name in ("summary", "untrained", "trained"))]
+        for row in found["samples"]
+    ]
+    table = markdown_table(["text", "wanted", "untrained", "trained"], samples)
+    return f"{scores}\n\n{_conditions(found)}\n\n{table}"
 
 
 def translations(found: dict[str, Any]) -> str:
@@ -33,7 +37,7 @@ def _conditions(found: dict[str, Any]) -> str:
     return f"*`{found['command']}`: {took}; {machine_line(found['machine'])}. {found['note']}".strip() + "*"
 
 
-def _cell(text: str) -> str:
-    """Return a text that stays within its cell of a table, cut after 60 characters."""
-    short = text if len(text) <= 60 else f"{text[:60]}…"
+def _cell(text: str, num_characters: int) -> str:
+    """Return a text that stays within its cell of a table, cut after so many characters."""
+    short = text if len(text) <= num_characters else f"{text[:num_characters]}…"
     return " ".join(short.replace("|", "\\|").replace("<", "&lt;").replace("�", "?").split())
