@@ -123,10 +123,8 @@ def build(args: Arguments, name: str) -> Any:
         args.max_tokens, 1, args.hidden_size, args.num_attention_heads, args.keys, False, "float32", "cpu",
         layers=args.num_hidden_layers,
     )  # fmt: skip
-    config = cases.config_of(name, shape, vocab_size=len(TOKENS), num_labels=NUM_CLASSES, pad_token_id=PAD)
-    config.num_labels = NUM_CLASSES
-    if config.position_embedding_type == "none" and name in ("reformer", "routing"):
-        config.position_embedding_type = "learned"
+    places = {"position_embedding_type": "learned"} if name in ("reformer", "routing") else {}
+    config = cases.config_of(name, shape, vocab_size=len(TOKENS), num_labels=NUM_CLASSES, pad_token_id=PAD, **places)
     return AutoModelForSequenceClassification.from_config(config)
 
 

@@ -126,7 +126,8 @@ MECHANISMS: dict[str, Mechanism] = {
         AdaptiveSpanConfig,
         lambda shape: {
             "span_limit": shape.tokens,
-            "span_init": shape.keys / shape.tokens / 2 if shape.tokens > shape.keys else 0.5,
+            # of one side: causal heads have no other
+            "span_init": min(1.0, shape.keys / shape.tokens) / (1 if shape.is_causal else 2),
             "position_embedding_type": "rope",
         },
         cache=SpanCache,
@@ -200,7 +201,7 @@ def build_model(name: str, shape: Shape) -> Model:
 def config_of(name: str, shape: Shape, **changes: Any) -> PreTrainedConfig:
     """Return the config of one of `MECHANISMS` in a shape, without dropout.
 
-    changes: further fields, of which those that the family has are set.
+    changes: further fields, which come before those of the mechanism.
     """
     mechanism = MECHANISMS[name]
     known = {field.name for field in fields(mechanism.config)}
@@ -213,8 +214,8 @@ def config_of(name: str, shape: Shape, **changes: Any) -> PreTrainedConfig:
         "is_causal": shape.is_causal,
         **dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout"), 0.0),
     }
-    common = {key: value for key, value in {**common, **changes}.items() if key in known}
-    return mechanism.config(**{**common, **mechanism.fields(shape)})
+    common = {key: value for key, value in common.items() if key in known}
+    return mechanism.config(**{**common, **mechanism.fields(shape), **changes})
 
 
 def training_step(model: Any, states: Tensor) -> Step:
