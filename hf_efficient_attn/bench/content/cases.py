@@ -12,7 +12,7 @@ from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.bench.harness.steps import Step
+from hf_efficient_attn.bench.harness.steps import Step, drawn_states
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
@@ -58,9 +58,7 @@ class Shape:
 
     def states(self) -> Tensor:
         """Return the hidden states [batch_size, tokens, width], always the same."""
-        generator = torch.Generator().manual_seed(SEED)
-        states = torch.randn(self.batch_size, self.tokens, self.width, generator=generator)
-        return states.to(self.device, getattr(torch, self.dtype)).requires_grad_()
+        return drawn_states(self.batch_size, self.tokens, self.width, self.dtype, self.device).requires_grad_()
 
 
 class ProjectedAttention(nn.Module):

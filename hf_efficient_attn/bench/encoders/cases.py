@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from hf_efficient_attn.bench.harness.steps import Step
+from hf_efficient_attn.bench.harness.steps import Step, drawn_states
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
 from hf_efficient_attn.models.bp_transformer.modeling_bp_transformer import BPTransformerModel
 from hf_efficient_attn.models.etc_transformer.configuration_etc_transformer import EtcTransformerConfig
@@ -44,9 +44,7 @@ class Shape:
 
     def states(self) -> Tensor:
         """Return embeddings [batch_size, tokens, hidden_size], always the same."""
-        generator = torch.Generator().manual_seed(SEED)
-        states = torch.randn(self.batch_size, self.tokens, self.hidden_size, generator=generator)
-        return states.to(self.device, getattr(torch, self.dtype))
+        return drawn_states(self.batch_size, self.tokens, self.hidden_size, self.dtype, self.device)
 
 
 class Model(nn.Module):

@@ -77,6 +77,12 @@ class Contestants:
         return time_steps(steps, settings, tokens, device)
 
 
+def drawn_states(batch_size: int, tokens: int, width: int, dtype: str, device: str) -> Tensor:
+    """Return random states [batch_size, tokens, width], always the same."""
+    states = torch.randn(batch_size, tokens, width, generator=torch.Generator().manual_seed(0))
+    return states.to(device, getattr(torch, dtype))
+
+
 def step_case(step: Step) -> Case:
     """Return the case of a step, which needs no preparation."""
     return Case(lambda _: step())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
 
 from hf_efficient_attn.attention.cache import PatternCache
-from hf_efficient_attn.bench.harness.steps import Step
+from hf_efficient_attn.bench.harness.steps import Step, drawn_states
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
 from hf_efficient_attn.models.compressed_transformer.configuration_compressed_transformer import (
@@ -55,9 +55,7 @@ class Shape:
 
     def states(self) -> Tensor:
         """Return embeddings [batch_size, tokens, hidden_size], always the same."""
-        generator = torch.Generator().manual_seed(SEED)
-        states = torch.randn(self.batch_size, self.tokens, self.hidden_size, generator=generator)
-        return states.to(self.device, getattr(torch, self.dtype))
+        return drawn_states(self.batch_size, self.tokens, self.hidden_size, self.dtype, self.device)
 
     def band(self) -> Band:
         """Return the band of as many keys."""
