@@ -1,0 +1,95 @@
+"""What ways to read a text cost: counts against the models' own words, and their caches."""
+
+import json
+
+import pytest
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.analysis.choice import FACTS, KINDS, ways_to_read
+from hf_efficient_attn.bench.mechanisms import cases
+from hf_efficient_attn.cli import main
+
+WAYS = [(name, direction) for name, mechanism in cases.MECHANISMS.items() for direction in mechanism.directions]
+
+
+def shape(tokens: int, is_causal: bool) -> cases.Shape:
+    return cases.Shape(tokens, 1, 64, 4, 16, is_causal, "float32", "cpu")
+
+
+def test_every_mechanism_is_known() -> None:
+    assert list(FACTS) == list(cases.MECHANISMS)
+    assert {facts.kind for facts in FACTS.values()} == set(KINDS)
+
+
+@pytest.mark.parametrize("tokens", [96, 160])
+@pytest.mark.parametrize("name", [name for name, direction in WAYS if direction])
+def test_what_is_kept_is_what_a_cache_holds(name: str, tokens: int) -> None:
+    sizes = shape(tokens, is_causal=True)
+    held = cases.read_prompt(cases.build_model(name, sizes), sizes.states())[1]
+    kept = FACTS[name].kept
+    assert kept is not None
+    # tokens that wait for their slot, and how many they are
+    assert held / 4 / sizes.heads == pytest.approx(kept(sizes), rel=0.07 if name == "memory_compressed" else 0)
+
+
+# explain counts the others' pairs, see tests/attention/test_explain.py
+COUNTED = ("star", "tree", "linformer", "nystrom", "memory_compressed", "linear", "performer")
+
+
+@pytest.mark.parametrize(("name", "is_causal"), [way for way in WAYS if way[0] in COUNTED])
+def test_scores_are_those_that_models_tell(name: str, is_causal: bool) -> None:
+    sizes = shape(192, is_causal)
+    scores = FACTS[name].scores(sizes) * sizes.tokens
+    if name in ("linear", "performer"):
+        # numbers that a head of 16 adds up for a token
+        scores *= 16 / sizes.tokens
+    if name == "memory_compressed" and is_causal:
+        # those of both directions are told
+        scores *= 2 * 192 / 193
+    with pytest.raises(hea.errors.UnsupportedBackendError) as refused:
+        hea.explain(cases.config_of(name, sizes), query_tokens=sizes.tokens)
+    assert f" {scores:,.0f} " in str(refused.value)
+
+
+def test_dense_attention_reads_all_keys() -> None:
+    for is_causal in (False, True):
+        sizes = shape(192, is_causal)
+        told = hea.explain(cases.config_of("dense", sizes), query_tokens=sizes.tokens)
+        assert FACTS["dense"].scores(sizes) * 192 * sizes.heads == told.allowed_pairs
+
+
+def test_heads_read_as_far_as_their_spans() -> None:
+    assert [FACTS["adaptive_span"].scores(shape(tokens, True)) for tokens in (4, 4096)] == [2.5, 16 + 32]
+
+
+def test_etc_reads_its_band_and_its_global_tokens() -> None:
+    # 192 / 32 = 6 global tokens, which read 192 + 6 tokens, and are read by all
+    assert FACTS["etc"].scores(shape(192, False)) * 192 == pytest.approx(192 * 17 + 2 * 6 * 192 + 36)
+
+
+def test_the_cheapest_is_first(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["families", "--tokens", "512", "--causal", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert rows == ways_to_read(512, True, 256)
+    assert [row["scores"] for row in rows] == sorted(row["scores"] for row in rows)
+    assert {row["mechanism"] for row in rows} == {name for name, direction in WAYS if direction}
+    main(["families", "--tokens", "512", "--keys", "8"])
+    printed = capsys.readouterr().out
+    assert "| linformer " in printed
+    assert "block_top_k" not in printed
+    assert "kept" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tokens", "0"], "tokens=0 must be at least 1"),
+        (["--tokens", "8", "--keys", "-1"], "keys=-1 must be at least 1"),
+        (["--causal"], "give its length by --tokens"),
+    ],
+)
+def test_numbers_that_are_no_lengths(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["families", *words])
+    assert stop.value.code == 2
+    assert told in capsys.readouterr().err
