@@ -226,22 +226,33 @@ def test_questions_are_answered_by_their_context(served: Serve) -> None:
         example_data.dictionary_questions(num_entries=9)
 
 
-def test_summaries_are_of_one_package_a_source(cache: Path) -> None:
+def test_packages_of_a_family_are_on_one_side(cache: Path) -> None:
     named, descriptions = [], []
-    for word in (*WORDS, "dummy"):
-        for name in (f"lib{word}", f"lib{word}-doc"):
-            named.append(f"Package: {name}\nSource: {word} (1.0)\nVersion: 1\n")
-            summary = f"The {word} of {name}"
-            body = " " + "\n ".join([f"{word} is described in {word * 2} words " * 5, ".", f"{name}  more"])
-            descriptions.append(f"Package: {name}\nDescription-md5: 1\nDescription-en: {summary}\n{body}\n")
-    descriptions.append("Package: small\nDescription-md5: 2\nDescription-en: Too small\n few words\n")
+
+    def add(package: str, source: str, summary: str, *paragraphs: str) -> None:
+        named.append(f"Package: {package}\nSource: {source} (1.0)\nVersion: 1\n")
+        body = " " + "\n .\n ".join(paragraphs)
+        descriptions.append(f"Package: {package}\nDescription-md5: 1\nDescription-en: {summary}\n{body}\n")
+
+    for word in WORDS:
+        for number, part in enumerate(("program", "headers", "manual", "examples", "plugins")):
+            # its source is told by that of the first, or by the opening that it shares with it
+            source = word if number < 4 else f"{word}-plugins"
+            opening = f"{word} is described in {word * 2} words. " * 3
+            add(f"{word}-{number}", source, f"{part} of {word}", opening, f"{part} and  more")
+    add("copy", "other", "program of alpha", "alpha is described in alphaalpha words. " * 3, "program and more")
+    add("small", "small", "Too small", "few words")
+    add("dummy", "dummy", "dummy package", "many words " * 10)
+    add("long", "long", "Too long", "many words " * 40)
     lists = cache / "apt-lists"
     lists.mkdir(parents=True)
     (lists / "mirror_main_binary-amd64_Packages").write_text("\n".join(named))
     (lists / "mirror_main_i18n_Translation-en").write_text("\n".join(descriptions))
     data = example_data.package_summaries()
-    summaries = sum(sides(data, "summary"), [])
-    assert sorted(summaries) == sorted(f"The {word} of lib{word}" for word in WORDS)
+    train, validation = (data[split]["summary"][:] for split in ("train", "validation"))
+    assert len(train) == 5 * (len(WORDS) - 1)
+    assert len(validation) == 3
+    assert {line.split()[-1] for line in validation}.isdisjoint(line.split()[-1] for line in train)
     text = data["train"][0]["text"]
     assert text.splitlines()[1] == ""
     assert text.splitlines()[2].endswith("  more")
