@@ -47,6 +47,7 @@ REPORTS: dict[str, Any] = {
     "blocks": blocks_report,
     "content": content_report,
     "etc": encoders_report,
+    "grids": attention_report,
     "mechanisms": mechanisms_report,
     "models": models_report,
     "sequence": sequence_report,
