@@ -7,6 +7,7 @@ is. Only training steps count, no data preparation, evaluation or saving.
 
 import time
 from collections.abc import Callable
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,20 @@ WARMUP = 0.1
 
 
 class TimeBudget(StepClock):
-    """Ends training when the seconds are spent, shows a bar of them, and keeps the loss of every step with its time."""
+    """Ends training when the seconds are spent, shows a bar of them, and keeps the loss of every step with its time.
+
+    Of endless seconds, `math.inf`, the steps are the end, and the bar is theirs.
+    """
 
     def __init__(
         self, seconds: float, max_steps: int, title: str, now: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(now)
         self.limit, self.max_steps, self.losses = seconds, max_steps, []
-        form = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s of training{postfix}"
-        self._bar = tqdm(total=seconds, desc=title, bar_format=form)
+        self._is_endless = isinf(seconds)
+        unit, total = ("steps", max_steps) if self._is_endless else ("s of training", seconds)
+        form = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {{n:.0f}}/{{total:.0f}} {unit}{{postfix}}"
+        self._bar = tqdm(total=total, desc=title, bar_format=form)
 
     def share(self, steps: int) -> float:
         """Return the share of the training that is over: of the time, or of the steps if those end first."""
@@ -42,7 +48,7 @@ class TimeBudget(StepClock):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         before = self.seconds
         super().on_step_end(args, state, control, **kwargs)
-        self._bar.update(min(self.seconds, self.limit) - min(before, self.limit))
+        self._bar.update(1 if self._is_endless else min(self.seconds, self.limit) - min(before, self.limit))
         self._bar.set_postfix(loss=f"{self.losses[-1][1]:.3f}", steps=state.global_step)
         if self.seconds >= self.limit:
             control.should_training_stop = True
