@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import figures_of_choices
+import figures_of_lists
 import figures_of_neighbours
 import figures_of_spans
 import figures_of_stars
@@ -49,6 +50,7 @@ REPORTS: dict[str, Any] = {
     "etc": encoders_report,
     "grids": attention_report,
     "mechanisms": mechanisms_report,
+    "mechanisms_causal": mechanisms_report,
     "models": models_report,
     "sequence": sequence_report,
     "spans": spans_report,
@@ -227,6 +229,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "translations": figures_of_texts.translations,
     "masked summation": figures_of_stars.masked_summation,
     "trees": figures_of_trees.classified,
+    "list operations": figures_of_lists.list_operations,
     "copied symbols": figures_of_choices.copied_symbols,
     "routing losses": figures_of_choices.routing_losses,
     "block losses": figures_of_choices.block_losses,

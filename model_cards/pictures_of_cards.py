@@ -29,6 +29,7 @@ from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_f
 # what experiments draw at the end of a run
 sys.path.append(str(CARDS.parent / "examples" / "experiments"))
 
+from comparison.list_scores import draw_listops  # noqa: E402
 from comparison.marked_vectors import draw_errors  # noqa: E402
 from comparison.named_sections import draw_named  # noqa: E402
 from comparison.span_curves import draw_span_curves  # noqa: E402
@@ -119,9 +120,11 @@ PICTURES: dict[str, Callable[[], Any]] = {
 LATER: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "bench_etc": ("etc", encoders_figure),
     "bench_mechanisms": ("mechanisms", mechanisms_figure),
+    "bench_mechanisms_causal": ("mechanisms_causal", mechanisms_figure),
     "bench_star": ("star", encoders_figure),
     "bench_trees": ("trees", encoders_figure),
     "compare_trees": ("compare_trees", draw_trees),
+    "listops": ("listops", draw_listops),
 }
 PICTURES |= {
     name: partial(lambda draw, source: draw(results(source)), draw, source)

@@ -27,8 +27,9 @@ from typing import Any
 
 import torch
 from comparison.list_operations import NUM_CLASSES, PAD, TOKENS, expressions
+from comparison.list_scores import draw_listops, results_text
 from comparison.option_checks import known_once
-from comparison.run_folder import open_run, results_table, run_experiment, save_picture, write_results
+from comparison.run_folder import open_run, run_experiment, save_picture, write_results
 from comparison.shape import Shape
 from comparison.timed_training import TimedTrainer
 from comparison.token_batches import TokenBatches, pad_batch, token_batches
@@ -36,7 +37,6 @@ from transformers import AutoModelForSequenceClassification, set_seed
 from transformers.hf_argparser import HfArg
 
 from hf_efficient_attn.bench.mechanisms import cases
-from hf_efficient_attn.pictures import new_figure
 
 ENCODERS = [name for name, mechanism in cases.MECHANISMS.items() if False in mechanism.directions]
 # Tay et al., "Long Range Arena" (arXiv:2011.04006), table 1, in per cent
@@ -49,13 +49,6 @@ SETTINGS = (
     *("min_tokens", "max_tokens", "keys", "max_steps", "tokens_per_step", "seeds"),
     *("num_hidden_layers", "hidden_size"),
 )
-COLUMNS = {
-    "mechanism": ("mechanism", "{}"),
-    "accuracy": ("accuracy", "{}"),
-    "parameters": ("parameters", "{:,}"),
-    "seconds_per_step": ("seconds a step", "{:.3f}"),
-    "published": ("published, 2,000 tokens", "{}"),
-}
 
 
 @dataclass
@@ -178,42 +171,6 @@ def over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
     means = {key: fmean(result[key] for result in results) for key in ("accuracy", "seconds_per_step")}
     spread = stdev(result["accuracy"] for result in results) if len(results) > 1 else None
     return {**means, "deviation": spread, "parameters": results[0]["parameters"]}
-
-
-def results_text(content: dict[str, Any]) -> str:
-    """Return the table, and what to bear in mind."""
-    rows = []
-    for name, result in content["mechanisms"].items():
-        spread = "" if result["deviation"] is None else f" ± {result['deviation']:.3f}"
-        published = content["published"].get(name)
-        told = {"mechanism": name, "published": "–" if published is None else f"{published:.2f}%"}
-        rows.append({**result, **told, "accuracy": f"{result['accuracy']:.3f}{spread}"})
-    settings, num = content["settings"], content["rows"]
-    about = (
-        f"{num['train']:,} expressions of {settings['min_tokens']:,} to {settings['max_tokens']:,} tokens to train on, "
-        f"{num['test']:,} to test on; always telling the most frequent value: {content['most_frequent_value']:.3f}. "
-        f"{settings['max_steps']:,} steps of {settings['tokens_per_step']:,} tokens, {len(settings['seeds'])} seed(s), "
-        f"{settings['num_hidden_layers']} layers of width {settings['hidden_size']}. Published: Tay et al. "
-        "(arXiv:2011.04006), other sizes, lengths and steps."
-    )
-    return "\n\n".join((results_table(COLUMNS, rows), about))
-
-
-def draw_listops(content: dict[str, Any]) -> Any:
-    """Return the picture: accuracy and time of a step, a bar for each mechanism."""
-    names = list(content["mechanisms"])[::-1]
-    figure = new_figure(11.0, 1.6 + 0.32 * len(names))
-    told, cost = figure.subplots(1, 2, sharey=True)
-    results = [content["mechanisms"][name] for name in names]
-    told.barh(names, [each["accuracy"] for each in results], xerr=[each["deviation"] or 0 for each in results])
-    told.axvline(content["most_frequent_value"], color="#333333", linestyle="--", label="most frequent value")
-    told.set_xlabel("accuracy")
-    told.legend()
-    cost.barh(names, [1000 * each["seconds_per_step"] for each in results], color="#ee8866")
-    cost.set_xlabel("milliseconds of a training step")
-    settings = content["settings"]
-    figure.suptitle(f"ListOps of {settings['min_tokens']:,} to {settings['max_tokens']:,} tokens")
-    return figure
 
 
 if __name__ == "__main__":
