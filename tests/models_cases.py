@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -109,23 +110,31 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any]) -> None:
     """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
     One that asks for `traced_case` gets those that are compiled and exported, one that asks for `is_masked`, too, the
-    `ways_to_export`, and one that asks for `routed_case` those that show a route.
+    `ways_to_export`, and one that asks for `routed_case` those that show a route. To trace those that show none is for
+    thorough tests.
     """
     if "is_masked" in metafunc.fixturenames:
-        ways = list(ways_to_export(cases))
-        ids = [f"{case.name}-{'masked, with labels' if is_masked else 'tokens alone'}" for case, is_masked in ways]
-        metafunc.parametrize(("traced_case", "is_masked"), ways, ids=ids)
+        ways = [
+            _traced(case, is_masked, name=f"{case.name}-{'masked, with labels' if is_masked else 'tokens alone'}")
+            for case, is_masked in ways_to_export(cases)
+        ]
+        metafunc.parametrize(("traced_case", "is_masked"), ways)
         return
-    for name, flag in (("traced_case", "is_traced"), ("routed_case", "shows_a_route")):
-        if name in metafunc.fixturenames:
-            chosen = [case for case in cases if getattr(case, flag)]
-            metafunc.parametrize(name, chosen, ids=[case.name for case in chosen])
+    if "traced_case" in metafunc.fixturenames:
+        metafunc.parametrize("traced_case", [_traced(case, name=case.name) for case in cases if case.is_traced])
+    if "routed_case" in metafunc.fixturenames:
+        chosen = [case for case in cases if case.shows_a_route]
+        metafunc.parametrize("routed_case", chosen, ids=[case.name for case in chosen])
     if "auto_class" in metafunc.fixturenames:
         pairs = list(tested_heads(cases))
         ids = [f"{case.name}-{name.removeprefix('AutoModel') or 'Base'}" for case, name in pairs]
         metafunc.parametrize(("case", "auto_class"), pairs, ids=ids)
     elif "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def _traced(case: Any, *others: Any, name: str) -> Any:
+    return pytest.param(case, *others, id=name, marks=() if case.shows_a_route else pytest.mark.thorough)
 
 
 def tested_heads(cases: Sequence[Any]) -> Iterator[tuple[Any, str]]:

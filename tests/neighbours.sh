@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Test the package with the libraries beside it, installed and not imitated, and renew the table of what each family can do
-# with them. Makes a virtual environment (VENV, default .venv). Further arguments go to pytest.
+# Test the package with the libraries beside it, installed and not imitated, run the tests that are too thorough for every
+# day, and renew the table of what each family can do. Makes a virtual environment (VENV, default .venv). Further arguments
+# go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source environment.sh test,neighbours
@@ -13,6 +14,6 @@ export PATH TORCH_EXTENSIONS_DIR ULYSSES=--deepspeed
 export CAPABILITIES=$(mktemp)
 # once, and not while the processes of a test wait for each other
 "$python" -c "from deepspeed.accelerator import get_accelerator as found; found().create_op_builder('ShareMemCommBuilder').load()"
-"$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability" "$@"
+"$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability or thorough" "$@"
 "$python" tests/capabilities.py "$CAPABILITIES"
 "$python" model_cards/figures.py

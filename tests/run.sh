@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Check and test the package. Makes a virtual environment (VENV, default .venv) and installs what it needs.
-# Further arguments go to pytest: bash tests/run.sh -k centering
+# Further arguments go to pytest: bash tests/run.sh -k centering. What takes minutes and tries everything: -m thorough.
 # WORKERS (default 3) run tests at a time: on two cores two of them would often wait for processes that they have started.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -129,6 +129,7 @@ def test_the_section_names_every_file_that_is_changed(section: str) -> None:
     assert changed <= named
 
 
+@pytest.mark.thorough
 def test_contracts_pass_with_the_additions(extended: Path) -> None:
     """One process for all: each takes seconds to import torch."""
     files = sorted({name for names, _ in PROOFS.values() for name in names})

@@ -122,6 +122,7 @@ def test_memory_without_gpt2_and_without_pre_ln(tmp_path, capsys):
     assert "× sas_p" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_peak_memory_does_not_see_what_came_before_and_counts_the_second_call():
     """The mark of a fresh process must not start at that of a large parent, as `ru_maxrss` does on Linux."""
     ballast = torch.ones(100_000_000 // 4)

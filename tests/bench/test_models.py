@@ -95,6 +95,7 @@ def test_tables_and_picture(output: Path) -> None:
 
 
 @pytest.mark.usefixtures("measured_in_forks")
+@pytest.mark.thorough
 def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench("--peers", "bert", "--lengths", 512, "--memory-lengths", 512, "--output", tmp_path)
     rows = json.loads((tmp_path / "models.json").read_text())["results"]

@@ -14,6 +14,7 @@ TINY = ["--model_name_or_path", "llama", "--train_file", "own.txt", "--block_tok
 TINY += ["--text_tokens", "32", "--max_steps", "3", "--max_eval_blocks", "2", "--full_attention_share", "0.34"]
 
 
+@pytest.mark.thorough
 def test_blocks_are_compared_with_all_keys_before_and_after_training(tmp_path: Path) -> None:
     from example_data import new_tokenizer
 

@@ -26,6 +26,7 @@ def documents(num: int, seed: int) -> Dataset:
     return Dataset.from_list(rows).cast_column("label", ClassLabel(names=["weather", "ships"]))
 
 
+@pytest.mark.thorough
 def test_trees_a_band_and_dense_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a second run with --resume trains only what is missing."""
     import compare_trees as experiment

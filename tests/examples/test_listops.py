@@ -48,6 +48,7 @@ def test_published_lengths_are_drawn_quickly() -> None:
     assert all(500 < len(tokens) < 2000 for tokens, _ in islice(expressions(1), 20))
 
 
+@pytest.mark.thorough
 def test_mechanisms_are_trained_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a second run with --resume trains only what is missing."""
     import listops as experiment

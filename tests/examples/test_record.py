@@ -19,6 +19,7 @@ def record(folder: Path, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_run_is_kept_with_its_command_and_its_processor_seconds(tmp_path: Path) -> None:
     write_own_files(tmp_path)
     options = own("run_summarization")
