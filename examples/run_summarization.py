@@ -3,7 +3,7 @@
     pip install ".[train]"
     python examples/run_summarization.py
 
-trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in 13 minutes
+trains a small model of LED's kind from random weights to sum up the descriptions of Debian's packages, in 16 minutes
 of one core. Expect ROUGE-L 0.36; the first 12 words have 0.28. With long documents and a checkpoint made long:
 
     hf-efficient-attn convert facebook/bart-base long_bart --max-position-embeddings 4096
