@@ -38,6 +38,7 @@ def test_linked_files_exist(page: Path) -> None:
 def test_no_placeholder_is_left(page: Path) -> None:
     assert "@@" not in page.read_text()
     assert "TODO" not in page.read_text()
+    assert "Not measured yet" not in page.read_text()
 
 
 def test_figures_are_those_of_the_committed_results() -> None:

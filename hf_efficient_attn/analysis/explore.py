@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="*", help=text)
     tokens = f"length in tokens ({TOKENS}); of a text, the most to read ({MAX_TOKENS}, or what the model can)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
-    parser.add_argument("--layers", type=int, metavar="N", help=f"layers of the patterns ({LAYERS}, or the model's)")
-    parser.add_argument("--heads", type=int, metavar="N", help=f"query heads ({HEADS}, or the model's)")
+    parser.add_argument("--layers", type=int, metavar="N", help=f"layers of the patterns (default {LAYERS})")
+    parser.add_argument("--heads", type=int, metavar="N", help=f"query heads of the patterns (default {HEADS})")
     parser.add_argument("--model", metavar="FOLDER", help="a saved model, or its name on the Hub, to show on --text")
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8; the model reads its first --tokens tokens")
     rows = f"tokens of the text whose weights are kept, spread evenly ({DEFAULT_ROWS})"
@@ -83,6 +83,12 @@ def check_options(args: argparse.Namespace) -> None:
     for name, value in of_text.items() if args.model is None else ():
         if value:
             raise InputError(f"{name} {value} is for a model on a text: give --model and --text, too.")
+    of_patterns = {"--layers": args.layers, "--heads": args.heads}
+    for name, value in of_patterns.items() if args.model is not None else ():
+        if value:
+            raise InputError(
+                f"{name} {value} is for a page of patterns alone: {args.model} says itself how many it has."
+            )
     if args.causal and not args.pattern:
         raise InputError(
             "--causal is for the patterns that are given, and there are none; the page has a box for the causal form."
@@ -91,14 +97,13 @@ def check_options(args: argparse.Namespace) -> None:
 
 def page_data(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the page shows, in JSON types."""
-    sources = [(source, read_layer_patterns(source, args.layers or LAYERS), args.causal) for source in args.pattern]
-    if args.model is None:
-        return pattern_data(args, sources, args.tokens or TOKENS, args.layers or LAYERS, args.heads or HEADS) | {
-            "model": None
-        }
-    shown, followed = model_on_text(args)
-    counts = (len(shown["tokens"]), args.layers or shown["layers"], args.heads or shown["heads"])
-    return pattern_data(args, [*followed, *sources], *counts) | {"model": shown}
+    shown, followed = (None, []) if args.model is None else model_on_text(args)
+    if shown is None:
+        tokens, layers, heads = args.tokens or TOKENS, args.layers or LAYERS, args.heads or HEADS
+    else:
+        tokens, layers, heads = len(shown["tokens"]), shown["layers"], shown["heads"]
+    given = [(source, read_layer_patterns(source, layers), args.causal) for source in args.pattern]
+    return pattern_data(args, [*followed, *given], tokens, layers, heads) | {"model": shown}
 
 
 def pattern_data(args: argparse.Namespace, own: Sequence[Own], tokens: int, layers: int, heads: int) -> dict[str, Any]:

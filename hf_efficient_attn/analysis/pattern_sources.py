@@ -19,6 +19,7 @@ def read_config(source: str) -> PreTrainedConfig | None:
     Raises:
         InputError: a folder without config.json, or a config that transformers cannot read.
     """
+    _refuse_blank(source)
     path = Path(source)
     if path.is_dir():
         path = path / "config.json"
@@ -39,6 +40,12 @@ def read_config(source: str) -> PreTrainedConfig | None:
     if path.suffix != ".json" or not path.is_file() or not _has_model_type(path):
         return None
     return load_config(path)
+
+
+def _refuse_blank(source: str) -> None:
+    """Raise InputError for an empty argument, which would be this folder."""
+    if not source.strip():
+        raise InputError("The pattern is empty. Give an expression such as 'band(4, 4) | global(0)', JSON, or a file.")
 
 
 def _has_model_type(path: Path) -> bool:
@@ -77,6 +84,7 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
     Raises:
         ConfigurationError: as `read_pattern`.
     """
+    _refuse_blank(source)
     if Path(source).is_dir():
         raise ConfigurationError(
             f"{source} is a folder, not a pattern. The patterns of a model that is saved there are in "

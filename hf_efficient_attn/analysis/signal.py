@@ -29,6 +29,8 @@ from torch import nn
 from hf_efficient_attn.analysis.plot_signal import PIXELS_PER_INCH, signal_figure
 from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, SignalReport
 from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens, reads_text
+from hf_efficient_attn.attention.guard import has_pattern
+from hf_efficient_attn.attention.layer_patterns import NAME as EFFICIENT
 from hf_efficient_attn.errors import CheckpointError, InputError
 from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
 from hf_efficient_attn.pictures import check_destination, check_picture, save_figure
@@ -46,8 +48,9 @@ def analyze_signal(model: Any, input_ids: torch.Tensor, attention_mask: torch.Te
     """Return cosine, norm, attention entropy and gains after the embedding and after every block.
 
     The model may be any encoder or causal model of transformers; gains are found in models that have them. It computes
-    in evaluation mode with eager attention; afterwards its mode and attention are what they were. The last layer is
-    read before the final norm if the blocks of the model can be found, otherwise after it.
+    in evaluation mode with eager attention, a sparsified one with its pattern; afterwards its mode and attention are
+    what they were. The last layer is read before the final norm if the blocks of the model can be found, otherwise
+    after it.
 
     Args:
         model: a transformers model, with or without a head.
@@ -156,7 +159,7 @@ def _observe(
         if args:
             last.append((args[0], output[0] if isinstance(output, tuple) else output))
 
-    with _eager_evaluation(model), torch.no_grad():
+    with _evaluation(model), torch.no_grad():
         block = _last_block(model)
         hook = None if block is None else block.register_forward_hook(record)
         try:
@@ -184,10 +187,12 @@ def _last_block(model: Any) -> nn.Module | None:
 
 
 @contextmanager
-def _eager_evaluation(model: Any) -> Iterator[None]:
+def _evaluation(model: Any) -> Iterator[None]:
     was_training, implementation = model.training, model.config._attn_implementation
     model.eval()
-    model.set_attn_implementation("eager")
+    # both return weights; models of transformers follow a pattern under one of them alone
+    is_sparsified = has_pattern(model.config) and not getattr(model, "follows_patterns", False)
+    model.set_attn_implementation(EFFICIENT if is_sparsified else "eager")
     try:
         yield
     finally:

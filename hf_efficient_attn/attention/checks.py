@@ -47,7 +47,8 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
             q,
             k,
             v,
-            "there are more queries than keys, of which each is one; give cross=True if they are of two sequences.",
+            "there are more queries (third dimension of q) than keys. Transpose tensors of [batch, tokens, heads, "
+            "head_dim] by .transpose(1, 2); give cross=True if queries and keys are of two sequences.",
         )
     if num_heads % num_key_heads:
         raise wrong_shapes(

@@ -127,9 +127,19 @@ def explain(
         request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout, backend
     )
     call = call if chosen is None else with_chosen(call, chosen)
+    request = replace(request, notes=(*request.notes, *_missing_positions(request.followed.pattern, num_keys)))
     said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
     return replace(said, exchange=_exchange(what, call, request, sequence_ranks))
+
+
+def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
+    """Return a note about the global positions that no key has; none if all have one."""
+    missing = [f"{named.position}{named.unit}" for named in pattern.global_positions() if not named.is_within(num_keys)]
+    if not missing:
+        return ()
+    some = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
+    return (f"Of the global positions that the pattern names, {num_keys:,} keys lack {some}.",)
 
 
 def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | None) -> LayerExchange | None:

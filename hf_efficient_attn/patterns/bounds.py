@@ -22,6 +22,16 @@ class GlobalPosition(NamedTuple):
     position: int
     block_tokens: int
 
+    @property
+    def unit(self) -> str:
+        """What a sentence says behind the position."""
+        return f" in blocks of {self.block_tokens} tokens" if self.block_tokens > 1 else ""
+
+    def is_within(self, num_tokens: int) -> bool:
+        """Return whether a text of this length has it."""
+        num_blocks = -(-num_tokens // self.block_tokens)
+        return -num_blocks <= self.position < num_blocks
+
 
 class DrawnBlocks(NamedTuple):
     """How many blocks each row of blocks draws at random, and the length of a block in tokens."""

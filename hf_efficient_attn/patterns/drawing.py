@@ -29,13 +29,11 @@ def drawn(
             f"{num_queries} queries × {num_signs} signs are more than {MAX_DRAWN_PAIRS} to draw; take fewer, or a "
             "larger step."
         )
-    for position, block_tokens in pattern.global_positions():
-        num_blocks = -(-num_keys // block_tokens)
-        if not -num_blocks <= position < num_blocks:
-            unit = "tokens" if block_tokens == 1 else f"blocks of {block_tokens} tokens"
+    for named in pattern.global_positions():
+        if not named.is_within(num_keys):
             raise InputError(
-                f"{pattern.kind} has the global position {position}, which {num_blocks} {unit} do not reach, so that "
-                f"the drawing would lack it. Draw at least {_tokens_to(position, block_tokens)} tokens."
+                f"The pattern has the global position {named.position}{named.unit}, which {num_keys} tokens do not "
+                f"reach, so that the drawing would lack it. Draw at least {_tokens_to(*named)} tokens."
             )
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)

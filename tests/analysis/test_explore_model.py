@@ -149,6 +149,10 @@ def test_the_page(browser: Any, tmp_path: Path) -> None:
         (["--model", "{folder}/bytes", "--text", "{folder}/text.txt", "--tokens", "1"], "--tokens 1: attention"),
         (["--model", "{folder}/model", "--text", "{folder}/text.txt"], "it has no tokenizer"),
         (["--model", "{folder}/model", "--text", "{folder}/text.txt", "--rows", "a"], "give the numbers of tokens"),
+        (
+            ["--model", "{folder}/model", "--text", "{folder}/text.txt", "--heads", "9"],
+            "--heads 9 is for a page of patterns alone",
+        ),
     ],
 )
 def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

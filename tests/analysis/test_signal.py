@@ -1,12 +1,14 @@
 """Signal propagation: closed forms of the measures, of the blocks at their start, and models of transformers."""
 
+import copy
 import math
 
 import pytest
 import torch
 from analysis.signal_models import BERT, GPT2, build, cosines, simplified, tokens
-from transformers import T5Config
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config
 
+import hf_efficient_attn as hea
 from hf_efficient_attn.analysis.signal import analyze_signal, attention_entropy, read_gains, rms, token_cosine
 from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, OTHER_GAINS, load_model
 from hf_efficient_attn.errors import InputError
@@ -90,6 +92,20 @@ class TestClosedForms:
             assert layer.entropy_nats == pytest.approx([expected] * 4, abs=1e-5)
             assert layer.entropy_relative == pytest.approx([1] * 4, abs=1e-5)
         assert report.layers[0].entropy_nats == ()
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+def test_a_sparsified_model_is_measured_with_its_pattern() -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    dense = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
+    sparse = hea.sparsify(copy.deepcopy(dense), [hea.patterns.Band(0, 0), None])
+    of_dense, of_sparse = (analyze_signal(model, tokens()) for model in (dense, sparse))
+    assert sparse.config._attn_implementation == "efficient"
+    # a token that reads itself alone has no choice
+    assert of_sparse.layers[1].entropy_nats == pytest.approx([0] * 4, abs=1e-6)
+    assert min(of_dense.layers[1].entropy_nats) > 0.5
+    assert of_sparse.layers[2].entropy_nats == pytest.approx(of_dense.layers[2].entropy_nats, rel=0.05)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -189,6 +189,13 @@ def test_notes_say_what_the_numbers_leave_out() -> None:
     assert "positions" not in str(hea.explain(short, 1024))
 
 
+def test_positions_beyond_the_text_are_noted() -> None:
+    pattern = hea.patterns.Band(2, 2) | hea.patterns.GlobalTokens([0, 99, -41])
+    (note,) = hea.explain(pattern, query_tokens=40).notes
+    assert note == "Of the global positions that the pattern names, 40 keys lack -41, 99."
+    assert hea.explain(pattern, query_tokens=100).notes == ()
+
+
 def test_model_that_keeps_no_cache_is_explained_and_sparsified() -> None:
     """Trainer switches the cache of a model's config off."""
     sizes = {"vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

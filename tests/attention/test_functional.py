@@ -45,7 +45,7 @@ CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
         ({"k": X.half()}, "they must be equal"),
         ({"q": X.long(), "k": X.long(), "v": X.long()}, "dtype torch.int64; it must be one of"),
         ({"q": X[:, :0], "k": X[:, :0], "v": X[:, :0]}, "at least one head"),
-        ({"k": X[:, :, :10], "v": X[:, :, :10]}, "more queries than keys"),
+        ({"k": X[:, :, :10], "v": X[:, :, :10]}, r"more queries .* than keys\. Transpose tensors"),
         ({"query_offset": 0.5}, "query_offset=0.5 must be an integer"),
         ({"query_offset": torch.tensor([0, 0])}, r"query_offset=tensor\(\[0, 0\]\) must be an integer"),
         ({"scale": "x"}, "scale='x' must be a finite number"),

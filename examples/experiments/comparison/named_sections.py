@@ -19,6 +19,7 @@ def draw_named(content: dict[str, Any]) -> Any:
     )
     named.invert_yaxis()
     named.set(xlabel="share of the sections named, mean over titles, held-out pages", xlim=(0, 1))
-    named.legend(fontsize="small", loc="lower left")
+    # beside the bars, whose ends say something
+    named.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
     figure.suptitle("Which title had this section? Equal shape, texts and steps")
     return figure

@@ -59,5 +59,5 @@ def draw_span_curves(kinds: dict[str, dict[str, Any]], by: Sequence[str] = ("ste
     spans.set_yscale("log", base=2)
     spans.yaxis.set_major_formatter("{x:,.0f}")
     spans.minorticks_off()
-    figure.suptitle("Fixed, adaptive and dynamic attention span, equal but for it", fontsize=11)
+    figure.suptitle(f"Attention spans: {', '.join(kinds)}; all else is equal", fontsize=11)
     return figure

@@ -50,13 +50,11 @@ def check_pattern_positions(config: Any) -> None:
 
 def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) -> None:
     """Raise ConfigurationError for a global token outside of `num_positions`."""
-    for position, block_tokens in pattern.global_positions():
-        num_blocks = -(-num_positions // block_tokens)
-        if not -num_blocks <= position < num_blocks:
-            unit = f" in blocks of {block_tokens}" if block_tokens > 1 else ""
+    for named in pattern.global_positions():
+        if not named.is_within(num_positions):
             raise ConfigurationError(
-                f"attention_pattern has the global position {position}{unit}, but inputs have positions {allowed}: no "
-                "token is there. Leave it out, or make the table longer."
+                f"attention_pattern has the global position {named.position}{named.unit}, but inputs have positions "
+                f"{allowed}: no token is there. Leave it out, or make the table longer."
             )
 
 
