@@ -76,10 +76,15 @@ class LengthMaps(nn.Module):
                 init.zeros_(bias)
 
     def forward(self) -> tuple[LengthMap, LengthMap]:
-        keys = LengthMap(self.key_map, self.key_bias, self.stride, self.is_linear)
+        # copies, which outlive this call: DeepSpeed's ZeRO-3 takes parameters away when their module has returned
+        of_keys, of_values = (
+            [None if each is None else each.clone() for each in pair]
+            for pair in ((self.key_map, self.key_bias), (self.value_map, self.value_bias))
+        )
+        keys = LengthMap(*of_keys, self.stride, self.is_linear)
         if self.value_map is None:
             return keys, keys
-        return keys, LengthMap(self.value_map, self.value_bias, self.stride, self.is_linear)
+        return keys, LengthMap(*of_values, self.stride, self.is_linear)
 
 
 class LinformerAttention(MechanismAttention):
