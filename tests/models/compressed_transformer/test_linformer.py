@@ -87,8 +87,8 @@ def test_projected_by_the_identity_it_is_full_attention(first: bool) -> None:
     eye = torch.eye(tokens, dtype=torch.float64)
     for layer in model.layers:
         order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
-        for length_map in layer.self_attn.length_maps():
-            length_map.weight.copy_(eye[order])
+        for weight in layer.self_attn.length_maps.parameters():
+            weight.copy_(eye[order])
     found = {name: each for name, each in model.state_dict().items() if "length_maps" not in name}
     full.load_state_dict(found)
     ids = random_ids(2, tokens)
