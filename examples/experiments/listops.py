@@ -160,7 +160,11 @@ def report(args: Arguments, folder: Path, found: dict[str, list[dict[str, Any]]]
         "most_frequent_value": test.values.count(most_frequent) / len(test.values),
         "mechanisms": {name: over_seeds(results) for name, results in found.items()},
         "published": PUBLISHED,
-        "seeds": found,
+        # losses stay in the folders of the mechanisms
+        "seeds": {
+            name: [{key: each[key] for key in each if key != "losses"} for each in results]
+            for name, results in found.items()
+        },
     }
     save_picture(draw_listops(content), folder / "listops.png")
     print(write_results(folder, "ListOps: every mechanism at one size", content, results_text(content)))
