@@ -97,7 +97,7 @@ def faster_llama(found: dict[str, Any]) -> str:
     return f"""{markdown_table(["a pretrained Llama, tokens", *(f"{tokens:,}" for tokens in lengths)], lines)}
 
 {_name(found)}, not fine-tuned; each token reads the {settings["left"]:,} before it and the first \
-{settings["num_first"]}; perplexity in the second half of the text. `{found["command"]}`, \
+{settings["num_first"]}; perplexity in the second half of the text. Medians of {_rounds(found)}. `{found["command"]}`, \
 [more](model_cards/engine.md#a-faster-llama); {machine_line(found["machine"])}."""
 
 
@@ -121,10 +121,14 @@ def llama_prefill(found: dict[str, Any]) -> str:
         cells = zip(times, speeds[way].values(), strict=True)
         lines.append([way, *(f"{time:,.0f}" if way == "dense" else f"{time:,.0f} ({x:.2f}×)" for time, x in cells)])
     header = ["milliseconds (× dense) at tokens", *(f"{tokens:,}" for tokens in speeds["dense"])]
-    rounds = len(next(iter(found["prompt_seconds"]["dense"].values())))
-    return (
-        f"{markdown_table(header, lines)}\n\nMedians of {rounds} interleaved rounds. *{machine_line(found['machine'])}*"
-    )
+    return f"{markdown_table(header, lines)}\n\nMedians of {_rounds(found)}. *{machine_line(found['machine'])}*"
+
+
+def _rounds(found: dict[str, Any]) -> str:
+    """Return how many rounds there were, and how far apart they are at most."""
+    times = [seconds for of in found["prompt_seconds"].values() for seconds in of.values()]
+    spread = max(max(seconds) / min(seconds) for seconds in times) - 1
+    return f"{len(times[0])} interleaved rounds, of which the slowest took up to {spread:.0%} longer than the fastest"
 
 
 def llama_figure(found: dict[str, Any]) -> Any:
