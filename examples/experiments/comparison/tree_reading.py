@@ -87,6 +87,9 @@ def _draw_accuracy(panel: Any, models: dict[str, Any], bag_of_words: float) -> N
             panel.plot(*point, color=COLORS[name], marker="s", linestyle="", label=name)
     panel.axhline(bag_of_words, color="0.4", linestyle=":", label="bag of words")
     panel.set(xlabel="scores a token in a head", ylabel="accuracy", xscale="log")
+    panel.minorticks_off()
+    scores = sorted({round(result["pairs_per_token"]) for result in models.values()})
+    panel.set_xticks(scores, [f"{each:,}" for each in scores], fontsize="small")
     panel.legend(fontsize="small")
 
 
@@ -108,4 +111,6 @@ def _draw_reading(panel: Any, name: str, of_seeds: Sequence[list[dict[str, float
         bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
     panel.set(xlabel="layer", ylabel="share of the attention of tokens", xticks=range(1, num_layers + 1))
     panel.set_title(f"{name}: sizes of the nodes read")
-    panel.legend(fontsize="small")
+    # beside the bars, which fill the panel
+    panel.set_xlim(0.5, num_layers + 1.6)
+    panel.legend(fontsize="small", loc="center right")
