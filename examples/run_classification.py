@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from datasets import ClassLabel, DatasetDict, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
@@ -26,6 +25,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
+from hf_efficient_attn.training import script_inputs
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_classification", do_train=True, do_eval=True, save_strategy="epoch")
@@ -50,6 +51,7 @@ def main() -> None:
     parser.set_defaults(num_train_epochs=3, learning_rate=2e-3, warmup_steps=0.1)
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
@@ -62,6 +64,7 @@ def main() -> None:
 
     with training.main_process_first():
         data = data.map(tokenize, batched=True, remove_columns=data["train"].column_names)
+    script_inputs.check_lengths(data, model, tokenizer)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
         said, true = output[0].argmax(-1), output[1]
@@ -82,27 +85,19 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, whose labels are numbers of named classes."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json, .jsonl or .csv in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl", ".csv")
     else:
         from example_data import mails
 
         data = mails()
     text, label, columns = args.text_column, args.label_column, data["train"].features
-    if without := [name for name in (text, label) if name not in columns]:
-        raise SystemExit(f"No column is called {' or '.join(without)}; the data has {', '.join(columns)}.")
+    script_inputs.check_columns(args, columns, "text_column", "label_column")
     parts = {"train": "train", "validation": "validation" if "validation" in data else "test"}
     data = DatasetDict({part: data[split] for part, split in parts.items() if split in data})
-    if any(None in rows[name] for rows in data.values() for name in (text, label)):
-        raise SystemExit(f"A row has no {text} or no {label}: leave it out.")
+    script_inputs.check_texts(data, text, label)
     if "string" not in getattr(columns[text], "dtype", "") or not isinstance(columns[label], Value | ClassLabel):
         raise SystemExit(f"{text} must hold strings, not {columns[text]}, and {label} a class, not {columns[label]}.")
     if not isinstance(columns[label], ClassLabel):

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, default_data_collator, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
 from transformers.trainer import Trainer
@@ -25,6 +24,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
+from hf_efficient_attn.training import script_inputs
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6}
 FAMILIES = {
@@ -52,12 +52,14 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_clm", do_train=True, do_eval=True, do_predict=True, report_to="none")
     parser.set_defaults(num_train_epochs=0.3, per_device_train_batch_size=4, learning_rate=2e-3, weight_decay=0.1)
     parser.set_defaults(warmup_steps=0.05, logging_steps=0.05, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     set_seed(training.seed)
     lines = (args.train_file or "").endswith(".txt")
     data = load_data(args, lines, training.seed)
@@ -75,6 +77,7 @@ def main() -> None:
         blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
         if not len(blocks[split]):
             raise SystemExit(f"There are no {split} blocks: more text, samples, or a smaller --block_size are needed.")
+    script_inputs.check_lengths(blocks, model, tokenizer, "block_size")
     chosen = Trainer.get_optimizer_cls_and_kwargs(training, model)
     # Trainer itself would decay the gains of simplified blocks
     chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
@@ -102,27 +105,16 @@ def main() -> None:
 
 def load_data(args: Arguments, lines: bool, seed: int) -> DatasetDict:
     """Return `train` and `validation`; a row is a document, or a line of a file."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("text" if lines else "json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .txt, .json or .jsonl in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".txt", ".json", ".jsonl")
     else:
         from example_data import python_sources
 
         data = python_sources()
-    if args.text_column not in (columns := data["train"].column_names):
-        raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed, shuffle=not lines)
-    return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    script_inputs.check_columns(args, data["train"].column_names, "text_column")
+    return script_inputs.split_rows(data, seed, shuffle=not lines)
 
 
 def load_model(args: Arguments, texts: list[str]) -> tuple:

@@ -11,11 +11,8 @@ in bfloat16, with `--bf16 --use_cpu`. Own model and texts in JSON, CSV or plain 
     python examples/run_lora.py --model_name_or_path HuggingFaceTB/SmolLM2-360M --train_file my.jsonl --left 508 --merge
     torchrun --nproc_per_node 8 examples/run_lora.py --dataset_name imdb --block_size 8192 --left 1020
 
-`outputs/run_lora` holds the adapter, and the config with the pattern. After `import hf_efficient_attn`:
-
-    config = AutoConfig.from_pretrained("outputs/run_lora")
-    base = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-360M", config=config)
-    model = PeftModel.from_pretrained(base, "outputs/run_lora")
+`outputs/run_lora` holds the adapter, and in `base` the model with the pattern, which the adapter names: after `import
+hf_efficient_attn`, `AutoModelForCausalLM` and PEFT's `AutoPeftModelForCausalLM` load both by the folder of the adapter.
 """
 
 import math
@@ -24,8 +21,7 @@ from pathlib import Path
 
 import torch
 from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, default_data_collator, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
 from transformers.trainer import Trainer
@@ -33,6 +29,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
+from hf_efficient_attn.training import script_inputs
 
 
 @dataclass
@@ -53,6 +50,7 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_lora", do_train=True, do_eval=True, report_to="none")
@@ -60,26 +58,32 @@ def main() -> None:
     parser.set_defaults(num_train_epochs=1, learning_rate=1e-3, warmup_steps=0.1, logging_steps=2)
     parser.set_defaults(save_strategy="epoch", use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     if not (training.do_train or Path(training.output_dir, "adapter_config.json").exists()):
         raise SystemExit(f"{training.output_dir} holds no adapter that could be evaluated: train one first.")
     set_seed(training.seed)
-    if args.model_name_or_path is None:
+    if training.do_train and args.model_name_or_path is None:
         from example_data import pretrained_llama
-    name = str(args.model_name_or_path or pretrained_llama())
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name)
+    trained_on = None if training.do_train else PeftConfig.from_pretrained(training.output_dir).base_model_name_or_path
+    name = str(trained_on or args.model_name_or_path or pretrained_llama())
+    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name)
     with training.main_process_first():
         data = blocks(load_data(args, training.seed), tokenizer, args, training.seed)
+    script_inputs.check_lengths(data, model, tokenizer, "block_size")
+    own = getattr(model.config, "attention_pattern", None)
     hea.sparsify(model, pattern := Band(args.left, 0) | GlobalTokens(list(range(args.num_first))))
+    if own != model.config.attention_pattern:
+        # an adapter names the folder that its base was loaded from
+        with training.main_process_first(local=False):
+            model = AutoModelForCausalLM.from_pretrained(save_base(model, tokenizer, training))
     lora = LoraConfig(r=args.lora_rank, lora_alpha=2 * args.lora_rank, task_type="CAUSAL_LM")
     model = get_peft_model(model, lora) if training.do_train else PeftModel.from_pretrained(model, training.output_dir)
     trainer = Trainer(model, training, default_data_collator, *data.values(), processing_class=tokenizer)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
-        model.get_base_model().config.save_pretrained(training.output_dir)
         trainer.save_model()
     if training.do_eval:
         metrics = perplexity("sparse_lora", trainer)
@@ -91,9 +95,18 @@ def main() -> None:
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     if args.merge and trainer.is_world_process_zero():
-        folder = Path(training.output_dir, "merged")
-        model.merge_and_unload().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        for part in (model.merge_and_unload(), tokenizer):
+            part.save_pretrained(Path(training.output_dir, "merged"))
+
+
+def save_base(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, training: TrainingArguments) -> str:
+    """Return the folder to which the model is saved with its pattern."""
+    if not training.do_train:
+        raise SystemExit("The adapter was trained with another pattern: give --left and --num_first as they were.")
+    folder = Path(training.output_dir, "base").resolve()
+    for part in (model, tokenizer) if training.should_save else ():
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 def perplexity(name: str, trainer: Trainer) -> dict[str, float]:
@@ -102,31 +115,18 @@ def perplexity(name: str, trainer: Trainer) -> dict[str, float]:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, texts."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        kind = {".csv": "csv", ".txt": "text"}.get(Path(args.train_file).suffix, "json")
-        try:
-            data = load_dataset(kind, data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json, .jsonl, .csv or .txt in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl", ".csv", ".txt")
     else:
         from example_data import python_sources
 
         data = python_sources()
         # as much as is learned in minutes on two cores
-        args.max_train_samples = 64 if args.max_train_samples is None else args.max_train_samples
-        args.max_eval_samples = 16 if args.max_eval_samples is None else args.max_eval_samples
-    if args.text_column not in (columns := data["train"].column_names):
-        raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+        args.max_train_samples, args.max_eval_samples = args.max_train_samples or 64, args.max_eval_samples or 16
+    script_inputs.check_columns(args, data["train"].column_names, "text_column")
+    return script_inputs.split_rows(data, seed)
 
 
 def blocks(data: DatasetDict, tokenizer: PreTrainedTokenizerBase, args: Arguments, seed: int) -> DatasetDict:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLanguageModeling
 from transformers.data.data_collator import default_data_collator as collator
 from transformers.hf_argparser import HfArg, HfArgumentParser
@@ -23,6 +22,7 @@ from transformers.trainer import Trainer
 from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.training import script_inputs
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
 SHAPE |= {"is_causal": False, "position_embedding_type": "rope"}
@@ -54,12 +54,14 @@ class MaskedTrainer(Trainer):
             return super().compute_loss(model, {**inputs, "labels": inputs["labels"][masked]}, *args, **kwargs)
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_mlm", do_train=True, do_eval=True, eval_on_start=True, warmup_steps=0.1)
     parser.set_defaults(num_train_epochs=1, per_device_train_batch_size=1, per_device_eval_batch_size=1)
     parser.set_defaults(learning_rate=3e-4, logging_steps=10, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     torch.manual_seed(training.seed)
@@ -68,10 +70,14 @@ def main() -> None:
 
     def group(rows: dict[str, list]) -> dict[str, list]:
         texts = tokenizer([text or "" for text in rows[args.text_column]], add_special_tokens=False, verbose=False)
-        first, last, size = [tokenizer.cls_token_id], [tokenizer.sep_token_id], args.max_seq_length - 2
+        # some tokenizers have no such tokens
+        first, last = ([token] * (token is not None) for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+        size = args.max_seq_length - len(first + last)
         ids = [token for text in texts.input_ids for token in text + last]
         return {"input_ids": [first + ids[end - size : end] + last for end in range(size, len(ids) + 1, size)]}
 
+    if tokenizer.mask_token is None or args.max_seq_length < 3:
+        raise SystemExit("A tokenizer with a mask token, and a --max_seq_length of at least 3 are needed.")
     with training.main_process_first():
         blocks = data.map(group, batched=True, remove_columns=data["train"].column_names)
     text = blocks["train"]
@@ -102,29 +108,18 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, a document a row."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json or .jsonl in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl")
     else:
         from example_data import python_documentation
 
         data = python_documentation()
         blocks = 163_840 // args.max_seq_length
         args.max_train_samples = blocks if args.max_train_samples is None else args.max_train_samples
-    if args.text_column not in (columns := data["train"].column_names):
-        raise SystemExit(f"No column is called {args.text_column}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    script_inputs.check_columns(args, data["train"].column_names, "text_column")
+    return script_inputs.split_rows(data, seed)
 
 
 def load_model(args: Arguments, data: DatasetDict) -> tuple:
@@ -138,7 +133,7 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple:
     tokenizer = AutoTokenizer.from_pretrained(own) if own else new_tokenizer(data["train"][args.text_column], 8192)
     fields, auto = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **SHAPE}, AutoModelForMaskedLM
     model = auto.from_pretrained(name) if name else auto.from_config(AutoConfig.for_model(args.model_type, **fields))
-    if length > model.config.max_position_embeddings:
+    if length > (script_inputs.num_positions(model.config) or length):
         tokenizer.model_max_length = length
         model = hea.convert(model, max_position_embeddings=length, attention_window=args.attention_window)
     elif window := args.attention_window:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 from datasets import Dataset, DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
@@ -27,6 +26,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
+from hf_efficient_attn.training import script_inputs
 from hf_efficient_attn.training.question_answering import best_answers, squad_scores, windows_of
 
 
@@ -52,6 +52,7 @@ class InOrder(Trainer):
         return SequentialSampler(eval_dataset)
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_qa", do_train=True, do_eval=True, save_strategy="epoch")
@@ -59,6 +60,7 @@ def main() -> None:
     parser.set_defaults(num_train_epochs=1, learning_rate=2e-3, warmup_steps=0.1, logging_steps=50)
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
@@ -69,6 +71,7 @@ def main() -> None:
     options = {"fn_kwargs": options, "remove_columns": data["train"].column_names}
     with training.main_process_first():
         windows = data.map(windows_of, with_indices=True, batched=True, batch_size=1, **options)
+    script_inputs.check_lengths(windows, model, tokenizer)
     rows, can_be_empty = data["validation"], not all(answers["text"] for answers in data["train"]["answers"])
     true = [answers["text"] or [""] for answers in rows["answers"]]
 
@@ -91,16 +94,10 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation` with columns `question`, `context` and `answers`."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json or .jsonl in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl")
     else:
         from example_data import dictionary_questions
 
@@ -109,15 +106,12 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         data = DatasetDict({split: data[split].take(limit) for split, limit in limits.items()})
     if without := {"question", "context", "answers"}.difference(columns := data["train"].column_names):
         raise SystemExit(f"No column is called {' or '.join(sorted(without))}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    data = script_inputs.split_rows(data, seed)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
         if not len(data[split]):
             raise SystemExit(f"There are no {split} rows.")
+    script_inputs.check_texts(data, "question", "context")
     return data
 
 

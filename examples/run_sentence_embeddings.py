@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import torch
 from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
@@ -27,6 +26,7 @@ from transformers import set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.training import script_inputs
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, SentenceTransformerTrainingArguments))
     parser.set_defaults(output_dir="outputs/run_sentence_embeddings", do_train=True, do_eval=True)
@@ -53,6 +54,7 @@ def main() -> None:
     parser.set_defaults(num_train_epochs=1, learning_rate=1e-4, warmup_steps=0.1, logging_steps=1, report_to="none")
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
@@ -72,7 +74,9 @@ def main() -> None:
         if training.should_log:
             print(f"MRR@10, {what.replace('_', ' ')}: {metrics[f'{what}_mrr@10']:.3f}", flush=True)
 
-    if model[0].config.max_position_embeddings < args.max_seq_length:
+    positions = script_inputs.num_positions(model[0].config) or args.max_seq_length
+    args.short_seq_length = min(args.short_seq_length, positions)
+    if positions < args.max_seq_length:
         measure(f"short_model_{args.short_seq_length}_tokens", args.short_seq_length)
         model[0].model = hea.convert(
             model[0].model, max_position_embeddings=args.max_seq_length, attention_window=args.attention_window
@@ -100,16 +104,10 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, of two columns: a query, and its document."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("csv" if args.train_file.endswith(".csv") else "json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json, .jsonl or .csv in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl", ".csv")
     else:
         from example_data import code_search_pairs
 
@@ -117,17 +115,13 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         # as much as is learned in minutes on two cores
         args.max_train_samples = 128 if args.max_train_samples is None else args.max_train_samples
     wanted = [args.query_column, args.document_column]
-    if without := set(wanted).difference(columns := data["train"].column_names):
-        raise SystemExit(f"No column is called {' or '.join(sorted(without))}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    script_inputs.check_columns(args, data["train"].column_names, "query_column", "document_column")
+    data = script_inputs.split_rows(data, seed)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         data[split] = data[split].select_columns(wanted).shuffle(seed).select(range(len(data[split]))[:limit])
-        if not len(data[split]) or any(None in data[split][name] for name in wanted):
-            raise SystemExit(f"There are no {split} rows, or one has no {' or no '.join(wanted)}: leave it out.")
+        if not len(data[split]):
+            raise SystemExit(f"There are no {split} rows.")
+    script_inputs.check_texts(data, *wanted)
     return data
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from rouge_score.rouge_scorer import RougeScorer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
@@ -23,6 +22,7 @@ from transformers.trainer_seq2seq import Seq2SeqTrainer
 from transformers.training_args_seq2seq import Seq2SeqTrainingArguments
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.training import script_inputs
 
 
 @dataclass
@@ -41,6 +41,7 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, Seq2SeqTrainingArguments))
     parser.set_defaults(output_dir="outputs/run_summarization", do_train=True, do_eval=True, do_predict=True)
@@ -50,6 +51,7 @@ def main() -> None:
     parser.set_defaults(predict_with_generate=True, use_cpu=not torch.accelerator.is_available())
     parser.set_defaults(label_smoothing_factor=0.1)
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     set_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
@@ -61,6 +63,7 @@ def main() -> None:
         return {**tokenizer(rows[args.text_column], truncation=True, max_length=args.max_source_length), "labels": ids}
 
     encoded = data.map(tokenize, batched=True, remove_columns=data["train"].column_names)
+    script_inputs.check_lengths(encoded, model, tokenizer, "max_source_length", args.max_target_length)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
         ids = (np.where(ids == -100, tokenizer.pad_token_id, ids) for ids in (output[0], output[1]))
@@ -97,32 +100,22 @@ def scores(written: list[str], wanted: list[str]) -> dict[str, float]:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json or .jsonl in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl")
     else:
         from example_data import package_summaries
 
         data = package_summaries()
     wanted = [args.text_column, args.summary_column]
-    if without := set(wanted).difference(columns := data["train"].column_names):
-        raise SystemExit(f"No column is called {' or '.join(sorted(without))}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    script_inputs.check_columns(args, data["train"].column_names, "text_column", "summary_column")
+    data = script_inputs.split_rows(data, seed)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
-        if not len(data[split]) or any(None in data[split][name] for name in wanted):
-            raise SystemExit(f"There are no {split} rows, or one has no {' or no '.join(wanted)}: leave it out.")
+        if not len(data[split]):
+            raise SystemExit(f"There are no {split} rows.")
+    script_inputs.check_texts(data, *wanted)
     return data
 
 

@@ -15,7 +15,6 @@ from statistics import mode
 
 import torch
 from datasets import ClassLabel, DatasetDict, Sequence, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForTokenClassification, AutoTokenizer, DataCollatorForTokenClassification, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
@@ -23,6 +22,7 @@ from transformers.trainer import Trainer
 from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.training import script_inputs
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_token_classification", do_train=True, do_eval=True, report_to="none")
@@ -47,6 +48,7 @@ def main() -> None:
     parser.set_defaults(num_train_epochs=2, learning_rate=2e-3, warmup_steps=0.1, save_strategy="epoch")
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
@@ -71,6 +73,7 @@ def main() -> None:
 
     with training.main_process_first():
         pieces = data.map(tokenize, batched=True, batch_size=100, remove_columns=data["train"].column_names)
+    script_inputs.check_lengths(pieces, model, tokenizer)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
         said, true = output[0].argmax(-1)[output[1] >= 0], output[1][output[1] >= 0]
@@ -93,16 +96,10 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, whose labels are numbers of named classes."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json or .jsonl in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl")
     else:
         from example_data import name_kinds
 
@@ -110,12 +107,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     words, label, columns = args.text_column_name, args.label_column_name, data["train"].features
     if without := [name for name in (words, label) if not hasattr(columns.get(name), "feature")]:
         raise SystemExit(f"No column of lists is called {' or '.join(without)}; the data has {', '.join(columns)}.")
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    splits = {"train": data["train"], "validation": data["validation" if "validation" in data else "test"]}
-    data = DatasetDict(splits).select_columns([words, label])
+    data = script_inputs.split_rows(data, seed).select_columns([words, label])
     if not isinstance(columns[label].feature, ClassLabel):
         data = data.cast_column(label, Sequence(Value("string")))
         names = {tag for rows in data.values() for tags in rows[label] for tag in tags} - {None}

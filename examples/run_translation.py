@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from datasets import DatasetDict, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from sacrebleu import corpus_bleu, corpus_chrf
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq, set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
@@ -25,6 +24,7 @@ from transformers.trainer_seq2seq import Seq2SeqTrainer
 from transformers.training_args_seq2seq import Seq2SeqTrainingArguments
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.training import script_inputs
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Arguments:
     resume: bool = HfArg(default=False, help="Go on from the last complete checkpoint.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     parser = HfArgumentParser((Arguments, Seq2SeqTrainingArguments))
     parser.set_defaults(output_dir="outputs/run_translation", do_train=True, do_eval=True, do_predict=True)
@@ -53,6 +54,7 @@ def main() -> None:
     parser.set_defaults(adam_beta2=0.98, adam_epsilon=1e-9, generation_num_beams=4, report_to="none")
     parser.set_defaults(predict_with_generate=True, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     set_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
@@ -64,6 +66,7 @@ def main() -> None:
 
     with training.main_process_first():
         encoded = data.map(tokenize, batched=True, remove_columns=data["train"].column_names)
+    script_inputs.check_lengths(encoded, model, tokenizer, "max_source_length", args.max_target_length)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
         ids = (np.where(ids == -100, tokenizer.pad_token_id, ids) for ids in (output[0], output[1]))
@@ -97,36 +100,29 @@ def scores(written: list[str], wanted: list[str]) -> dict[str, float]:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`, of `source` and `target`."""
-    if args.dataset_name and not (args.train_file or args.validation_file):
+    if args.dataset_name:
         data = load_dataset(args.dataset_name, args.dataset_config_name)
-    elif args.train_file and not (args.dataset_name or args.dataset_config_name):
-        files = {"train": args.train_file} | ({"validation": args.validation_file} if args.validation_file else {})
-        try:
-            data = load_dataset("json", data_files=files)
-        except (DatasetGenerationError, FileNotFoundError, StopIteration) as error:
-            raise SystemExit(f"No rows of .json or .jsonl in {' or '.join(files.values())}.") from error
-    elif args.dataset_name or args.dataset_config_name or args.train_file or args.validation_file:
-        raise SystemExit("Give --dataset_name (and its --dataset_config_name) or --train_file (and --validation_file).")
+    elif args.train_file:
+        data = script_inputs.load_files(args, ".json", ".jsonl")
     else:
         from example_data import translations
 
         data = translations()
     languages = {"source": args.source_lang, "target": args.target_lang}
-    if absent := set(languages.values()).difference(texts := data["train"][0].get("translation", {})):
+    if absent := set(languages.values()).difference(texts := data["train"][0].get("translation") or {}):
         raise SystemExit(
             f"No `translation` is in {' or '.join(sorted(absent))}; there is {', '.join(texts) or 'none'}."
         )
     data = data.map(lambda row: {column: (row["translation"] or {}).get(name) for column, name in languages.items()})
     data = data.select_columns([*languages])
-    if not {"validation", "test"} & set(data):
-        if len(data["train"]) < 2:
-            raise SystemExit("A single row cannot be divided: more rows or a --validation_file are needed.")
-        data = data["train"].train_test_split(0.1, seed=seed)
-    data = DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
+    data = script_inputs.split_rows(data, seed)
     for split, limit in {"train": args.max_train_samples, "validation": args.max_eval_samples}.items():
         data[split] = data[split].shuffle(seed).select(range(len(data[split]))[:limit])
-        if not len(data[split]) or any(None in data[split][name] for name in languages):
-            raise SystemExit(f"There are no {split} rows, or one is not in both languages: leave it out.")
+        if not len(data[split]):
+            raise SystemExit(f"There are no {split} rows.")
+        if any(None in data[split][name] for name in languages):
+            raise SystemExit("A row is not in both languages: leave it out.")
+    script_inputs.check_texts(data, *languages)
     return data
 
 

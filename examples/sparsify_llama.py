@@ -31,6 +31,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.bench.harness.report import describe_machine, markdown_table, resolve_device
 from hf_efficient_attn.bench.harness.timing import Case, time_interleaved
 from hf_efficient_attn.patterns import Band, GlobalTokens
+from hf_efficient_attn.training import script_inputs
 
 DENSE, BAND, SINKS = "dense", "band", "band + first tokens"
 HALF, STREAMED = "the same, every second layer", "the same, positions in the cache"
@@ -51,8 +52,10 @@ class Arguments:
     output_dir: str = HfArg(default="outputs/sparsify_llama", help="Folder of the results and the model.")
 
 
+@script_inputs.refusals_as_sentences()
 def main() -> None:
     (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    script_inputs.check_arguments(args)
     if args.model_name_or_path is None:
         from example_data import pretrained_llama
     source = args.model_name_or_path or pretrained_llama()
@@ -96,10 +99,10 @@ def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:
         from example_data import python_documentation
 
         documents = list(python_documentation()["validation"]["text"])
-    size, ids = args.text_tokens, tokenizer(documents)["input_ids"]
+    size, ids = args.text_tokens, tokenizer(documents, verbose=False)["input_ids"]
     rows = [document[end - size : end] for document in ids for end in range(size, len(document) + 1, size)]
     if not rows[: args.max_eval_samples]:
-        raise SystemExit(f"No text of {size:,} tokens is left: give a longer one, fewer --text_tokens, more samples.")
+        raise SystemExit(f"No text of {size:,} tokens is left: give a longer one, or fewer --text_tokens.")
     return torch.tensor(rows[: args.max_eval_samples])
 
 

@@ -94,13 +94,44 @@ def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monke
         return refused(script, "--train_file", name, monkeypatch=monkeypatch)
 
     write_rows(folder / "empty.jsonl", [])
-    for name in ("empty.jsonl", "nowhere.jsonl"):
-        said = refused(script, "--train_file", name, monkeypatch=monkeypatch)
-        assert re.fullmatch(rf"No rows of (\.\w+, )*\.\w+ or \.\w+ in {name}\.", said)
+    said = refused(script, "--train_file", "empty.jsonl", monkeypatch=monkeypatch)
+    assert re.fullmatch(r"No rows of (\.\w+, )*\.\w+ or \.\w+ in empty\.jsonl\.", said)
     assert "a single row" in sentence("one.jsonl", rows(1)).lower()
     assert "other" in sentence("other.jsonl", [{"other": 1}] * 20) or script == "run_translation"
-    none = refused(script, "--max_train_samples", "0", monkeypatch=monkeypatch)
-    assert "no train" in none or none.startswith("All 0 train rows")
+
+
+LENGTHS = {"run_clm": "block_size", "run_lora": "block_size", "run_summarization": "max_source_length"}
+LENGTHS |= {"run_translation": "max_source_length"}
+
+
+@pytest.mark.parametrize("script", sorted(OWN))
+def test_wrong_options_are_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for option in ("max_train_samples", "max_eval_samples", LENGTHS.get(script, "max_seq_length")):
+        for value in ("0", "-4"):
+            said = refused(script, f"--{option}", value, monkeypatch=monkeypatch)
+            assert said == f"--{option} {value}: it must be at least 1."
+    said = refused(script, "--validation_file", "nowhere.jsonl", monkeypatch=monkeypatch)
+    assert said == "There is no file nowhere.jsonl here."
+    said = refused(script, "--model_name_or_path", "no/folder/here", monkeypatch=monkeypatch)
+    assert said.startswith("--model_name_or_path 'no/folder/here' is no folder here")
+
+
+@pytest.mark.parametrize("script", sorted({*OWN} - {"run_mlm", "run_sentence_embeddings"}))
+def test_texts_longer_than_a_model_reads_are_refused(
+    script: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, option = OWN[script][0], LENGTHS.get(script, "max_seq_length")
+    # one token less than its longest text, at the length that the tests give
+    config = json.loads((folder / checkpoint / "config.json").read_text())
+    (folder / checkpoint / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
+    said = refused(script, f"--{option}", "30", "--doc_stride" if script == "run_qa" else "--seed", "1", monkeypatch=monkeypatch)
+    if script == "run_translation":
+        return
+    assert re.fullmatch(
+        rf"The longest text has 30 tokens, {checkpoint} reads 20: make it longer by `hf-efficient-attn convert "
+        rf"{checkpoint} FOLDER --max-position-embeddings 30`, or give --{option} 20\.",
+        said,
+    )
 
 
 @pytest.mark.parametrize("script", sorted(OWN))
@@ -125,13 +156,16 @@ def test_a_family_beside_a_checkpoint_is_refused(script: str, folder: Path, monk
 @pytest.mark.parametrize(
     ("script", "changed", "message"),
     [
-        ("run_classification", {"label": None}, "A row has no text or no label: leave it out."),
-        ("run_classification", {"text": None}, "A row has no text or no label: leave it out."),
+        ("run_classification", {"label": None}, "A row has no label: leave it out."),
+        ("run_classification", {"text": None}, "A row has no text: leave it out."),
         ("run_classification", {"label": "rare"}, "Class rare has a single row: more rows or a --validation_file"),
         ("run_token_classification", {"ner_tags": ["O"]}, "A row of 40 words has more or fewer labels: w0 w"),
-        ("run_summarization", {"summary": None}, " rows, or one has no text or no summary"),
-        ("run_sentence_embeddings", {"query": None}, " rows, or one has no query or no document"),
-        ("run_translation", {"translation": {"en": "a"}}, " rows, or one is not in both languages"),
+        ("run_summarization", {"summary": None, "text": "  "}, "A row has no text and no summary: leave it out."),
+        ("run_sentence_embeddings", {"query": ""}, "A row has no query: leave it out."),
+        ("run_translation", {"translation": {"en": "a"}}, "A row is not in both languages: leave it out."),
+        ("run_translation", {"translation": {"en": "a", "de": ""}}, "A row has no target: leave it out."),
+        ("run_qa", {"question": " "}, "A row has no question: leave it out."),
+        ("run_qa", {"answers": {"text": ["w1"], "answer_start": [999]}}, "Answer 'w1' is not at character 999"),
     ],
 )
 def test_a_wrong_row_is_refused(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
-from run_example import finish_example, start_forked, write_rows
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
+from run_example import finish_example, refusal, start_forked, write_rows
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
@@ -56,20 +56,39 @@ def test_adapters_learn(finished: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @torch.no_grad()
-def test_adapter_and_merged_model_load_as_the_docstring_says(finished: Path) -> None:
-    config = AutoConfig.from_pretrained(finished / "run")
-    base = AutoModelForCausalLM.from_pretrained(finished / "model", config=config)
-    adapted = PeftModel.from_pretrained(base, finished / "run")
+def test_all_loaders_give_the_trained_model(finished: Path) -> None:
+    assert not (finished / "run" / "config.json").exists()
+    by_peft = AutoPeftModelForCausalLM.from_pretrained(finished / "run")
+    by_transformers = AutoModelForCausalLM.from_pretrained(finished / "run")
     merged = AutoModelForCausalLM.from_pretrained(finished / "run" / "merged")
-    other = AutoModelForCausalLM.from_pretrained(finished / "model")
+    dense = AutoModelForCausalLM.from_pretrained(finished / "model")
+    sparse = hea.sparsify(AutoModelForCausalLM.from_pretrained(finished / "model"), Band(3, 0) | GlobalTokens([0, 1]))
     pattern = (Band(3, 0) | GlobalTokens([0, 1])).to_dict()
     ids = torch.arange(8, 40)[None]
-    logits = adapted(ids).logits
-    for model in (base, merged):
+    logits = merged(ids).logits
+    for model in (by_peft, by_transformers, merged):
         assert model.config.attention_pattern == pattern
         assert model.config._attn_implementation == "efficient"
-    torch.testing.assert_close(merged(ids).logits, logits)
-    assert not torch.allclose(other(ids).logits, logits)
+        torch.testing.assert_close(model(ids).logits, logits)
+    # what they would give without the pattern, or without the adapter
+    with_adapter = PeftModel.from_pretrained(dense, finished / "run")
+    for model in (with_adapter, sparse):
+        assert not torch.allclose(model(ids).logits, logits)
+
+
+def test_a_base_that_has_the_pattern_is_not_saved_again(finished: Path) -> None:
+    folder = finished / "again"
+    shutil.copytree(finished / "run" / "base", folder / "model")
+    shutil.copy(finished / "texts.jsonl", folder)
+    finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--max_steps", "1", "--do_eval", "False"))
+    assert not (folder / "run" / "base").exists()
+    assert PeftConfig.from_pretrained(folder / "run").base_model_name_or_path == "model"
+
+
+def test_evaluation_with_another_pattern_is_refused(finished: Path) -> None:
+    arguments = [*ARGUMENTS, *SMALL, "--left", "5", "--do_train", "False"]
+    said = refusal(start_forked(finished, SCRIPT, *arguments))
+    assert said == "The adapter was trained with another pattern: give --left and --num_first as they were."
 
 
 def test_evaluation_alone_reads_the_trained_adapter(finished: Path) -> None:
