@@ -187,13 +187,8 @@ def test_notes_say_what_the_numbers_leave_out() -> None:
     short = transformers.BartConfig(max_position_embeddings=1024)
     assert "made for 1,024 positions, and the text has 1,025 tokens" in str(hea.explain(short, 1025))
     assert "positions" not in str(hea.explain(short, 1024))
-
-
-def test_positions_beyond_the_text_are_noted() -> None:
-    pattern = hea.patterns.Band(2, 2) | hea.patterns.GlobalTokens([0, 99, -41])
-    (note,) = hea.explain(pattern, query_tokens=40).notes
-    assert note == "Of the global positions that the pattern names, 40 keys lack -41, 99."
-    assert hea.explain(pattern, query_tokens=100).notes == ()
+    (missing,) = hea.explain("global(0, 99, -41)", 40).notes
+    assert missing == "Of the global positions that the pattern names, 40 keys lack -41, 99."
 
 
 def test_model_that_keeps_no_cache_is_explained_and_sparsified() -> None:
