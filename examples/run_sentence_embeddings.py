@@ -83,14 +83,9 @@ def main() -> None:
         ).to(training.device)
     measure("before_training", args.max_seq_length)
 
-    trainer = SentenceTransformerTrainer(
-        model,
-        training,
-        train_dataset=data["train"],
-        # a batch of many long documents, of which as many are in memory at a time as one of full length needs
-        loss=CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length),
-        evaluator=retrieval,
-    )
+    # a batch of many long documents, of which as many are in memory at a time as one of full length needs
+    loss = CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length)
+    trainer = SentenceTransformerTrainer(model, training, data["train"], loss=loss, evaluator=retrieval)
     if training.do_train:
         resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)

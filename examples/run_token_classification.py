@@ -52,8 +52,7 @@ def main() -> None:
     if training.do_predict:
         raise SystemExit("--do_predict: nothing is predicted here; --do_eval evaluates on the rows for validation.")
     set_seed(training.seed)
-    data = load_data(args, training.seed)
-    model, tokenizer = load_model(args, data)
+    model, tokenizer = load_model(args, data := load_data(args, training.seed))
 
     def tokenize(rows: dict[str, list]) -> dict[str, list]:
         words, tags = rows[args.text_column_name], rows[args.label_column_name]

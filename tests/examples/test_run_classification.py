@@ -69,8 +69,16 @@ def test_numbers_are_classes_and_epochs_are_counted(tmp_path: Path) -> None:
     [
         ([{"body": "sea", "topic": "ships"}] * 20, [], "All 18 train rows are of one class"),
         (documents(20), ["--max_eval_samples", "1"], "All 1 validation rows are of one class"),
-        (documents(20), ["--label_column", "kind"], "No column is called kind (--label_column); the data has body, topic."),
-        (documents(20), ["--text_column", "text"], "No column is called text (--text_column); the data has body, topic."),
+        (
+            documents(20),
+            ["--label_column", "kind"],
+            "No column is called kind (--label_column); the data has body, topic.",
+        ),
+        (
+            documents(20),
+            ["--text_column", "text"],
+            "No column is called text (--text_column); the data has body, topic.",
+        ),
         (documents(20), ["--train_file", "nowhere.jsonl"], "There is no file nowhere.jsonl here."),
         ([{"body": 1, "topic": "a"}, {"body": 2, "topic": "b"}] * 9, [], "body must hold strings, not Value('int64')"),
         ([{"body": "a", "topic": ["b"]}] * 9, [], "and topic a class, not List(Value('string'))"),
