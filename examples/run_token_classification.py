@@ -107,6 +107,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
     if without := [name for name in (words, label) if not hasattr(columns.get(name), "feature")]:
         raise SystemExit(f"No column of lists is called {' or '.join(without)}; the data has {', '.join(columns)}.")
     data = script_inputs.split_rows(data, seed).select_columns([words, label])
+    script_inputs.check_texts(data, words, label)
     if not isinstance(columns[label].feature, ClassLabel):
         data = data.cast_column(label, Sequence(Value("string")))
         names = {tag for rows in data.values() for tags in rows[label] for tag in tags} - {None}

@@ -158,6 +158,7 @@ def test_a_family_beside_a_checkpoint_is_refused(script: str, folder: Path, monk
         ("run_classification", {"text": None}, "A row has no text: leave it out."),
         ("run_classification", {"label": "rare"}, "Class rare has a single row: more rows or a --validation_file"),
         ("run_token_classification", {"ner_tags": ["O"]}, "A row of 40 words has more or fewer labels: w0 w"),
+        ("run_token_classification", {"tokens": None}, "A row has no tokens: leave it out."),
         ("run_summarization", {"summary": None, "text": "  "}, "A row has no text and no summary: leave it out."),
         ("run_sentence_embeddings", {"query": ""}, "A row has no query: leave it out."),
         ("run_translation", {"translation": {"en": "a"}}, "A row is not in both languages: leave it out."),

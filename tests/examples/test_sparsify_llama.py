@@ -61,5 +61,7 @@ def test_a_short_text_is_refused(finished: Path) -> None:
 
 
 def test_a_layer_that_is_not_there_is_refused(finished: Path) -> None:
-    process = start_forked(finished, SCRIPT, *GIVEN, "--text_file", "nowhere.txt", "--dense_layers", "1", "99")
+    # before the text is read, of which there is too little
+    (finished / "short.txt").write_text("import os\n")
+    process = start_forked(finished, SCRIPT, *GIVEN, "--text_file", "short.txt", "--dense_layers", "1", "99")
     assert refusal(process) == "--dense_layers: no layer [99] among the 2, from 0 to 1."
