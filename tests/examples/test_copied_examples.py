@@ -13,6 +13,7 @@ from own_files import OWN, own, rows, write_own_files
 from run_example import EXAMPLES, command, environment, finish_example, start_forked, write_rows
 from torch.distributed import TCPStore
 from torchrun import environment as of_rank
+from transformers import AutoTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +181,13 @@ def test_a_class_of_validation_alone_is_refused(folder: Path, monkeypatch: pytes
     write_rows(folder / "other.jsonl", [*rows(4), {**rows(1)[0], "label": "new"}])
     message = refused("run_classification", "--validation_file", "other.jsonl", monkeypatch=monkeypatch)
     assert message == "No train row, but a validation row is of class new."
+
+
+def test_a_tokenizer_without_frame_makes_blocks_of_masked_text(folder: Path) -> None:
+    file = folder / "bert" / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(
+        json.dumps({name: value for name, value in config.items() if name not in ("cls_token", "sep_token")})
+    )
+    assert AutoTokenizer.from_pretrained(folder / "bert").cls_token_id is None
+    finish_example(start_forked(folder, "run_mlm.py", *own("run_mlm", "--do_eval", "False")))
