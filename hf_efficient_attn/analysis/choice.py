@@ -51,19 +51,22 @@ def ways_to_read(tokens: int, is_causal: bool, keys: int) -> list[dict[str, Any]
         if count < 1:
             raise InputError(f"{name}={count} must be at least 1.")
     shape = Shape(tokens, 1, WIDTH, HEADS, min(keys, tokens), is_causal, "float32", "cpu")
-    able = {name: FACTS[name] for name, mechanism in MECHANISMS.items() if is_causal in mechanism.directions}
-    rows = [
-        {
-            "mechanism": name,
-            "reads": MECHANISMS[name].about.format(keys=shape.keys),
-            "computes": facts.kind,
-            "scores": facts.scores(shape),
-            "of_dense": facts.scores(shape) / _dense_scores(shape),
-            "kept_numbers": facts.kept(shape) if is_causal and facts.kept else None,
-        }
-        for name, facts in able.items()
-    ]
-    return sorted(rows, key=lambda row: row["scores"])
+    able = [name for name, mechanism in MECHANISMS.items() if is_causal in mechanism.directions]
+    return sorted((_way(name, shape) for name in able), key=lambda row: row["scores"])
+
+
+def _way(name: str, shape: Shape) -> dict[str, Any]:
+    """Return the row of one of `MECHANISMS`."""
+    facts = FACTS[name]
+    scores = facts.scores(shape)
+    return {
+        "mechanism": name,
+        "reads": MECHANISMS[name].about.format(keys=shape.keys),
+        "computes": facts.kind,
+        "scores": scores,
+        "of_dense": scores / _dense_scores(shape),
+        "kept_numbers": facts.kept(shape) if shape.is_causal and facts.kept else None,
+    }
 
 
 def ways_text(rows: list[dict[str, Any]], tokens: int, is_causal: bool) -> str:
