@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ class Case:
         """The change to as few layers as its lists allow, for what takes its time by the layer."""
         return {} if any(isinstance(value, list) for _, value in self.fields) else {"num_hidden_layers": 1}
 
-    @property
+    @cached_property
     def is_causal(self) -> bool:
         return self.config().is_causal
 
@@ -106,35 +107,49 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
     return model
 
 
-def parametrize_cases(metafunc: Any, cases: Sequence[Any]) -> None:
+def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: bool = False) -> None:
     """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
     One that asks for `traced_case` gets those that are compiled and exported, one that asks for `is_masked`, too, the
-    `ways_to_export`, and one that asks for `routed_case` those that show a route. To trace those that show none is for
-    thorough tests.
+    `ways_to_export`, and one that asks for `routed_case` those that show a route. Thorough is what tracing adds: cases
+    that show no route, exports without masks, and routes but the first of a family; and all of the cases that show no
+    route if `others_are_thorough`.
     """
     if "is_masked" in metafunc.fixturenames:
         ways = [
-            _traced(case, is_masked, name=f"{case.name}-{'masked, with labels' if is_masked else 'tokens alone'}")
+            case_param(case, is_masked, name=f"{case.name}-{name}", is_thorough=not (is_masked and case.shows_a_route))
             for case, is_masked in ways_to_export(cases)
+            for name in ["masked, with labels" if is_masked else "tokens alone"]
         ]
         metafunc.parametrize(("traced_case", "is_masked"), ways)
         return
     if "traced_case" in metafunc.fixturenames:
-        metafunc.parametrize("traced_case", [_traced(case, name=case.name) for case in cases if case.is_traced])
+        traced = [case_param(case, is_thorough=not case.shows_a_route) for case in cases if case.is_traced]
+        metafunc.parametrize("traced_case", traced)
     if "routed_case" in metafunc.fixturenames:
-        chosen = [case for case in cases if case.shows_a_route]
-        metafunc.parametrize("routed_case", chosen, ids=[case.name for case in chosen])
+        routed = [case for case in cases if case.shows_a_route]
+        first = {case.config_class: case for case in reversed(routed)}
+        routes = [case_param(case, is_thorough=case is not first[case.config_class]) for case in routed]
+        metafunc.parametrize("routed_case", routes)
     if "auto_class" in metafunc.fixturenames:
-        pairs = list(tested_heads(cases))
-        ids = [f"{case.name}-{name.removeprefix('AutoModel') or 'Base'}" for case, name in pairs]
-        metafunc.parametrize(("case", "auto_class"), pairs, ids=ids)
+        pairs = [
+            case_param(
+                case,
+                head,
+                name=f"{case.name}-{head.removeprefix('AutoModel') or 'Base'}",
+                is_thorough=others_are_thorough and not case.shows_a_route,
+            )
+            for case, head in tested_heads(cases)
+        ]
+        metafunc.parametrize(("case", "auto_class"), pairs)
     elif "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+        every = [case_param(case, is_thorough=others_are_thorough and not case.shows_a_route) for case in cases]
+        metafunc.parametrize("case", every)
 
 
-def _traced(case: Any, *others: Any, name: str) -> Any:
-    return pytest.param(case, *others, id=name, marks=() if case.shows_a_route else pytest.mark.thorough)
+def case_param(case: Any, *others: Any, name: str = "", is_thorough: bool) -> Any:
+    """Return what a test gets of a case, and of others."""
+    return pytest.param(case, *others, id=name or case.name, marks=[pytest.mark.thorough] * is_thorough)
 
 
 def tested_heads(cases: Sequence[Any]) -> Iterator[tuple[Any, str]]:

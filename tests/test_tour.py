@@ -23,6 +23,7 @@ def num_pictures(notebook: NotebookNode) -> int:
 
 
 # of jupyter's own code
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 def test_every_cell_runs_in_a_fresh_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -138,7 +138,9 @@ def test_output_attentions_show_the_pattern() -> None:
         torch.testing.assert_close(layer.sum(-1), torch.ones(2, 4, 14))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "bert", "t5"])
+@pytest.mark.parametrize(
+    "name", ["llama", "bert", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gemma3", "t5"))]
+)
 def test_compiles_without_breaks(name: str) -> None:
     torch._dynamo.reset()
     model = build(name)
@@ -165,7 +167,15 @@ def test_static_decoding_compiles_without_breaks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [("llama", "none"), ("llama", "left"), ("gemma3", "right"), ("bert", "none"), ("t5", "right")]
+    ("name", "side"),
+    [
+        ("llama", "left"),
+        ("bert", "none"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (("llama", "none"), ("gemma3", "right"), ("t5", "right"))
+        ),
+    ],
 )
 def test_exports_with_any_batch_and_length(name: str, side: str, capability: Any) -> None:
     """side "none": without a mask."""

@@ -48,7 +48,14 @@ def on_two_processes(script: Path, arguments: list[str], folder: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("script", OWN)
+# one of each trainer; of the others where tests are thorough
+ON_TWO_PROCESSES = ("run_clm", "run_summarization", "run_sentence_embeddings")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=() if name in ON_TWO_PROCESSES else pytest.mark.thorough) for name in OWN],
+)
 def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
     copy = Path(shutil.copy(EXAMPLES / f"{script}.py", folder))
     printed = on_two_processes(copy, own(script, "--save_strategy", "no"), folder)

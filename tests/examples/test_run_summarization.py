@@ -18,10 +18,10 @@ EVERY_EPOCH = ["--eval_strategy", "epoch"]
 
 
 def pages(num: int) -> list[dict]:
-    """Return rows of which one is of more than 4,000 tokens."""
+    """Return rows of which one is of more than 1,000 tokens."""
     random = Random(0)
     rows = [{"name": " ".join(random.sample(WORDS, 3))} for _ in range(num)]
-    return [{**row, "page": f"{row['name']} " + "and so on " * (1400 if i == 0 else 8)} for i, row in enumerate(rows)]
+    return [{**row, "page": f"{row['name']} " + "and so on " * (350 if i == 0 else 8)} for i, row in enumerate(rows)]
 
 
 def samples(folder: Path) -> list[dict]:

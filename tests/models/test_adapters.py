@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from families import BY_NAME, CASES, OURS
-from models_cases import TINY, Case, first_tensor, random_ids
+from models_cases import TINY, Case, case_param, first_tensor, random_ids
 
 import hf_efficient_attn as hea
 
@@ -17,7 +17,7 @@ import hf_efficient_attn as hea
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not:UserWarning"
 )
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+every_case = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
 MAPS = {
     "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),
     "ia3": partial(peft.IA3Config, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),

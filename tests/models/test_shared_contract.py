@@ -7,7 +7,7 @@ from models_cases import parametrize_cases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize_cases(metafunc, [*CASES, *SEQ2SEQ_CASES])
+    parametrize_cases(metafunc, [*CASES, *SEQ2SEQ_CASES], others_are_thorough=True)
 
 
 class TestSharedContract(SharedContract): ...

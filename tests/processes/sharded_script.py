@@ -1,6 +1,6 @@
 """Train models whose weights are in shards (FSDP2), and save and load the shards.
 
-    torchrun --nproc_per_node 2 sharded_script.py FOLDER train
+    torchrun --nproc_per_node 2 sharded_script.py FOLDER train [thorough]
     torchrun --nproc_per_node 3 sharded_script.py FOLDER load
     python sharded_script.py FOLDER load
 
@@ -34,6 +34,8 @@ from shared_meshes import share_meshes
 from torch import distributed
 from transformers.distributed import DistributedConfig
 
+# what is trained, and computed again, unless it is thorough
+OFTEN = (("transformers", True), ("accelerate", False))
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 # accelerate 1.15 cannot cut any BERT into shards: its embeddings and its last bias have two owners each
 NOT_BY_ACCELERATE = ("bert",)
@@ -57,7 +59,7 @@ def train_shards(case: Any, folder: Path, is_checkpointed: bool) -> Any:
     return model
 
 
-def train_with_accelerate(case: Any, activation_checkpointing: bool) -> Any:
+def train_with_accelerate(case: Any, _: Path, activation_checkpointing: bool) -> Any:
     """Return the trained model, cut into shards by accelerate, which offers this on GPUs only: here it is told so."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
@@ -78,7 +80,17 @@ def train_with_accelerate(case: Any, activation_checkpointing: bool) -> Any:
     return model
 
 
-def train_all(folder: Path) -> dict[str, Any]:
+def ways_of(name: str) -> list[tuple[str, bool]]:
+    """Return by what a case is trained, and whether its activations are computed again."""
+    trainers = ("transformers", "accelerate")[: 1 if name in NOT_BY_ACCELERATE else 2]
+    return [(by, is_checkpointed) for by in trainers for is_checkpointed in (False, True)]
+
+
+def way_name(by: str, is_checkpointed: bool) -> str:
+    return f"{by}{' checkpointed' * is_checkpointed}"
+
+
+def train_all(folder: Path, is_thorough: bool) -> dict[str, Any]:
     """Train every case in every way, and save one in shards and whole; return the differences to one process."""
     report: dict[str, Any] = {}
     # before the processes know each other: models that one trains alone would count as different from the others'
@@ -87,17 +99,15 @@ def train_all(folder: Path) -> dict[str, Any]:
     for name, case in CASES.items():
         reached, moved = alone[name]
         report[name] = {"moved": moved}
-        for is_checkpointed in (False, True):
-            way = " checkpointed" * is_checkpointed
-            model = train_shards(case, folder / name, is_checkpointed)
-            trained = {"transformers": model}
-            if name not in NOT_BY_ACCELERATE:
-                trained["accelerate"] = train_with_accelerate(case, is_checkpointed)
-            for by, each in trained.items():
-                report[name][f"{by}{way}"] = largest_difference(reached, weights_of(each))
-                report[name][f"{by}{way}, whole parameters"] = whole_parameters(each)
-        model.save_pretrained(folder / "shards" / name, distributed_checkpoint=True)
-        model.save_pretrained(folder / "whole" / name, is_main_process=RANK == 0)
+        for by, is_checkpointed in (way for way in ways_of(name) if is_thorough or way in OFTEN):
+            train_one = {"transformers": train_shards, "accelerate": train_with_accelerate}[by]
+            trained = train_one(case, folder / name, is_checkpointed)
+            way = way_name(by, is_checkpointed)
+            report[name][way] = largest_difference(reached, weights_of(trained))
+            report[name][f"{way}, whole parameters"] = whole_parameters(trained)
+            if by == "transformers":
+                trained.save_pretrained(folder / "shards" / name, distributed_checkpoint=True)
+                trained.save_pretrained(folder / "whole" / name, is_main_process=RANK == 0)
     return report
 
 
@@ -118,10 +128,10 @@ def load_all(folder: Path) -> dict[str, Any]:
     return report
 
 
-def main(folder: Path, what: str) -> None:
+def main(folder: Path, what: str, is_thorough: bool) -> None:
     torch.set_num_threads(1)
     share_meshes()
-    report = {"train": train_all, "load": load_all}[what](folder)
+    report = load_all(folder) if what == "load" else train_all(folder, is_thorough)
     if RANK == 0:
         (folder / f"report-{what}-{WORLD}.json").write_text(json.dumps(report))
     if distributed.is_initialized():
@@ -130,4 +140,4 @@ def main(folder: Path, what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], "thorough" in sys.argv)

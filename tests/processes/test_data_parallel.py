@@ -5,28 +5,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chosen_tests import words_for_scripts
 from families import BY_NAME
+from models_cases import case_param
 from processes.data_parallel_script import pairs
 from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "data_parallel_script.py"
-NAMES = [f"{name}-{head.removeprefix('AutoModel')}" for name, head in pairs()]
 # both add the same numbers in another order
 TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the two processes wrote."""
     folder = tmp_path_factory.mktemp("data_parallel")
-    run_together(SCRIPT, folder)
+    run_together(SCRIPT, folder, *words_for_scripts(request))
     return json.loads((folder / "report.json").read_text())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_processes_train_as_one_and_no_parameter_is_unused(report: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        case_param(name, head, name=f"{name}-{head}", is_thorough=head != BY_NAME[name].main_head)
+        for name, head in pairs()
+    ],
+)
+def test_two_processes_train_as_one_and_no_parameter_is_unused(report: dict[str, Any], name: str, head: str) -> None:
     """With DDP that looks for no unused parameters; main heads also with checkpointed activations."""
-    found = report[name]
+    found = report[f"{name}-{head}"]
     assert found.pop("moved") > 1000 * TOLERANCE
     assert found
     for way, difference in found.items():
@@ -34,10 +41,6 @@ def test_two_processes_train_as_one_and_no_parameter_is_unused(report: dict[str,
         assert difference <= TOLERANCE, way
 
 
-def test_every_head_of_every_family_takes_part(report: dict[str, Any]) -> None:
-    heads = {
-        case.heads[f"AutoModel{head}"]
-        for name, _, head in (each.rpartition("-") for each in report)
-        for case in [BY_NAME[name]]
-    }
+def test_every_head_of_every_family_takes_part() -> None:
+    heads = {BY_NAME[name].heads[head] for name, head in pairs()}
     assert heads == {head for case in BY_NAME.values() for head in case.heads.values()}

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from capabilities import family_of
+from chosen_tests import words_for_scripts
 from families import BY_NAME
-from processes.sharded_script import CASES, NOT_BY_ACCELERATE
+from processes.sharded_script import CASES, OFTEN, way_name, ways_of
 from processes.steps import build
 from torchrun import run_together
 from training.tiny_models import sparse_llama
@@ -25,23 +26,21 @@ SCRIPT = Path(__file__).parent / "sharded_script.py"
 # both add the same numbers in another order
 TOLERANCE = 1e-6
 WAYS = [
-    (name, f"{by}{way}")
+    pytest.param(name, way_name(*way), marks=() if way in OFTEN else pytest.mark.thorough)
     for name in CASES
-    for by in ("transformers", "accelerate")
-    for way in ("", " checkpointed")
-    if by == "transformers" or name not in NOT_BY_ACCELERATE
+    for way in ways_of(name)
 ]
 
 Report = Callable[[str, int], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """What two processes found when they trained, and what one and three found when they loaded that."""
     folder = tmp_path_factory.mktemp("sharded")
     for name, case in CASES.items():
         build(case, case.main_head).save_pretrained(folder / name)
-    run_together(SCRIPT, folder, "train")
+    run_together(SCRIPT, folder, "train", *words_for_scripts(request))
     for processes in (1, 3):
         run_together(SCRIPT, folder, "load", processes=processes)
     return lambda what, processes: json.loads((folder / f"report-{what}-{processes}.json").read_text())

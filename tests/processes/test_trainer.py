@@ -9,21 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from chosen_tests import words_for_scripts
 from processes.steps import largest_difference
-from processes.trainer_script import CASES, STEPS, WAYS
+from processes.trainer_script import CASES, IN_EVERY_WAY, OFTEN, STEPS, WAYS
 from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "trainer_script.py"
 # both add the same numbers in another order
 TOLERANCE = 1e-6
+every_way = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in IN_EVERY_WAY else pytest.mark.thorough) for name in CASES]
+)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folders that one and two processes wrote, by number of processes."""
     folders = {processes: tmp_path_factory.mktemp(f"trainer_{processes}") for processes in (1, 2)}
     for processes, folder in folders.items():
-        run_together(SCRIPT, folder, processes=processes)
+        run_together(SCRIPT, folder, *words_for_scripts(request), processes=processes)
     return folders
 
 
@@ -35,8 +39,16 @@ def report(folder: Path, family: str, way: str) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())[f"{family}-{way}"]
 
 
-@pytest.mark.parametrize("way", [*WAYS, "resumed"])
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        pytest.param(
+            name, way, marks=() if name in IN_EVERY_WAY or way in (*OFTEN, "resumed") else pytest.mark.thorough
+        )
+        for name in CASES
+        for way in [*WAYS, "resumed"]
+    ],
+)
 def test_two_processes_end_with_the_weights_of_one(
     runs: dict[int, Path], family: str, way: str, capability: Any
 ) -> None:
@@ -53,7 +65,7 @@ def test_two_processes_end_with_the_weights_of_one(
     capability(family, "DDP")
 
 
-@pytest.mark.parametrize("family", CASES)
+@every_way
 def test_ways_were_what_they_claim(runs: dict[int, Path], family: str) -> None:
     for folder in runs.values():
         assert [report(folder, family, way)["is_checkpointing"] for way in ("plain", "checkpointed")] == [False, True]

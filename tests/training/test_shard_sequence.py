@@ -86,7 +86,7 @@ def build(name: str) -> Any:
     return model
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the models, what one process computes with them, and what several do."""
     folder = tmp_path_factory.mktemp("sharded")
