@@ -3,9 +3,10 @@
 transformers reads `attn_implementation` from config.json, removes it from the config and never writes it again. Without
 it, a model that is saved again (in another dtype, with merged adapters, with more embeddings, ...) would be loaded with
 its pattern ignored. What is written is the name of this package, which transformers shows where it is not imported:
-`Specified attn_implementation="hf_efficient_attn" is not supported`. Configs read it as "efficient". Serving engines,
-which ignore it, are told by `saved_architectures`. Two methods of transformers are replaced, since no other code sees
-every config that is saved or read.
+`Specified attn_implementation="hf_efficient_attn" is not supported`. Configs read it as "efficient". Where parts of a
+model have patterns, its config has the name for these. Serving engines, which ignore it, are told by
+`saved_architectures`. Two methods of transformers are replaced, since no other code sees every config that is saved or
+read.
 """
 
 import functools
@@ -37,14 +38,27 @@ def with_implementation(to_dict: Any) -> Any:
     @functools.wraps(to_dict)
     def written(config: PreTrainedConfig) -> dict[str, Any]:
         found: dict[str, Any] = to_dict(config)
-        is_ours = found.get(FIELD) is not None or has_indexer(config)
-        if is_ours and config._attn_implementation in (None, NAME):
-            found[SAVED_IMPLEMENTATION] = SAVED_NAME
+        implementation = saved_implementation(config)
+        if implementation:
+            found[SAVED_IMPLEMENTATION] = implementation
         write_architectures(config, found)
         return found
 
     setattr(written, MARK, True)
     return written
+
+
+def saved_implementation(config: PreTrainedConfig) -> str | dict[str, Any] | None:
+    """Return what a config is saved with, None: nothing; of parts, the names of those that follow a pattern.
+
+    A config gives its parts what it has itself, whatever stands in theirs, unless it has names for them.
+    """
+    is_ours = getattr(config, FIELD, None) is not None or has_indexer(config)
+    if is_ours and config._attn_implementation in (None, NAME):
+        return SAVED_NAME
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    found = {name: saved_implementation(part) for name, part in parts.items() if isinstance(part, PreTrainedConfig)}
+    return {name: implementation for name, implementation in found.items() if implementation} or None
 
 
 def reading_saved_name(implementation: Any) -> property:

@@ -51,11 +51,19 @@ def _check_dtype(path: str, saved: dict[str, Any]) -> None:
             )
 
 
+def _names_of_parts(name: Any) -> list[Any]:
+    """Return the attention that a config names, or those of its parts where it has one for each."""
+    if isinstance(name, dict):
+        return [each for part in name.values() for each in _names_of_parts(part)]
+    return [] if name is None else [name]
+
+
 def _check_attention(path: str, saved: dict[str, Any]) -> None:
     """Refuse the attention of a repository on the Hub, whose code loading the model would run, and what is none."""
     for field in ("attn_implementation", "_attn_implementation"):
-        name = saved.get(field)
-        if name is not None and name not in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
+        for name in _names_of_parts(saved.get(field)):
+            if name in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
+                continue
             raise ConfigurationError(
                 f"The config in {path} says {field}={shown(name)}, which is no attention of transformers or of this "
                 "package. Take the field out: attn_implementation is an argument of from_pretrained."

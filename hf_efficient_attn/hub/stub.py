@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
+from hf_efficient_attn.hub.kept_code import SPARSIFIED
 from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 MODULE = "modeling_hf_efficient_attn"
@@ -19,8 +20,9 @@ FILE = f"{MODULE}.py"
 HEAD = '"""Load this model with the package hf_efficient_attn, which computes it: pip install hf_efficient_attn"""\n'
 # where the stub of a model of transformers finds classes by the names of transformers' Auto classes
 AUTO_CLASSES = "hf_efficient_attn.hub.auto_classes"
-# an entry of auto_map that names a class of the stub; before "--" stands the repository of the code
-ENTRY = re.compile(rf"([^-]+(-[^-]+)*--)?{MODULE}\.\w+")
+# an entry of auto_map that names a class of the stub, or of the copy of a sparsified model; before "--" stands the
+# repository of the code
+ENTRY = re.compile(rf"([^-]+(-[^-]+)*--)?({MODULE}|{SPARSIFIED})\.\w+")
 
 
 def stub_classes(config: PreTrainedConfig) -> dict[str, str]:
