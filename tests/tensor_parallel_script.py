@@ -24,7 +24,7 @@ STEPS = 3
 # before the names of parameters after these steps
 TRAINED = "trained "
 # models in training, whose layers add a loss to the task's; the others are in evaluation, where there is no dropout
-IN_TRAINING = ("index-warmup", "index-sparse", "span-dynamic")
+IN_TRAINING = ("index-warmup", "index-sparse", "span-dynamic", "routing-causal")
 RANK = int(os.environ.get("RANK", "0"))
 
 
