@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node 2 tensor_parallel_script.py FOLDER
 
-Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: logits, and the gradients of all
-parameters, and these after three steps.
+Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: logits, the loss that layers add in training,
+and the gradients of all parameters, and these after three steps.
 """
 
 import os
@@ -23,31 +23,43 @@ from hf_efficient_attn.attention import model_heads
 STEPS = 3
 # before the names of parameters after these steps
 TRAINED = "trained "
+# models in training, whose layers add a loss to the task's; the others are in evaluation, where there is no dropout
+IN_TRAINING = ("index-warmup", "index-sparse", "span-dynamic", "routing-causal")
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def results(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the logits of two texts, one of them padded, the gradients of all parameters, and trained parameters."""
-    logits = logits_of(model)
-    logits.square().mean().backward()
+def results(model: transformers.PreTrainedModel, is_training: bool = False) -> dict[str, torch.Tensor]:
+    """Return the logits of two texts, one of them padded, the gradients of all parameters, and trained parameters.
+
+    In training, the loss of the layers is added to the result, and to what is differentiated.
+    """
+    logits, auxiliary_loss = outputs_of(model.train(is_training))
+    (logits.square().mean() + auxiliary_loss).backward()
     gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     found = {"logits": logits.detach(), **{name: whole(gradient) for name, gradient in gradients.items()}}
+    if is_training:
+        found["auxiliary_loss"] = auxiliary_loss.detach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
         optimizer.step()
         optimizer.zero_grad()
-        logits_of(model).square().mean().backward()
+        logits, auxiliary_loss = outputs_of(model)
+        (logits.square().mean() + auxiliary_loss).backward()
     model.zero_grad()
-    return {**found, **{f"{TRAINED}{name}": whole(each.detach()) for name, each in model.named_parameters()}}
+    return {**found, **{f"{TRAINED}{name}": whole(each.detach()) for name, each in model.state_dict().items()}}
 
 
-def logits_of(model: transformers.PreTrainedModel) -> torch.Tensor:
+def outputs_of(model: transformers.PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of two texts, and the loss that layers add in training, otherwise 0."""
     input_ids = torch.arange(2 * 24).reshape(2, 24) % model.config.vocab_size
     mask = torch.ones_like(input_ids)
     mask[1, 17:] = 0
     if model.config.is_encoder_decoder:
-        return model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=input_ids[:, :9]).logits
-    return model(input_ids=input_ids, attention_mask=mask).logits * mask[..., None]
+        logits = model(input_ids=input_ids, attention_mask=mask, decoder_input_ids=input_ids[:, :9]).logits
+        return logits, logits.new_zeros(())
+    outputs = model(input_ids=input_ids, attention_mask=mask)
+    own = outputs.auxiliary_loss if model.training else outputs.logits.new_zeros(())
+    return outputs.logits * mask[..., None], own
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,11 +78,12 @@ def main(folder: Path) -> None:
     share_meshes()
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         config = transformers.AutoConfig.from_pretrained(path)
-        implementation = None if getattr(config, "attention_pattern", None) is None else "efficient"
+        is_changed = any(getattr(config, name, None) is not None for name in ("attention_pattern", "attention_indexer"))
+        implementation = "efficient" if is_changed else None
         model = auto_class_of(config).from_pretrained(
             path, attn_implementation=implementation, distributed_config=DistributedConfig(tp_size=2)
         )
-        found = results(model)
+        found = results(model, path.name in IN_TRAINING)
         if path.name == "llama":
             # heads whose numbers cannot be known
             with patch.object(model_heads, "head_shards", lambda module: []):

@@ -4,8 +4,10 @@ A pattern that differs from head to head is meant for all heads of the model, so
 exactly what a single process would.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from hf_efficient_attn.attention.layer_patterns import NAME
@@ -71,12 +73,37 @@ def declared_heads(module: nn.Module) -> int | None:
 def head_shards(module: nn.Module) -> list[tuple[int, int]]:
     """Return (rank of this process, number of shards) of every way in which the module's projections are sharded."""
     found: list[tuple[int, int]] = []
+    for mesh, dimension in head_meshes(module):
+        shard = (mesh.get_local_rank(dimension), mesh.size(dimension))
+        found += [] if shard in found else [shard]
+    return found
+
+
+def head_meshes(module: nn.Module) -> Iterator[tuple[Any, int]]:
+    """Yield the mesh of processes, and its dimension, by which each of the module's projections is sharded."""
     for layer in module.children():
         parameter: Any
         for parameter in layer.parameters(recurse=False):
             for dimension, placement in enumerate(getattr(parameter, "placements", ())):
                 if placement.is_shard() and placement.dim in (0, -parameter.ndim):
-                    mesh = parameter.device_mesh
-                    shard = (mesh.get_local_rank(dimension), mesh.size(dimension))
-                    found += [] if shard in found else [shard]
-    return found
+                    yield parameter.device_mesh, dimension
+
+
+@torch.compiler.disable
+def head_group(module: nn.Module, num_heads: int) -> Any:
+    """Return the processes that together compute the heads of a module; None: this one computes all.
+
+    Raises:
+        UnsupportedBackendError: it computes `num_heads` of more, and the module does not tell who computes the others.
+    """
+    declared, meshes = declared_heads(module), list(head_meshes(module))
+    if (declared is None and not meshes) or (declared is not None and num_heads >= declared):
+        return None
+    for mesh, dimension in meshes:
+        if declared == mesh.size(dimension) * num_heads:
+            return mesh.get_group(dimension)
+    raise UnsupportedBackendError(
+        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and which "
+        "processes compute the others its parameters do not tell, but its indexer (hea.index) learns from all heads. "
+        "Use the tensor parallelism of transformers, with a number of processes that divides the heads."
+    )

@@ -13,11 +13,12 @@ from bp_seq2seq_cases import BP_SEQ2SEQ
 from capabilities import family_of
 from families import FAMILIES, OURS
 from models_cases import randomize
-from tensor_parallel_script import TRAINED, results
+from tensor_parallel_script import IN_TRAINING, TRAINED, results
 from torchrun import run_together
 from transformers import GraniteSWAConfig, GraniteSWAForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention import model_heads
 from hf_efficient_attn.patterns import Band, Causal, Dilated, PerHead, RandomBlocks
 
 SCRIPT = Path(__file__).parents[1] / "tensor_parallel_script.py"
@@ -33,6 +34,12 @@ def llama(pattern: Any = PER_HEAD, num_key_value_heads: int = 4) -> PreTrainedMo
     """Return a Llama whose eight heads share four key heads and follow four patterns."""
     model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=num_key_value_heads, pad_token_id=0))
     return hea.sparsify(model, pattern)
+
+
+def indexed(stage: str) -> PreTrainedModel:
+    """Return a Llama whose indexers learn from what all eight heads read."""
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, pad_token_id=0))
+    return hea.index_stage(hea.index(model, top_k=5, num_heads=2), stage)
 
 
 def with_sinks() -> PreTrainedModel:
@@ -61,6 +68,8 @@ def encoder_decoder(**fields: Any) -> PreTrainedModel:
 MODELS = {
     "llama": llama,
     "llama-random": partial(llama, [Band(3, 0) | RandomBlocks(1, 4, is_causal=True), PER_HEAD], 2),
+    "index-warmup": partial(indexed, "warmup"),
+    "index-sparse": partial(indexed, "sparse"),
     "sinks": with_sinks,
     "sparse": sparse,
     "tied": partial(encoder_decoder, lm_head_bias=True),
@@ -79,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # with start values the scores, and hence gradients of queries and keys, are next to nothing
         model = randomize(build().eval())
         model.save_pretrained(folder / name)
-        torch.save(results(model), folder / f"{name}-alone.pt")
+        torch.save(results(model, name in IN_TRAINING), folder / f"{name}-alone.pt")
     run_together(SCRIPT, folder)
     return folder
 
@@ -89,6 +98,7 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str, capability
     alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
     assert together.keys() - {"refused"} == alone.keys()
     assert alone["logits"].abs().max() > 1e-3
+    assert alone.get("auxiliary_loss", 1) > 0
     # of gradients that are 0 but for rounding, as those of the keys' biases, nothing more can be said
     trained = {name for name in alone if name.startswith(TRAINED)}
     rounding = 2e-6 * max(float(alone[name].abs().max()) for name in alone.keys() - trained - {"logits"})
@@ -117,3 +127,10 @@ def test_every_family_takes_part() -> None:
 def test_heads_without_numbers_are_refused(folder: Path) -> None:
     message = bytes(torch.load(folder / "llama.pt")["refused"].tolist()).decode()
     assert "LlamaAttention computes 4 of 8 heads" in message
+
+
+def test_an_indexer_learns_from_no_heads_whose_processes_are_unknown() -> None:
+    layer = indexed("warmup").model.layers[0].self_attn
+    assert model_heads.head_group(layer, 8) is None
+    with pytest.raises(hea.UnsupportedBackendError, match="computes 4 of 8 heads here, .* learns from all heads"):
+        model_heads.head_group(layer, 4)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from hf_efficient_attn.layout.chosen.token_choice import head_products, index_scores, open_pairs
 
@@ -27,6 +27,7 @@ class Target:
         documents: of the keys, [B or 1, Nk]; see `token_locations`.
         query_offset: position of the first query.
         tokens: the keys that each query reads, int [B, Nq, k], -1 for none; None: all up to itself.
+        group: the processes, each with as many heads, whose heads are meant; None: those of this process.
     """
 
     query: Tensor
@@ -35,6 +36,7 @@ class Target:
     documents: Tensor
     query_offset: int
     tokens: Tensor | None = None
+    group: Any = None
 
     def row_tiles(self, num_index_heads: int) -> Iterator[slice]:
         """Yield ranges of queries that are looked at together."""
@@ -77,7 +79,11 @@ class Target:
             # finite, so that a row without keys has no NaN
             scores.masked_fill_(is_closed, torch.finfo(wide).min)
             total += scores.softmax(-1).sum(2)
-        return closed_to_zero(total / self.query.shape[1], is_open)
+        num_heads = self.query.shape[1]
+        if self.group is not None:
+            distributed.all_reduce(total, group=self.group)
+            num_heads *= self.group.size()
+        return closed_to_zero(total / num_heads, is_open)
 
 
 class _IndexLoss(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """What a layer with an indexer reads, and what its indexer learns from that."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from hf_efficient_attn.attention.indexed.index_loss import Target, index_loss, i
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, SPARSE, IndexStates
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.model_heads import head_group
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
@@ -59,7 +61,7 @@ def indexed_choice(
         )
     needs_tokens = states.stage == SPARSE or options.get(RECALLS) is not None
     listed = chosen_tokens(states, tokens, query_offset) if needs_tokens else None
-    learn(states, options, tokens, query_offset, query.detach(), key.detach(), scale, listed)
+    learn(module, states, options, tokens, query_offset, query.detach(), key.detach(), scale, listed)
     return None if listed is None or states.stage != SPARSE else ChosenTokens(listed)
 
 
@@ -99,6 +101,7 @@ def first_position(states: IndexStates, query_offset: QueryOffset) -> int:
 
 
 def learn(
+    module: nn.Module,
     states: IndexStates,
     options: Mapping[str, Any],
     tokens: TokenMask,
@@ -108,16 +111,26 @@ def learn(
     scale: float,
     listed: Tensor | None,
 ) -> None:
-    """Add the loss of an indexer, and the share of the attention that its choice has, to the lists of the options."""
+    """Add the loss of an indexer, and the share of the attention that its choice has, to the lists of the options.
+
+    Under tensor parallelism the processes add up what their heads read, so that all learn the same.
+    """
     losses, recalls = options.get(LOSSES), options.get(RECALLS)
     if losses is None and recalls is None:
         return
     documents = token_locations(tokens, key.shape[2], key.device).documents
-    target = (query, key, scale, documents, first_position(states, query_offset))
+    target = Target(
+        query,
+        key,
+        scale,
+        documents,
+        first_position(states, query_offset),
+        group=head_group(module, query.shape[1]),
+    )
     if losses is not None:
         is_dense = listed is None or states.stage != SPARSE
         read = None if is_dense else listed[:, 0]  # type: ignore[index]
-        losses.append(index_loss(states.queries, states.keys, states.weights, Target(*target, read)))
+        losses.append(index_loss(states.queries, states.keys, states.weights, replace(target, tokens=read)))
     if recalls is not None:
         all_of_it = query.new_ones(query.shape[0], query.shape[2])
-        recalls.append(all_of_it if listed is None else index_recall(Target(*target), listed[:, 0]))
+        recalls.append(all_of_it if listed is None else index_recall(target, listed[:, 0]))

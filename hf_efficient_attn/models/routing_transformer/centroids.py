@@ -44,7 +44,12 @@ class Centroids(nn.Module):
     """The centroids of a layer's routing heads, and the moving averages that they are made of.
 
     Reads from the config: `num_clusters`, `head_dim`, `centroid_decay`.
+
+    Attributes:
+        num_copies: how many processes see each batch, as under tensor parallelism.
     """
+
+    num_copies = 1
 
     def __init__(self, config: Any, num_heads: int) -> None:
         super().__init__()
@@ -136,5 +141,5 @@ def update_all(modules: Sequence[Centroids], shown: Sequence[Seen]) -> None:
     sizes = [each.numel() for layer in shown for each in (layer.sums, layer.counts)]
     parts = flat.split(sizes)
     for index, module in enumerate(modules):
-        sums, counts = parts[2 * index : 2 * index + 2]
+        sums, counts = (each / module.num_copies for each in parts[2 * index : 2 * index + 2])
         module.update(sums.view(module.sums.shape), counts.view(module.counts.shape))

@@ -49,7 +49,7 @@ from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import RoutingAttention, token_places
-from .centroids import Seen, update_all
+from .centroids import Centroids, Seen, update_all
 from .configuration_routing_transformer import RoutingTransformerConfig
 
 
@@ -86,6 +86,14 @@ class RoutingTransformerPreTrainedModel(EfficientPreTrainedModel):
     _no_split_modules = ["RoutingLayer"]
     _can_record_outputs = {"hidden_states": RoutingLayer, "attentions": RoutingAttention}
     _keep_in_fp32_modules_strict = ["centroids"]
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """As every family, but centroids count a batch once that tensor parallelism gives to several processes."""
+        for module in model.modules():
+            if isinstance(module, Centroids):
+                module.num_copies = getattr(distributed_config, "tp_size", None) or 1
+        return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 
 
 class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
