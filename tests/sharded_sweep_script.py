@@ -78,7 +78,8 @@ def tiny(candidate: Candidate, changes: dict[str, Any]) -> Any:
     """Return a tiny model; None: it cannot be built, or called."""
     try:
         model = build(candidate.model_class, tiny_config(candidate.config_class, candidate.kind, **changes))
-        outputs(model, {})
+        # frequencies that depend on the length keep what they were last
+        outputs(copy.deepcopy(model), {})
     # the next attempt, as in the sweep
     except Exception:
         return None
@@ -88,11 +89,10 @@ def tiny(candidate: Candidate, changes: dict[str, Any]) -> Any:
 def in_double(model: Any) -> Any:
     """Return the model in double precision, or as it is if it cannot compute in that."""
     try:
-        double = copy.deepcopy(model).double()
-        outputs(double, {})
+        outputs(copy.deepcopy(model).double(), {})
     except OWN_ERRORS:
         return model
-    return double
+    return model.double()
 
 
 def outputs(model: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
-from hf_efficient_attn.training.shardable_models import refuse_model, shifts_labels
+from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
 from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
 from hf_efficient_attn.training.sharded_positions import (
     add_largest_position,
@@ -73,9 +73,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         ConfigurationError: a mesh of several dimensions, an unknown mode.
         UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads.
     """
-    for hook in model.__dict__.pop(HOOKS, ()):
-        hook.remove()
-    model.__dict__.pop("generate", None)
+    refuse_wrapped(model)
     shards = None
     if mesh is not None:
         if mesh.ndim != 1:
@@ -86,6 +84,9 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
             raise ConfigurationError(f"mode is {shown(mode)}; it must be one of {', '.join(MODES)}.")
         refuse_model(model)
         shards = SequenceShards(mesh, mode)
+    for hook in model.__dict__.pop(HOOKS, ()):
+        hook.remove()
+    model.__dict__.pop("generate", None)
     for module in model.modules():
         module.__dict__.pop(SHARDS, None)
         if shards is not None:

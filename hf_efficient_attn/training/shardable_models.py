@@ -28,6 +28,16 @@ WHOLE_TEXT_FIELDS = {
 MIXERS = (nn.RNNBase, _ConvNd)
 
 
+def refuse_wrapped(model: Any) -> None:
+    """Raise UnsupportedBackendError for what is no model of transformers, such as a PEFT model around one."""
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedBackendError(
+            f"shard_sequence takes a PreTrainedModel, but this is a {type(model).__name__}. If it is wrapped around a "
+            "model of transformers (PEFT, DistributedDataParallel), shard the model first, then wrap it: "
+            "get_peft_model(shard_sequence(model, mesh), config)."
+        )
+
+
 def refuse_model(model: Any) -> None:
     """Raise UnsupportedBackendError for a model that cannot compute a part of a text, with the reason."""
     reason = first_reason(model)
@@ -50,8 +60,6 @@ def calls_loss_function(model_class: Any) -> bool:
 
 def first_reason(model: Any) -> str | None:
     """Return why a model cannot compute a part of a text, as the end of a sentence; None: it can."""
-    if not isinstance(model, PreTrainedModel):
-        return "it is wrapped around another model, or none of transformers. Shard the model first, then wrap it."
     config = model.config
     if config.is_encoder_decoder or config.get_text_config() is not config:
         return "it joins several models. Shard a model of text alone."

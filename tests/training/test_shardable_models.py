@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -122,7 +123,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "nothing says whether its loss is of single tokens",
     ),
-    "wrapped": (lambda: torch.nn.Sequential(llama()), "Shard the model first, then wrap it"),
     "convolution": (with_convolution, "model.layers.1.mlp.gate_proj reads neighbours outside of attention"),
 }
 # whole families, with the cells of the table of model_cards/engine.md
@@ -155,6 +155,16 @@ def test_a_layer_without_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(layer_class, "forward", forward)
     with pytest.raises(hea.UnsupportedBackendError, match="layer 1 does not call the attention interface"):
         hea.shard_sequence(llama(), MESH)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("mesh", [MESH, None])
+def test_wrapped_models_are_refused(mesh: Any) -> None:
+    wrapped = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with pytest.raises(
+        hea.UnsupportedBackendError, match="this is a PeftModelForCausalLM.*shard the model first, then wrap it"
+    ):
+        hea.shard_sequence(wrapped, mesh)
 
 
 def test_models_that_can() -> None:
