@@ -64,14 +64,15 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
 
     Args:
         model: a causal or masked language model, a token classifier or the model below their heads, of one of our
-            families or of transformers with attn_implementation="efficient".
+            families or of transformers with attn_implementation="efficient"; wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
             whole texts again.
         mode: "halo", "heads", or "auto": in every layer what sends least.
 
     Raises:
         ConfigurationError: a mesh of several dimensions, an unknown mode.
-        UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads.
+        UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads, whose loss is
+            not known to be one of single tokens, or that is wrapped; calls, if its outputs are not of single tokens.
     """
     refuse_wrapped(model)
     shards = None
