@@ -69,9 +69,6 @@ CASES: dict[str, Any] = {
     "roberta": lambda: hea.sparsify(transformers.RobertaForTokenClassification(roberta()), BlockLocal(4)),
     # whose loss transformers chooses without a name for it
     "gpt2": lambda: hea.sparsify(transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES)), Band(6, 0)),
-    "bert_decoder": lambda: hea.sparsify(
-        transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, is_decoder=True)), Band(6, 0)
-    ),
     # who count positions by the mask, by ids and from the number of the padding token on
     "opt": lambda: hea.sparsify(
         transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=24)), Band(6, 0)
