@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 
-ROWS, TOKENS = 2, 27
+ROWS, TOKENS, WIDTH = 2, 27, 24
 # the first row is packed, with a document that lies on several processes
 LENGTHS = (5, 13, 9)
 # families by the names of their cases whose heads are not exchanged
@@ -30,13 +30,16 @@ REFUSING = {case.name: family for family in OURS if "Ulysses" in family.refuses 
 
 
 def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
-    """Return whole texts: ids, labels, and a padding mask or, of packed texts, positions."""
+    """Return whole texts: ids or embeddings, labels, and a padding mask or, of packed texts, positions."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, vocabulary, (ROWS, TOKENS), generator=generator)
     inputs = {"input_ids": ids, "labels": torch.where(ids % 3 == 0, -100, ids)}
     if "packed" in name:
         restarted = torch.cat([torch.arange(length) for length in LENGTHS])
         return {**inputs, "position_ids": torch.stack([restarted, torch.arange(TOKENS)])}
+    if "embedded" in name:
+        inputs["inputs_embeds"] = torch.randn(ROWS, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+        del inputs["input_ids"]
     mask = torch.ones_like(ids)
     mask[0, : TOKENS // 2] = 0
     mask[1, -3:] = 0

@@ -15,8 +15,13 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
-from hf_efficient_attn.training.shardable_models import refuse_model
+from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
 from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
+from hf_efficient_attn.training.sharded_positions import (
+    add_largest_position,
+    drop_largest_position,
+    varying_rotations,
+)
 
 T = TypeVar("T", bound=PreTrainedModel)
 
@@ -24,7 +29,8 @@ T = TypeVar("T", bound=PreTrainedModel)
 HOOKS = "_sequence_hooks"
 # that in which it keeps the batch of a forward pass
 BATCH = "_sharded_batch"
-CAUSAL_LM = "ForCausalLM"
+# outputs that are of no single token
+SUMS = ("loss", "auxiliary_loss")
 
 
 def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
@@ -58,18 +64,17 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
 
     Args:
         model: a causal or masked language model, a token classifier or the model below their heads, of one of our
-            families or of transformers with attn_implementation="efficient".
+            families or of transformers with attn_implementation="efficient"; wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
             whole texts again.
         mode: "halo", "heads", or "auto": in every layer what sends least.
 
     Raises:
         ConfigurationError: a mesh of several dimensions, an unknown mode.
-        UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads.
+        UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads, whose loss is
+            not known to be one of single tokens, or that is wrapped; calls, if its outputs are not of single tokens.
     """
-    for hook in model.__dict__.pop(HOOKS, ()):
-        hook.remove()
-    model.__dict__.pop("generate", None)
+    refuse_wrapped(model)
     shards = None
     if mesh is not None:
         if mesh.ndim != 1:
@@ -80,6 +85,9 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
             raise ConfigurationError(f"mode is {shown(mode)}; it must be one of {', '.join(MODES)}.")
         refuse_model(model)
         shards = SequenceShards(mesh, mode)
+    for hook in model.__dict__.pop(HOOKS, ()):
+        hook.remove()
+    model.__dict__.pop("generate", None)
     for module in model.modules():
         module.__dict__.pop(SHARDS, None)
         if shards is not None:
@@ -87,7 +95,10 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     if shards is not None:
         before = model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
         after = model.register_forward_hook(join_loss, always_call=True)
-        model.__dict__.update({HOOKS: (before, after), "generate": refuse_generation})
+        rotations = varying_rotations(model)
+        ahead = [each.register_forward_pre_hook(add_largest_position, with_kwargs=True) for each in rotations]
+        behind = [each.register_forward_hook(drop_largest_position) for each in rotations]
+        model.__dict__.update({HOOKS: (before, after, *ahead, *behind), "generate": refuse_generation})
     return model
 
 
@@ -107,7 +118,7 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     model_class: Any = type(model)
     given = {**dict(zip(forward_arguments(model_class), args, strict=False)), **kwargs}
     shards: Any = shards_of(model)
-    batch = cut_batch(model, given, shards, model.loss_type == CAUSAL_LM)
+    batch = cut_batch(model, given, shards, shifts_labels(model))
     inputs = dict(batch.inputs)
     if isinstance(model, FamilyPreTrainedModel):
         inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
@@ -121,9 +132,22 @@ def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
     set_whole_text(None, None)
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
-    if batch is None or outputs is None or batch.labels is None:
+    if batch is None or outputs is None:
         return outputs
-    return with_loss(model, outputs, batch, shards)
+    refuse_outputs(model, outputs, batch)
+    return outputs if batch.labels is None else with_loss(model, outputs, batch, shards)
+
+
+def refuse_outputs(model: Any, outputs: Any, batch: ShardedBatch) -> None:
+    """Raise UnsupportedBackendError for outputs that are not of the tokens of this process, such as a pooled text."""
+    shape = batch.inputs["input_ids" if "input_ids" in batch.inputs else "inputs_embeds"].shape[:2]
+    for name, value in outputs.items():
+        if name not in SUMS and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
+            raise UnsupportedBackendError(
+                f"{type(model).__name__} returns {name} of shape {[*value.shape]}, which is not of the "
+                f"{shape[1]} tokens that this process holds: it needs the whole text. Use a language model, a token "
+                "classifier or a model that returns hidden states alone, or call shard_sequence(model, None)."
+            )
 
 
 def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceShards) -> Any:

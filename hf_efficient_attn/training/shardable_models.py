@@ -1,9 +1,11 @@
 """Which models can compute a part of a text: those that need other tokens in attention alone."""
 
+import inspect
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.trial import trial_requests
@@ -15,9 +17,25 @@ from hf_efficient_attn.models.sparse.inputs import resolved_rule
 
 # the losses that are sums over tokens
 LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
+CAUSAL_LM = "ForCausalLM"
 LAYER_KINDS = {"full_attention", "sliding_attention"}
+# fields of modules of transformers with which tokens are embedded by what others say
+WHOLE_TEXT_FIELDS = {
+    "token_dropout": "scales tokens by the share of masks in the whole text. Load the model with token_dropout=False.",
+    "trigram_input": "reads the embeddings of neighbouring tokens. Use another model, or one with trigram_input=False.",
+}
 # modules of torch that compute a token from its neighbours
 MIXERS = (nn.RNNBase, _ConvNd)
+
+
+def refuse_wrapped(model: Any) -> None:
+    """Raise UnsupportedBackendError for what is no model of transformers, such as a PEFT model around one."""
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedBackendError(
+            f"shard_sequence takes a PreTrainedModel, but this is a {type(model).__name__}. If it is wrapped around a "
+            "model of transformers (PEFT, DistributedDataParallel), shard the model first, then wrap it: "
+            "get_peft_model(shard_sequence(model, mesh), config)."
+        )
 
 
 def refuse_model(model: Any) -> None:
@@ -29,6 +47,17 @@ def refuse_model(model: Any) -> None:
         )
 
 
+def shifts_labels(model: Any) -> bool:
+    """Return whether a label of a model belongs to the token before it."""
+    return model.loss_type == CAUSAL_LM or (model.loss_type is None and calls_loss_function(type(model)))
+
+
+def calls_loss_function(model_class: Any) -> bool:
+    """Return whether a model has transformers choose its loss, which is the causal one where it knows of no loss."""
+    code = getattr(inspect.unwrap(model_class.forward), "__code__", None)
+    return code is not None and "loss_function" in code.co_names
+
+
 def first_reason(model: Any) -> str | None:
     """Return why a model cannot compute a part of a text, as the end of a sentence; None: it can."""
     config = model.config
@@ -36,6 +65,12 @@ def first_reason(model: Any) -> str | None:
         return "it joins several models. Shard a model of text alone."
     if model.loss_type not in LOSSES:
         return f"the loss of {shown(model.loss_type)} needs the whole text. Use a language model or a token classifier."
+    model_class: Any = type(model)
+    if model.loss_type is None and "labels" in forward_arguments(model_class) and not calls_loss_function(model_class):
+        return (
+            "nothing says whether its loss is of single tokens (loss_type is None). Use a language model or a token "
+            f"classifier, or set model.loss_type to one of {', '.join(filter(None, LOSSES))} if that is its loss."
+        )
     if config._attn_implementation != NAME:
         return f'its attention is {shown(config._attn_implementation)}. Load it with attn_implementation="{NAME}".'
     if getattr(model.base_model, "pooler", None) is not None:
@@ -62,6 +97,10 @@ def other_mixer(model: Any) -> str | None:
     It is seen by what a module is, not by its name: a state that transformers knows of, convolutions and recurrences of
     torch, or a layer that never calls the attention interface.
     """
+    for module in model.modules():
+        for field, reason in WHOLE_TEXT_FIELDS.items():
+            if getattr(module, field, False) is True:
+                return f"{field}=True {reason}"
     if model._is_stateful:
         return "it keeps a state that goes from token to token."
     mixers = [

@@ -9,7 +9,11 @@ from attention_models import DECODER, padding, token_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.sharded.layer import exchange_of
+from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
+from hf_efficient_attn.attention.sharded.traffic import HeadSizes
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns import BlockTopK, Causal, Full
 
 PATTERN = BlockTopK(block_tokens=4, num_chosen=3)
@@ -165,3 +169,17 @@ def test_explained() -> None:
     with pytest.raises(ConfigurationError, match="do not divide 3 heads"):
         hea.explain(BlockTopK(64, 3), 2048, num_heads=3, sequence_ranks=2)
     assert "block_top_k(4, 3)" in str(hea.hub.model_card(llama()))
+
+
+@pytest.mark.parametrize(
+    ("processes", "mode", "message"),
+    [
+        (2, "halo", "mode='halo' shares keys. Use mode='auto' or 'heads'."),
+        (3, "auto", "3 processes do not divide 4 heads. Use a number of processes that divides them."),
+        (3, "heads", "3 processes do not divide 4 heads. Use a number of processes that divides them."),
+    ],
+)
+def test_processes_that_cannot_share_its_heads(processes: int, mode: str, message: str) -> None:
+    layout, sizes = Layout(PATTERN, 4, 20, 20), HeadSizes(4, 4, 8, 8)
+    with pytest.raises(ConfigurationError, match=rf"must share heads, but {message}$"):
+        exchange_of(layout, (), shard_bounds(20, processes), sizes, mode)

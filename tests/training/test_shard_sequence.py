@@ -31,8 +31,13 @@ def llama(**fields: Any) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2, **fields))
 
 
-def roberta() -> Any:
-    return transformers.RobertaConfig(**SIZES, num_labels=64, max_position_embeddings=40)
+def roberta(**fields: Any) -> Any:
+    return transformers.RobertaConfig(**SIZES, num_labels=64, max_position_embeddings=40, **fields)
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    """Return rotary frequencies that depend on the length of the text, which is more than 8 tokens."""
+    return {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, **fields}
 
 
 def sparse(is_causal: bool, pattern: Any, **fields: Any) -> Any:
@@ -62,6 +67,29 @@ CASES: dict[str, Any] = {
     ),
     "bert": lambda: hea.sparsify(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), GLOBALS),
     "roberta": lambda: hea.sparsify(transformers.RobertaForTokenClassification(roberta()), BlockLocal(4)),
+    # whose loss transformers chooses without a name for it
+    "gpt2": lambda: hea.sparsify(transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES)), Band(6, 0)),
+    # who count positions by the mask, by ids and from the number of the padding token on
+    "opt": lambda: hea.sparsify(
+        transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=24)), Band(6, 0)
+    ),
+    "esm": lambda: hea.sparsify(
+        transformers.EsmForMaskedLM(transformers.EsmConfig(**SIZES, pad_token_id=1, mask_token_id=4)), Band(4, 4)
+    ),
+    "roberta_embedded": lambda: hea.sparsify(transformers.RobertaForMaskedLM(roberta()), Band(4, 4)),
+    "llama_dynamic": lambda: hea.sparsify(
+        llama(head_dim=4, max_position_embeddings=8, rope_parameters=rope("dynamic")), Band(6, 0)
+    ),
+    # the first processes alone would take the short factors
+    "llama_longrope": lambda: hea.sparsify(
+        llama(
+            head_dim=4,
+            rope_parameters=rope(
+                "longrope", short_factor=[1.0, 2.0], long_factor=[3.0, 4.0], original_max_position_embeddings=20
+            ),
+        ),
+        Band(6, 0),
+    ),
     "decoder_packed": lambda: sparse(True, bigbird(2, 1, causal=True)),
 }
 # of every family what has no refusal, with six heads for two and for three processes

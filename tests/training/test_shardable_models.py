@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -102,6 +103,26 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "it keeps a state that goes from token to token|of the kinds",
     ),
+    "masks that scale": (
+        lambda: efficient(transformers.EsmConfig(**SIZES, pad_token_id=1, token_dropout=True), "AutoModelForMaskedLM"),
+        "token_dropout=True scales tokens by the share of masks",
+    ),
+    "trigrams": (
+        lambda: efficient(
+            transformers.MobileBertConfig(**SIZES, embedding_size=8, intra_bottleneck_size=16), "AutoModelForMaskedLM"
+        ),
+        "trigram_input=True reads the embeddings of neighbouring tokens",
+    ),
+    "a loss that nothing names": (
+        lambda: efficient(transformers.ElectraConfig(**SIZES, embedding_size=16), "AutoModelForPreTraining"),
+        "nothing says whether its loss is of single tokens .loss_type is None.",
+    ),
+    "two heads": (
+        lambda: transformers.GPT2DoubleHeadsModel._from_config(
+            transformers.GPT2Config(**SIZES), attn_implementation="efficient"
+        ),
+        "nothing says whether its loss is of single tokens",
+    ),
     "convolution": (with_convolution, "model.layers.1.mlp.gate_proj reads neighbours outside of attention"),
 }
 # whole families, with the cells of the table of model_cards/engine.md
@@ -136,6 +157,16 @@ def test_a_layer_without_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -
         hea.shard_sequence(llama(), MESH)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("mesh", [MESH, None])
+def test_wrapped_models_are_refused(mesh: Any) -> None:
+    wrapped = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with pytest.raises(
+        hea.UnsupportedBackendError, match="this is a PeftModelForCausalLM.*shard the model first, then wrap it"
+    ):
+        hea.shard_sequence(wrapped, mesh)
+
+
 def test_models_that_can() -> None:
     assert first_reason(llama()) is None
     assert first_reason(sparse("CausalLM")) is None
@@ -159,5 +190,27 @@ def test_calls_that_are_refused(alone: Any) -> None:
     assert torch.isfinite(model(ids, labels=ids).loss)
     with pytest.raises(hea.UnsupportedBackendError, match="does not generate: a new token belongs to one process"):
         model.generate(ids)
+    with pytest.raises(hea.UnsupportedBackendError, match="keys of earlier calls, or those that prefix tuning learns"):
+        model(ids, past_key_values=transformers.DynamicCache())
     with pytest.raises(hea.UnsupportedBackendError, match="cannot be compiled"):
         torch.compile(copy.deepcopy(model), backend="eager")(ids)
+
+
+def test_outputs_of_the_whole_text_are_refused(alone: Any) -> None:
+    config = transformers.CLIPTextConfig(**SIZES, eos_token_id=7)
+    model = transformers.CLIPTextModel._from_config(config, attn_implementation="efficient")
+    with pytest.raises(hea.UnsupportedBackendError, match=r"CLIPTextModel returns pooler_output of shape \[1, 16\]"):
+        hea.shard_sequence(model, alone)(torch.arange(8)[None])
+
+
+def test_subclasses_shift_their_labels(alone: Any) -> None:
+    """By whose names transformers knows no loss."""
+
+    class Tuned(transformers.LlamaForCausalLM):
+        pass
+
+    ids = torch.arange(8)[None]
+    model = Tuned._from_config(transformers.LlamaConfig(**SIZES, **PAIR), attn_implementation="efficient")
+    expected = model(ids, labels=ids).loss
+    assert model.loss_type is None
+    torch.testing.assert_close(hea.shard_sequence(model, alone)(ids, labels=ids).loss, expected)

@@ -110,6 +110,20 @@ def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_c
             )
 
 
+def refuse_choice(layout: Layout, sizes: HeadSizes, num_processes: int, mode: str, has_terms: bool) -> None:
+    """Raise ConfigurationError if processes cannot share the heads of a pattern that needs all keys of a head."""
+    what = f"{shown(layout.pattern)} chooses among all keys of a head, so that processes must share heads"
+    if mode == HALO:
+        raise ConfigurationError(f"{what}, but mode={shown(mode)} shares keys. Use mode='auto' or 'heads'.")
+    if has_terms:
+        raise ConfigurationError(f"{what}, but learned parts of scores are of all heads. Leave those out.")
+    if sizes.num_heads % num_processes:
+        raise ConfigurationError(
+            f"{what}, but {num_processes} processes do not divide {sizes.num_heads} heads. Use a number of processes "
+            "that divides them."
+        )
+
+
 def exchange_of(
     layout: Layout, texts: tuple[Text, ...], bounds: Bounds, sizes: HeadSizes, mode: str = AUTO, has_terms: bool = False
 ) -> tuple[KeyExchange, Traffic]:
@@ -126,12 +140,7 @@ def exchange_of(
     can_divide = sizes.num_heads % len(bounds) == 0 and not has_terms
     if layout.pattern.chooses_by_content:
         # it takes all keys of a head to choose some of them
-        if mode == HALO or not can_divide:
-            raise ConfigurationError(
-                f"{shown(layout.pattern)} chooses among all keys of a head, so that processes must share heads, but "
-                f"mode={shown(mode)} and {len(bounds)} processes do not divide {sizes.num_heads} heads. Use "
-                "mode='auto' and a number of processes that divides them."
-            )
+        refuse_choice(layout, sizes, len(bounds), mode, has_terms)
         mode, layout = HEADS, replace(layout, pattern=Causal())
     exchange = key_exchange(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
     halo = halo_traffic(exchange, bounds, sizes)
