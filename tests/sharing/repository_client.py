@@ -13,7 +13,7 @@ from typing import Any
 import peft
 import torch
 import transformers
-from huggingface_hub import ModelCard, list_repo_files
+from huggingface_hub import ModelCard, constants, get_session, hf_raise_for_status, list_repo_files
 from sharing.hub_client import output_digest
 from sharing.shared_models import shared_model
 from word_tokenizer import word_tokenizer
@@ -38,10 +38,16 @@ def pushed(name: str, repo: str) -> dict[str, Any]:
     return {"digests": [*digests, output_digest(model)], "first_commit": first.oid, "class": type(model).__name__}
 
 
+def validate(card: ModelCard) -> None:
+    """Let the Hub check a card; older versions of huggingface_hub ask the public one, whatever the endpoint is."""
+    body = {"repoType": card.repo_type, "content": str(card)}
+    hf_raise_for_status(get_session().post(f"{constants.ENDPOINT}/api/validate-yaml", json=body))
+
+
 def pulled(repo: str, revision: str) -> dict[str, Any]:
     """Pull both versions by the Auto class that the card says; use the second in a pipeline and for generation."""
     card = ModelCard.load(repo)
-    card.validate()
+    validate(card)
     head = card.text.partition("from transformers import ")[2].partition("\n")[0]
     auto_class = getattr(transformers, head)
     model = auto_class.from_pretrained(repo)

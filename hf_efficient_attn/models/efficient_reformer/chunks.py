@@ -69,7 +69,7 @@ def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: 
         # padding comes last, and is in no group
         group = torch.where(is_real, group, num_groups)
         bucket = torch.where(is_real, bucket, num_documents * rule.num_buckets)
-    most = torch.sym_min(tokens, tokens // size + num_groups) if num_groups > 1 else (tokens + size - 1) // size
+    most = min(tokens, tokens // size + num_groups) if num_groups > 1 else (tokens + size - 1) // size
     places = place(bucket, group, num_groups, size, most)
     reads, num_chunks = None, places.order.shape[-1] // size
     if not rule.chunk_by_bucket and not is_one_ring(real, documents, buckets.shape[2], num_chunks, rule):
