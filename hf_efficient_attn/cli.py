@@ -20,6 +20,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "spans"): "hf_efficient_attn.analysis.spans",
     ("bench", "attention"): "hf_efficient_attn.bench.attention.command",
     ("bench", "blocks"): "hf_efficient_attn.bench.blocks.command",
+    ("bench", "calibrate"): "hf_efficient_attn.bench.calibrate.command",
     ("bench", "content"): "hf_efficient_attn.bench.content.command",
     ("bench", "etc"): "hf_efficient_attn.bench.etc.command",
     ("bench", "mechanisms"): "hf_efficient_attn.bench.mechanisms.command",

@@ -35,7 +35,7 @@ FLOORS = {
     "__main__": 8,
 }
 # what backends share; no backend itself
-SHARED_BY_BACKENDS = ("backends.fused_cpu", "backends.kernels")
+SHARED_BY_BACKENDS = ("fused_cpu", "kernels", "machines")
 # classes that shared a name, and intervals of keys that were called spans, before the glossary told them apart
 RETIRED_CLASSES = {"HeadGroup", "Job", "Part", "Piece", "Place", "Problem", "TokenTables"}
 SPANS = re.compile(r"(^|_)spans?(?!_tree)(_|$)", re.IGNORECASE)
@@ -79,8 +79,9 @@ def wrong_import(own: str, name: str, dots: int) -> str | None:
     target = name.removeprefix("hf_efficient_attn.")
     if floor(target) > floor(own):
         return f"floor {floor(own)} imports from floor {floor(target)}"
-    is_of_backends = floor(own) == floor("backends") == floor(target) and target not in SHARED_BY_BACKENDS
-    if is_of_backends and target.split(".")[:2] != own.split(".")[:2]:
+    is_of_backends = floor(own) == floor("backends") == floor(target)
+    is_shared = is_of_backends and target.split(".")[1] in SHARED_BY_BACKENDS
+    if is_of_backends and not is_shared and target.split(".")[:2] != own.split(".")[:2]:
         return "backends never import each other"
     is_module = (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py").exists()
     return None if is_module or own.endswith("__init__") else "names are imported from the module that defines them"

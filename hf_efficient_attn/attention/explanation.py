@@ -6,6 +6,7 @@ from typing import Any
 from hf_efficient_attn.attention.choice_in_words import choice_in_words
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange
+from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.expressions import write_expression
@@ -121,6 +122,7 @@ class Explanation:
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
             **({} if self.all_layers is None else {"all layers": str(self.all_layers)}),
             "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
+            "costs of": str(machine_of(inputs.device)),
             **({} if self.exchange is None else {"exchange": f"{self.exchange}, one example"}),
             **{f"not {name}": reason for name, reason in self.reasons.items()},
             **{"note" if index == 0 else f"note {index + 1}": note for index, note in enumerate(self.notes)},
@@ -154,6 +156,7 @@ class Explanation:
             "baseline": self.baseline,
             "relative_cost": self.relative_cost,
             "memory_bytes": self.memory_bytes,
+            "costs_of": str(machine_of(inputs.device)),
             "notes": list(self.notes),
             "beside": None if self.beside is None else self.beside.to_dict(),
             "exchange": None if self.exchange is None else self.exchange.to_dict(),

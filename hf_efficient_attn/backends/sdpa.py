@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
+from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.dense_pairs import num_counted
@@ -23,12 +24,7 @@ from hf_efficient_attn.patterns.intervals import Intervals, size
 
 NAME = "sdpa"
 RANK_WITHOUT_MASK = 10
-# times, in scores of dense attention without a mask: for reading a key for a block of queries (most of the time of a
-# single query), for a score with a mask, and for making one entry of a mask
-SCORES_PER_KEY = 8
-SCORES_PER_MASKED_SCORE = 1.1
-# ... off the CPU, where no kernel that never stores the softmax takes a mask; estimated, not measured
-SCORES_PER_MASKED_SCORE_ELSEWHERE = 3.0
+# times, in scores of dense attention without a mask: for making one entry of a mask
 SCORES_PER_MASK_ENTRY = 50
 # ... and for a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
 SCORES_PER_UNFUSED_SCORE = 4.0
@@ -93,23 +89,23 @@ def is_single(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time of dense attention for one example, in scores without a mask."""
-    layout = call.layout
+    layout, costs = call.layout, costs_of(call)
+    per_masked = costs.masked(call.inputs.needs_grad)
     if is_single(call):
-        per_score = SCORES_PER_UNFUSED_SCORE if has_no_kernel(call) else SCORES_PER_MASKED_SCORE
-        return computed_pairs(call) * (per_score + SCORES_PER_KEY)
+        per_score = SCORES_PER_UNFUSED_SCORE if has_no_kernel(call) else per_masked
+        return computed_pairs(call) * (per_score + costs.key)
     plain = _unmasked(call)
     if plain is not None:
         start, stop, _ = plain
-        return computed_pairs(call) + SCORES_PER_KEY * layout.num_heads * (stop - start)
+        return computed_pairs(call) + costs.key * layout.num_heads * (stop - start)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
     if maskless(layout) is not None and not is_unfused and call.chosen is None:
-        per_key = float(layout.num_queries + SCORES_PER_KEY)
+        per_key = layout.num_queries + costs.key
     else:
         # in cached decoding every step has a mask of its own
         per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
-        per_score = SCORES_PER_MASKED_SCORE if call.inputs.device == "cpu" else SCORES_PER_MASKED_SCORE_ELSEWHERE
-        per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_score
-        per_key = per_score * layout.num_queries + SCORES_PER_KEY + per_mask
+        per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_masked
+        per_key = per_score * layout.num_queries + costs.key + per_mask
     return layout.num_heads * layout.num_keys * per_key + SCORES_PER_CHOSEN_PAIR * num_counted(call.chosen, layout)
 
 

@@ -262,7 +262,7 @@ def test_wrong_models(what: Any, options: dict[str, Any], message: str) -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "band(2, 2) | global(0)", "--tokens", "64", "--heads", "1", "--training", "--dtype", "bfloat16"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:7]] == [
+    assert [line.split("  ")[0] for line in lines[:8]] == [
         "pattern",
         "call",
         "backend",
@@ -270,6 +270,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         "computed",
         "cost",
         "memory",
+        "costs of",
     ]
     assert "1 heads, 64 queries, 64 keys, bfloat16 on cpu, with gradients" in lines[1]
     # a band of five without its ends, and the first token's row and column beyond what the band holds of them

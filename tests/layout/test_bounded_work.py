@@ -20,6 +20,7 @@ from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.errors import InputError, MaskLimitError
 from hf_efficient_attn.layout.blocks import run_masks
 from hf_efficient_attn.layout.blocks import table as block_tables
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
@@ -85,7 +86,7 @@ PATTERNS: dict[str, Any] = {
 
 def compiled(pattern: Pattern, tokens: int) -> tuple[Written, BlockLayout]:
     with Written() as written:
-        blocks = compile_layout.function(Layout(pattern, 2, tokens, tokens), 32, CPU)
+        blocks = compile_layout.function(Layout(pattern, 2, tokens, tokens), BlockCosts.only(32), CPU)
     return written, blocks
 
 
@@ -117,7 +118,7 @@ def test_masks_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     layout = Layout(KeyTable([[key // 2, key] for key in range(500)]), 1, 500, 500)
     monkeypatch.setattr(run_masks, "MAX_MASK_BYTES", 10_000)
     with pytest.raises(InputError, match=r"key_table pattern over 500 queries.*Use a pattern of whole blocks") as error:
-        compile_layout.function(layout, 32, CPU)
+        compile_layout.function(layout, BlockCosts.only(32), CPU)
     assert len(str(error.value)) <= 500
 
 
@@ -125,7 +126,7 @@ def test_what_grows_as_the_square_is_refused_before_any_work() -> None:
     layout = Layout(GlobalTokens(range(0, 32768, 2)), 1, 32768, 32768)
     refused = pytest.raises(InputError, match=r"would look at about [\d,]+ pairs.*Use a pattern")
     with Written() as written, refused as error:
-        compile_layout.function(layout, 32, CPU)
+        compile_layout.function(layout, BlockCosts.only(32), CPU)
     assert written.numbers < 1_000_000
     assert len(str(error.value)) <= 500
 
@@ -145,7 +146,7 @@ def test_auto_takes_no_mask_over_all_pairs_of_long_inputs(name: str) -> None:
 def test_long_inputs_may_take_long(causal: bool) -> None:
     """What grows as the rows is never refused: presets for documents of any length, in all their heads."""
     pattern, layer = bigbird(16, 3, 0, "seeded", causal), {"num_heads": 16, "num_queries": 8192, "num_keys": 8192}
-    assert compile_layout(Layout(pattern, **layer), 16, CPU).num_allowed > 0
+    assert compile_layout(Layout(pattern, **layer), BlockCosts.only(16), CPU).num_allowed > 0
 
 
 def test_every_pattern_that_is_asked_for_a_pair_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +154,9 @@ def test_every_pattern_that_is_asked_for_a_pair_counts(monkeypatch: pytest.Monke
     monkeypatch.setattr(work, "MAX_STEPS", 800_000)
     alone = KeyTable([range(query % 2, 200, 2) for query in range(200)])
     twelve = reduce(or_, (Band(left, -1) for left in range(1, 12)), alone)
-    compile_layout.function(Layout(alone, 1, 200, 200), 32, CPU)
+    compile_layout.function(Layout(alone, 1, 200, 200), BlockCosts.only(32), CPU)
     with pytest.raises(MaskLimitError, match=r"would look at about [\d,]+ pairs"):
-        compile_layout.function(Layout(twelve, 1, 200, 200), 32, CPU)
+        compile_layout.function(Layout(twelve, 1, 200, 200), BlockCosts.only(32), CPU)
 
 
 def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatch) -> None:

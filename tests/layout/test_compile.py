@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_efficient_attn.layout.blocks import compile as compile_module
 from hf_efficient_attn.layout.blocks import run_masks
 from hf_efficient_attn.layout.blocks import shares as shares_module
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.layout import Layout
@@ -94,25 +95,25 @@ def check(layout: Layout, blocks: BlockLayout) -> None:
 def test_every_allowed_pair_once(name: str, lengths: tuple[int, int], block_tokens: int) -> None:
     (num_queries, num_keys), pattern = lengths, PATTERNS[name]
     layout = Layout(pattern, 2, num_queries, num_keys, num_keys - num_queries, is_cross=pattern.needs_two_axes)
-    check(layout, compile_layout(layout, block_tokens, CPU))
+    check(layout, compile_layout(layout, BlockCosts.only(block_tokens), CPU))
 
 
 def test_queries_behind_all_keys_of_another_axis() -> None:
     """Rows without an end on the left, of which none is a copy of another."""
     layout = Layout(~Blocks(Band(8, 4), 2), 2, 16, 6, 7, is_cross=True)
-    check(layout, compile_layout(layout, 4, CPU))
+    check(layout, compile_layout(layout, BlockCosts.only(4), CPU))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 64, 75])
 def test_interleaved_span_tree(num_tokens: int) -> None:
     layout = Layout(InterleavedSpanTree(2), 1, 2 * num_tokens, 2 * num_tokens)
-    check(layout, compile_layout(layout, 32, CPU))
+    check(layout, compile_layout(layout, BlockCosts.only(32), CPU))
 
 
 def test_span_tree() -> None:
     """Its positions are the nodes of a tree over 64 tokens."""
     layout = Layout(SpanTree(2), 1, 127, 127)
-    check(layout, compile_layout(layout, 32, CPU))
+    check(layout, compile_layout(layout, BlockCosts.only(32), CPU))
 
 
 @given(
@@ -132,7 +133,7 @@ def test_every_allowed_pair_once_in_any_longformer(
     layout = Layout(
         pattern | GlobalTokens(chosen), 1, num_queries, num_keys, data.draw(st.integers(0, num_keys - num_queries))
     )
-    check(layout, compile_layout(layout, 16, CPU))
+    check(layout, compile_layout(layout, BlockCosts.only(16), CPU))
 
 
 def compositions() -> st.SearchStrategy[Pattern]:
@@ -172,7 +173,7 @@ def test_every_allowed_pair_once_in_any_composition(
     pattern: Pattern, num_keys: int, block_tokens: int, data: st.DataObject
 ) -> None:
     layout = data.draw(layouts(pattern, 2, num_keys))
-    check(layout, compile_layout(layout, block_tokens, CPU))
+    check(layout, compile_layout(layout, BlockCosts.only(block_tokens), CPU))
 
 
 @given(pattern=compositions(), num_keys=st.integers(1, 140), data=st.data())
@@ -191,7 +192,7 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
         patch.setattr(shares_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
         cut = shares_module.shares.function(layout.head_patterns()[0], layout.extent)
         patch.setattr(compile_module, "shares", lambda *_: cut)
-        blocks = compile_layout.function(layout, 4, CPU)
+        blocks = compile_layout.function(layout, BlockCosts.only(4), CPU)
     check(layout, blocks)
 
 
@@ -199,12 +200,12 @@ def test_orders_that_share_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern that is too large to be split into members may still have orders of its own, which overlap."""
     monkeypatch.setattr(GlobalTokens, "members", lambda self: (self,))
     layout = Layout(GlobalTokens([0, 3, 17]), 1, 41, 41)
-    check(layout, compile_layout.function(layout, 8, CPU))
+    check(layout, compile_layout.function(layout, BlockCosts.only(8), CPU))
 
 
 def test_a_band_is_three_kinds_of_blocks() -> None:
     """Cut at the left end, whole, cut at the right end: the whole ones are one run of copies with one mask."""
-    (share,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), 32, CPU).shares
+    (share,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), BlockCosts.only(32), CPU).shares
     longest = max(share.runs, key=lambda run: run.num_blocks)
     assert (longest.num_blocks, longest.block_tokens, longest.key_tokens) == (256 - 2 * 8, 32, 32 + 2 * 256)
     assert longest.bias is not None
@@ -213,9 +214,9 @@ def test_a_band_is_three_kinds_of_blocks() -> None:
 
 
 def test_layouts_are_cached_by_value() -> None:
-    first = compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), 32, CPU)
-    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), 32, CPU) is first
-    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([1]), 2, 100, 100), 32, CPU) is not first
+    first = compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), BlockCosts.only(32), CPU)
+    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), BlockCosts.only(32), CPU) is first
+    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([1]), 2, 100, 100), BlockCosts.only(32), CPU) is not first
 
 
 @pytest.mark.parametrize(
@@ -224,20 +225,20 @@ def test_layouts_are_cached_by_value() -> None:
     ids=str,
 )
 def test_few_scores_are_computed_in_vain(pattern: Pattern, bound: float) -> None:
-    blocks = compile_layout(Layout(pattern, 1, 16384, 16384), 32, CPU)
+    blocks = compile_layout(Layout(pattern, 1, 16384, 16384), BlockCosts.only(32), CPU)
     assert blocks.num_pairs <= bound * pattern.num_pairs(16384, 16384)
 
 
 def test_shared_work_is_one_part_for_all_heads() -> None:
     """The random blocks of BigBird differ by head, its global rows do not."""
-    blocks = compile_layout(Layout(bigbird(), 4, 2048, 2048), 32, CPU)
+    blocks = compile_layout(Layout(bigbird(), 4, 2048, 2048), BlockCosts.only(32), CPU)
     assert [share.num_heads for share in blocks.shares].count(4) == 1
     assert [share.num_heads for share in blocks.shares].count(1) == 4
 
 
 @pytest.mark.parametrize("name", ["band", "globals", "random", "causal"])
 def test_cut_runs_hold_the_same_pairs(name: str) -> None:
-    blocks = compile_layout(Layout(PATTERNS[name], 2, 333, 333), 32, CPU)
+    blocks = compile_layout(Layout(PATTERNS[name], 2, 333, 333), BlockCosts.only(32), CPU)
     for share in blocks.shares:
         pieces = tuple(piece for run in share.runs for piece in run.cut(40))
         assert all(piece.num_blocks * piece.block_tokens <= max(40, piece.block_tokens) for piece in pieces)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.estimate import costs_of, estimate
+from hf_efficient_attn.backends.blocked.estimate import forward_estimate, time
 from hf_efficient_attn.backends.blocked.operator import blocked_attention
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import write_call_text
@@ -35,7 +35,7 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example, in scores of dense attention; infinite if the masks are refused."""
-    return estimate(call.layout).time(costs_of(call))
+    return time(call)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -45,17 +45,17 @@ def rank_while_compiling(call: AttentionCall) -> int | None:
 
 def remark(call: AttentionCall) -> str:
     """Return what it computes, or why its masks are refused."""
-    return estimate(call.layout).refusal or "blocked computes the blocks of pairs that hold an allowed one."
+    return forward_estimate(call).refusal or "blocked computes the blocks of pairs that hold an allowed one."
 
 
 def computed_pairs(call: AttentionCall) -> int:
     """Return how many scores its blocks hold, in all heads."""
-    return estimate(call.layout).num_pairs
+    return forward_estimate(call).num_pairs
 
 
 def working_bytes(call: AttentionCall) -> int:
     """Return the memory of the masks of its blocks."""
-    return estimate(call.layout).num_mask_bytes
+    return forward_estimate(call).num_mask_bytes
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:

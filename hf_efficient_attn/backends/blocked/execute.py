@@ -28,14 +28,11 @@ from hf_efficient_attn.backends.kernels import (
     sink_gradient,
     wide_dtype,
 )
+from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import join_sinks
 
-# queries per block: the fused operator is fastest on short blocks forward, on longer ones backward
-FORWARD_BLOCK_TOKENS = 32
-BACKWARD_BLOCK_TOKENS = 96
-EXPLICIT_BLOCK_TOKENS = 64
 # q, k, v, grad and out come first among the tensors of a backward pass
 NUM_READ = 5
 # elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to reuse it; elsewhere
@@ -80,7 +77,7 @@ def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor
     q, k, v = plain_rows(q, k, v) if fused else (q, k, v)
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
     kernels = Kernels(call, seed, fused, q.device)
-    for region in regions(call, q, k, FORWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
+    for region in regions(call, q, k, costs_of(call).forward.of_kernel(fused)):
         share = region.share
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, out_rows, lse_rows)]
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v)]
@@ -156,7 +153,7 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_te
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
     kernels = Kernels(call, seed, fused, q.device)
     folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
-    for region in regions(call, q, k, BACKWARD_BLOCK_TOKENS if fused else EXPLICIT_BLOCK_TOKENS):
+    for region in regions(call, q, k, costs_of(call).backward.of_kernel(fused)):
         share = region.share
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, *rows)]
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v, dk, dv)]

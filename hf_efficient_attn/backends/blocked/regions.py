@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import CompiledShare
 from hf_efficient_attn.layout.call import AttentionCall
@@ -42,7 +43,7 @@ class Region:
         return tensor[self.example, self.key_heads, self.keys]
 
 
-def regions(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Iterator[Region]:
+def regions(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Iterator[Region]:
     """Yield the regions of a call; together they hold every allowed pair once.
 
     q may have a multiple of the layout's heads, into which examples are folded, if all examples are alike.
@@ -58,7 +59,7 @@ def regions(call: AttentionCall, q: Tensor, k: Tensor, block_tokens: int) -> Ite
             queries = slice(first_query, first_query + own.num_queries)
             keys = slice(document.start, document.stop)
             holes = hole_bias(tokens, example, document)
-            for share in compile_layout(own, block_tokens, q.device).shares:
+            for share in compile_layout(own, costs, q.device).shares:
                 for heads, key_heads in head_slices(share.first_head, num_folded * share.num_heads, group):
                     yield Region(example, heads, key_heads, queries, keys, own.query_offset, share, holes)
 

@@ -22,6 +22,7 @@ from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import mods_of
+from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.lse import row_lse
@@ -30,8 +31,6 @@ from hf_efficient_attn.layout.sinks import join_sinks
 NAME = "flex"
 RANK_WORTH_COMPILING = 20
 CUDA_MIN_HEAD_DIM = 16
-# in scores of dense attention; estimated, not measured on a GPU
-SCORES_PER_SCORE = 1.2
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -113,7 +112,7 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it."""
-    return inf if is_only_by_name(call) else SCORES_PER_SCORE * computed_pairs(call)
+    return inf if is_only_by_name(call) else costs_of(call).flex * computed_pairs(call)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:

@@ -10,8 +10,9 @@ from torch._dynamo.exc import TorchDynamoException
 from hf_efficient_attn.attention.explained_call import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
-from hf_efficient_attn.backends.blocked.execute import FORWARD_BLOCK_TOKENS
 from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.kernels import is_fused
+from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.bench.attention.cases import (
     DENSE,
     Call,
@@ -193,7 +194,7 @@ def layout_seconds(call: AttentionCall, backend: str) -> float:
     start = time.perf_counter()
     name = select(call, backend).NAME
     if name == blocked.NAME:
-        compile_layout(call.layout, FORWARD_BLOCK_TOKENS, device)
+        compile_layout(call.layout, costs_of(call).forward.of_kernel(is_fused(call)), device)
     elif name == flex.NAME:
         block_table(call.layout, None, flex.BLOCK_SIZES[call.inputs.device], device)
     synchronize(device)

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from hf_efficient_attn.attention.explained_call import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
-from hf_efficient_attn.backends.blocked import execute
+from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.bench.attention.cases import (
     Call,
     Shape,
@@ -200,7 +200,7 @@ def profile_layout(name: str, tokens: int, shape: Shape) -> Row:
     """
     layout = Layout(pattern_of(name, tokens), shape.num_heads, tokens, tokens)
     call = own_call(layout.pattern, shape.tensors(tokens), blocked.NAME)
-    cut = partial(compile_layout, layout, execute.FORWARD_BLOCK_TOKENS, CPU)
+    cut = partial(compile_layout, layout, machine_of(CPU.type).costs_in(shape.dtype).forward.blocks, CPU)
     steps: dict[str, Callable[[], object]] = {
         "drawing random blocks": layout.head_groups,
         "cutting into runs": cut,

@@ -4,16 +4,17 @@ A share is divided into rows of blocks in its token order; rows that read alike 
 change along the sequence, only one row is looked at, and the others are its copies.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property, reduce
 from math import gcd
 
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
-from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks, places_of
+from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks, on_device, places_of
 from hf_efficient_attn.layout.blocks.shares import MIN_GRANULE, PatternShare, neighbours, shares
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.dense.pairs import num_mask_bytes
@@ -45,11 +46,11 @@ CACHE_BYTES = 512 * MEBIBYTE
 
 
 @cached(CACHE_BYTES)
-def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> BlockLayout:
+def compile_layout(layout: Layout, costs: BlockCosts, device: torch.device) -> BlockLayout:
     """Return the block layout; cached by value.
 
     Args:
-        block_tokens: desired length of a block of queries; patterns made of longer blocks use their own.
+        costs: of the lengths that blocks of queries may have; patterns made of longer blocks use their own.
         device: the device of the masks.
 
     Raises:
@@ -63,7 +64,7 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
             heads_of.setdefault(share, []).extend(range(first, first + count))
     compiled = []
     for share, heads in heads_of.items():
-        runs = ShareCompiler(share, block_tokens, device, budget).runs()
+        runs = ShareCompiler(share, costs, device, budget).runs()
         queries, keys = (on_device(order, device) for order in (share.rows(layout.query_offset), share.order.keys))
         compiled += [CompiledShare(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
     return BlockLayout(tuple(compiled))
@@ -72,18 +73,18 @@ def compile_layout(layout: Layout, block_tokens: int, device: torch.device) -> B
 class ShareCompiler:
     """Compiles one share of a pattern."""
 
-    def __init__(self, share: PatternShare, block_tokens: int, device: torch.device, budget: Budget) -> None:
+    def __init__(self, share: PatternShare, costs: BlockCosts, device: torch.device, budget: Budget) -> None:
         # tensors, since rows are looked up many times
         self.target = share.target.with_tables(torch.tensor)
         self.order, self.device = share.order, device
         self.local_offset = self.order.local_query_offset
         self.num_queries, self.num_keys = len(self.order.queries), len(self.order.keys)
         self.step = self.order.step
-        self.block_tokens = self.choose_block_tokens(block_tokens)
+        self.block_tokens = costs.cheapest(set(map(self.possible, costs.lengths)), self.num_keys_of_block)
         self.masks = RunMasks(share, device, budget)
 
-    def choose_block_tokens(self, wished: int) -> int:
-        """Return the desired length, or that of the pattern's own blocks.
+    def possible(self, wished: int) -> int:
+        """Return the length of blocks that comes closest to the desired one, or that of the pattern's own blocks.
 
         If the pattern is periodic, several of its blocks make a longer one; otherwise no two blocks read alike.
         """
@@ -95,23 +96,27 @@ class ShareCompiler:
             return period * -(-wished // period) if period <= MAX_BLOCK_TOKENS else wished
         return own if MIN_GRANULE <= own <= MAX_BLOCK_TOKENS else wished
 
+    def num_keys_of_block(self, tokens: int) -> int:
+        """Return how many keys a block of so many queries reads in the middle of the sequence."""
+        first = self.num_queries // 2 // tokens * tokens
+        return size(self.row(first, min(tokens, self.num_queries - first)).intervals)
+
     def runs(self) -> tuple[Run, ...]:
         """Return the runs that hold all pairs of the share."""
         pattern_row = self.inner_row()
         first, last = self.inner_blocks(pattern_row)
         if first == last:
-            tokens = self.block_tokens
-            if self.is_invariant:
-                tokens *= max(1, min(EDGE_BLOCKS, MAX_EDGE_TOKENS // tokens))
-            return tuple(self.runs_at([(0, self.num_queries)], tokens)[0])
+            return tuple(self.runs_at([(0, self.num_queries)])[0])
         start, stop = first * self.block_tokens, last * self.block_tokens
         intervals = tuple((begin + start, end + start) for begin, end in pattern_row)
         row = Row(start, self.block_tokens, intervals, self.is_full(self.bounds(start, self.block_tokens), intervals))
-        left, right = self.runs_at([(0, start), (stop, self.num_queries)], EDGE_BLOCKS * self.block_tokens)
+        left, right = self.runs_at([(0, start), (stop, self.num_queries)])
         return (*left, self.run([row], last - first, self.block_tokens), *right)
 
-    def runs_at(self, ranges: list[tuple[int, int]], tokens: int) -> list[list[Run]]:
-        """Return the runs of each range of queries, cut into rows of `tokens` queries."""
+    def runs_at(self, ranges: list[tuple[int, int]]) -> list[list[Run]]:
+        """Return the runs of each range of queries, cut into rows of some blocks each if blocks are alike."""
+        most = MAX_EDGE_TOKENS // self.block_tokens if self.is_invariant else 1
+        tokens = self.block_tokens * max(1, min(EDGE_BLOCKS, most))
         rows = [self.streams(self.rows(start, stop, tokens)) for start, stop in ranges]
         if self.is_invariant:
             self.masks.prepare((row for streams in rows for stream in streams for row in stream), self.block_tokens)
@@ -290,8 +295,3 @@ class ShareCompiler:
         if len(rows) == 1:
             index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)
         return index.to(self.device), granule
-
-
-def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
-    """Return an order that is a range as it is, and any other as a tensor on the device, copied once."""
-    return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)

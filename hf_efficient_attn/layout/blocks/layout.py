@@ -8,9 +8,6 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.size_in_bytes import size_in_bytes
 
-# the fixed time of a run, in scores of dense attention without a mask
-SCORES_PER_RUN = 80_000
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -42,6 +39,11 @@ class Run:
     def num_pairs(self) -> int:
         """How many scores the run computes, allowed or not."""
         return self.num_blocks * self.block_tokens * self.key_tokens
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys the run reads, counted once per block of queries."""
+        return self.num_blocks * self.key_tokens
 
     def cut(self, max_queries: int) -> Iterator["Run"]:
         """Yield the run in pieces of about `max_queries` queries; only a run of one block is cut within a block."""
@@ -100,25 +102,29 @@ class BlockLayout:
 
     shares: tuple[CompiledShare, ...]
 
+    def runs(self) -> Iterator[tuple[CompiledShare, Run]]:
+        """Yield every run with its share."""
+        return ((share, run) for share in self.shares for run in share.runs)
+
     @cached_property
     def num_pairs(self) -> int:
         """How many scores are computed, allowed or not, in all heads."""
-        return sum(share.num_heads * run.num_pairs for share in self.shares for run in share.runs)
+        return sum(share.num_heads * run.num_pairs for share, run in self.runs())
 
     @cached_property
     def num_allowed(self) -> int:
         """How many pairs are allowed in all heads."""
-        return sum(share.num_heads * run.num_allowed for share in self.shares for run in share.runs)
+        return sum(share.num_heads * run.num_allowed for share, run in self.runs())
 
     @cached_property
     def num_mask_bytes(self) -> int:
         """Memory of all masks; views of one tensor count once."""
-        return size_in_bytes([run.bias for share in self.shares for run in share.runs])
+        return size_in_bytes([run.bias for _, run in self.runs()])
 
     @cached_property
-    def num_key_reads(self) -> int:
-        """How many keys are read in all heads, counted once per block of queries."""
-        return sum(share.num_heads * run.num_blocks * run.key_tokens for share in self.shares for run in share.runs)
+    def num_gathered(self) -> int:
+        """How many keys are copied to their places in all heads, counted once per block of queries."""
+        return sum(share.num_heads * run.num_keys for share, run in self.runs() if run.gathered is not None)
 
     @cached_property
     def num_moved(self) -> int:

@@ -259,3 +259,8 @@ def places_of(rows: Sequence[Intervals]) -> Tensor:
 def positions_at(order: range | Tensor, places: Tensor) -> Tensor:
     """Return the positions at some places of an order, of their shape."""
     return places * order.step + order.start if isinstance(order, range) else order[places]
+
+
+def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
+    """Return an order that is a range as it is, and any other as a tensor on the device, copied once."""
+    return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)

@@ -10,7 +10,6 @@ from functools import reduce
 from itertools import groupby
 from operator import or_
 
-from hf_efficient_attn.layout.blocks.layout import SCORES_PER_RUN
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.patterns.intervals import size
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -22,6 +21,8 @@ MIN_GRANULE = 8
 MAX_MEMBERS = 32
 # up to this many orders of a member are always worth it
 FEW_ORDERS = 64
+# about the fixed time of a run, in scores of dense attention without a mask, on any machine
+SCORES_PER_RUN = 80_000
 # queries of the row by which work is estimated
 ROW_TOKENS = 128
 

@@ -1,0 +1,69 @@
+"""What attention costs on a machine, and which costs a call has."""
+
+from dataclasses import dataclass
+
+import torch
+
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.call import AttentionCall
+
+# queries per block of the kernel that multiplies, normalises and multiplies
+EXPLICIT_BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Times of one score in a forward or a backward pass, in scores of dense attention without a mask in that pass.
+
+    Attributes:
+        blocks: of torch's fused kernel for CPUs, as blocked calls it, by the length of the blocks of queries.
+        explicit: of the kernel that multiplies, normalises and multiplies: caps, terms, dropout, other devices.
+        masked: of dense attention with a mask.
+    """
+
+    blocks: BlockCosts
+    explicit: float
+    masked: float
+
+    def of_kernel(self, is_fused: bool) -> BlockCosts:
+        """Return the costs of the kernel that computes blocks of queries, by their length."""
+        return self.blocks if is_fused else BlockCosts.only(EXPLICIT_BLOCK_TOKENS, self.explicit)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What attention in one dtype costs on a machine.
+
+    Attributes:
+        dense_backward: time of a score in the backward pass over that in the forward pass, in dense attention.
+        key: time to read a key for a single query, in scores of a forward pass, as all that follow.
+        gathered: time to copy a key and its value to their place in a block.
+        run: fixed time of one call of a kernel with what surrounds it.
+        moved: time of a query that is moved to its place in a token order and back.
+        flex: time of a score in flex's kernel, forward and backward alike.
+    """
+
+    forward: PassCosts
+    backward: PassCosts
+    dense_backward: float
+    key: float
+    gathered: float
+    run: float
+    moved: float
+    flex: float = 1.2
+
+    def shares(self, needs_grad: bool) -> tuple[tuple[PassCosts, float], ...]:
+        """Return the passes of a call, and their shares in the time of a score of dense attention."""
+        if not needs_grad:
+            return ((self.forward, 1.0),)
+        both = 1.0 + self.dense_backward
+        return (self.forward, 1.0 / both), (self.backward, self.dense_backward / both)
+
+    def masked(self, needs_grad: bool) -> float:
+        """Return the time of a score of dense attention with a mask."""
+        return sum(share * each.masked for each, share in self.shares(needs_grad))
+
+
+def dtype_of_kernel(call: AttentionCall) -> torch.dtype:
+    """Return the dtype whose costs a call has: float16 is computed in float32, and float64 compared within itself."""
+    return torch.bfloat16 if call.inputs.dtype == torch.bfloat16 else torch.float32

@@ -1,0 +1,169 @@
+"""What attention costs on this machine, in scores of dense attention: measured in rounds, all cases in turns."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from hf_efficient_attn.backends.blocked import execute
+from hf_efficient_attn.backends.blocked.views import take
+from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.kernels import is_fused
+from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Costs, PassCosts
+from hf_efficient_attn.backends.machines.current import machine_of, on_machine
+from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.bench.harness.timing import Case, time_interleaved
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.blocks.compile import compile_layout
+from hf_efficient_attn.layout.blocks.layout import BlockLayout
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.patterns.bands import Band
+
+LENGTHS = (32, 64, 96, 128, 192, 256)
+SIDE_TOKENS, TOKENS, NUM_HEADS, HEAD_DIM = 256, 2048, 4, 64
+# of a call that is all fixed time
+FEW_TOKENS = 32
+# larger than any score of the inputs: kernels with caps compute what others would
+SOFTCAP = 100.0
+
+
+class Calibration:
+    """The cases of one dtype on one device, and the costs that follow from their times."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        generator = torch.Generator().manual_seed(0)
+        shape = (4, 1, NUM_HEADS, TOKENS, HEAD_DIM)
+        q, k, v, self.grad = torch.randn(shape, generator=generator).to(device, dtype)
+        self.inputs = (q, k, v)
+        self.order = torch.randperm(TOKENS, generator=generator).to(device)
+        self.moved = torch.empty_like(q[0])
+        self.band = self.call(TOKENS, SIDE_TOKENS)
+
+    def call(self, tokens: int, side_tokens: int, softcap: float | None = None) -> AttentionCall:
+        """Return a call of a band for the first tokens of the inputs."""
+        inputs = Inputs(self.device.type, self.dtype, HEAD_DIM, HEAD_DIM, NUM_HEADS, 1)
+        layout = Layout(Band(side_tokens, side_tokens), NUM_HEADS, tokens, tokens)
+        return AttentionCall(layout, inputs, softcap=softcap, scale=HEAD_DIM**-0.5)
+
+    def measure(self, repeats: int) -> Costs:
+        """Return the costs, by the medians of `repeats` rounds."""
+        cases = {**self.dense_cases(), **self.blocked_cases(), **self.other_cases()}
+        timings = time_interleaved(cases, repeats, self.device, description=str(self.dtype).removeprefix("torch."))
+        seconds = {name: timing.median for name, timing in timings.items()}
+        score, rows = seconds["dense forward"] / (NUM_HEADS * TOKENS**2), NUM_HEADS * TOKENS
+        flex_scores = flex.computed_pairs(self.band) if "flex" in seconds else 1
+        return Costs(
+            forward=self.pass_costs("forward", seconds),
+            backward=self.pass_costs("backward", seconds),
+            dense_backward=seconds["dense backward"] / seconds["dense forward"],
+            key=max(0.0, seconds["single query"] / score / rows - 1.0),
+            gathered=seconds["gathered keys"] / score / rows,
+            run=seconds["few tokens"] / score / self.blocks_of(self.call(FEW_TOKENS, 1), FEW_TOKENS).num_runs,
+            moved=seconds["moved queries"] / score / rows,
+            flex=seconds["flex"] / score / flex_scores if "flex" in seconds else Costs.flex,
+        )
+
+    def pass_costs(self, direction: str, seconds: dict[str, float]) -> PassCosts:
+        """Return the costs of a pass from the seconds of all cases."""
+        dense = seconds[f"dense {direction}"] / (NUM_HEADS * TOKENS**2)
+
+        def of(name: str, tokens: int) -> float:
+            return seconds[f"{name} {direction}"] / self.blocks_of(self.band, tokens).num_pairs / dense
+
+        explicit, masked = of("explicit", EXPLICIT_BLOCK_TOKENS), seconds[f"masked {direction}"]
+        lengths = [tokens for tokens in LENGTHS if f"{tokens} {direction}" in seconds]
+        blocks = BlockCosts(tuple((tokens, of(str(tokens), tokens)) for tokens in lengths))
+        blocks = blocks if lengths else BlockCosts.only(EXPLICIT_BLOCK_TOKENS, explicit)
+        return PassCosts(blocks, explicit, masked / seconds[f"dense {direction}"])
+
+    def blocks_of(self, call: AttentionCall, tokens: int) -> BlockLayout:
+        """Return the layout of a call in blocks of some length."""
+        return compile_layout(call.layout, BlockCosts.only(tokens), self.device)
+
+    def dense_cases(self) -> dict[str, Case]:
+        """Return the cases of dense attention."""
+        mask = torch.zeros(TOKENS, TOKENS, device=self.device, dtype=self.dtype).triu_()
+        return {**self.both("dense", None), **self.both("masked", mask)}
+
+    def both(self, name: str, mask: Tensor | None) -> dict[str, Case]:
+        """Return the passes of torch's dense attention."""
+        leaves = [each.detach().requires_grad_() for each in self.inputs]
+        out = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
+        return {
+            f"{name} forward": case(partial(scaled_dot_product_attention, *self.inputs, attn_mask=mask)),
+            f"{name} backward": case(partial(torch.autograd.grad, out, leaves, self.grad, retain_graph=True)),
+        }
+
+    def blocked_cases(self) -> dict[str, Case]:
+        """Return the passes of blocked, with blocks of each length where they have a kernel of their own."""
+        cases = self.passes("explicit", EXPLICIT_BLOCK_TOKENS, self.call(TOKENS, SIDE_TOKENS, SOFTCAP))
+        for tokens in LENGTHS if is_fused(self.band) else ():
+            cases |= self.passes(str(tokens), tokens, self.band)
+        return cases
+
+    def passes(self, name: str, tokens: int, call: AttentionCall) -> dict[str, Case]:
+        """Return the passes of a call in blocks of one length."""
+        machine = uniform(machine_of(self.device.type), tokens)
+        with on_machine(machine):
+            out, lse = execute.forward(*self.inputs, call)
+        saved = (self.grad, None, *self.inputs, out, lse, call)
+        return {
+            f"{name} forward": on(machine, case(partial(execute.forward, *self.inputs, call))),
+            f"{name} backward": on(machine, case(partial(execute.backward, *saved))),
+        }
+
+    def other_cases(self) -> dict[str, Case]:
+        """Return what is neither a pass of all tokens nor dense."""
+        q, k, v = self.inputs
+        few = (q[:, :, :FEW_TOKENS], k[:, :, :FEW_TOKENS], v[:, :, :FEW_TOKENS])
+        cases = {
+            "few tokens": case(partial(execute.forward, *few, self.call(FEW_TOKENS, 1))),
+            "single query": case(partial(scaled_dot_product_attention, q[:, :, :1], k, v)),
+            "gathered keys": case(self.gather_keys),
+            "moved queries": case(self.move_queries),
+        }
+        if self.device.type == "cuda":
+            cases["flex"] = case(partial(flex.attend, *self.inputs, self.band, False))
+        return cases
+
+    def gather_keys(self) -> None:
+        """Copy all keys and values in another order."""
+        for tensor in self.inputs[1:]:
+            take(tensor[0], self.order)
+
+    def move_queries(self) -> None:
+        """Take all queries, and what was computed of their rows, to their places in another order, and back."""
+        for tensor in self.inputs[:2]:
+            moved = tensor[0][:, self.order]
+        self.moved.index_copy_(1, self.order, moved)
+
+
+def uniform(machine: Machine, tokens: int) -> Machine:
+    """Return a machine on which blocks of one length are always the cheapest."""
+    blocks = BlockCosts.only(tokens)
+
+    def of(costs: Costs) -> Costs:
+        forward, backward = (replace(each, blocks=blocks) for each in (costs.forward, costs.backward))
+        return replace(costs, forward=forward, backward=backward)
+
+    return replace(machine, costs=tuple((name, of(costs)) for name, costs in machine.costs))
+
+
+def case(run: Callable[[], object]) -> Case:
+    """Return the case of a function."""
+    return Case(lambda _: run())
+
+
+def on(machine: Machine, plain: Case) -> Case:
+    """Return a case that is computed as on some machine."""
+
+    def run(state: object) -> None:
+        with on_machine(machine):
+            plain.run(state)
+
+    return Case(run, plain.prepare)

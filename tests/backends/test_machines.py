@@ -1,0 +1,105 @@
+"""Costs of machines: which are used, how they are kept, and what they decide."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.backends.blocked import execute
+from hf_efficient_attn.backends.machines import current
+from hf_efficient_attn.backends.machines.known import EPYC, GPU, KNOWN, XEON
+from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends.machines.processor import Processor, processor_of
+from hf_efficient_attn.bench.calibrate.measure import uniform
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+
+PATTERN = hea.patterns.Band(20, 20)
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "new" / "machines.json"
+    monkeypatch.setenv(current.VARIABLE, str(path))
+    current._found.cache_clear()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _found_anew() -> None:
+    current._found.cache_clear()
+
+
+@pytest.mark.parametrize("machine", KNOWN, ids=str)
+def test_written_and_read_again(machine: Machine) -> None:
+    assert Machine.from_dict(machine.to_dict()) == machine
+    assert machine.rounded() == machine
+
+
+@pytest.mark.parametrize(
+    ("processor", "nearest"),
+    [
+        (EPYC.processor, EPYC),
+        (replace(EPYC.processor, name="AMD Ryzen 9"), EPYC),
+        (replace(XEON.processor, name="Intel(R) Xeon(R) Platinum 8480"), XEON),
+        # without tiles, only the width is the same
+        (Processor("cpu", "Intel(R) Core(TM)", "GenuineIntel", XEON.processor.vectors, False), EPYC),
+        (Processor("cpu", "Apple M4", "", "DEFAULT", False), EPYC),
+        (Processor("cuda", "NVIDIA H100"), GPU),
+        (Processor("mps", ""), GPU),
+    ],
+)
+def test_the_most_similar_is_taken(processor: Processor, nearest: Machine) -> None:
+    assert current.nearest(processor) is nearest
+
+
+def test_own_measurements_replace_what_is_known(own_file: Path) -> None:
+    elsewhere = replace(XEON, processor=replace(XEON.processor, name="of another node of the cluster"))
+    own = replace(uniform(EPYC, 16), processor=processor_of("cpu"), source="measured today")
+    assert current.machine_of("cpu") != own
+    for machine in (elsewhere, own, own):
+        assert current.remember(machine) == own_file
+    assert current.measured() == [elsewhere, own]
+    assert current.machine_of("cpu") == own
+    assert "measured today" in str(hea.explain(PATTERN, query_tokens=64, num_heads=1))
+    assert [path.name for path in own_file.parent.iterdir()] == [own_file.name]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '[{"processor": {}}]', "{}x", '[{"costs": []}]'])
+def test_a_damaged_file_is_refused(own_file: Path, text: str) -> None:
+    own_file.parent.mkdir()
+    own_file.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"machines.json does not hold .* Delete it, or name another file"):
+        hea.attention(*torch.randn(3, 1, 1, 200, 8), PATTERN, backend="blocked")
+
+
+@pytest.mark.parametrize("tokens", [16, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_costs_decide_the_blocks_and_nothing_else(
+    tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (each.requires_grad_() for each in torch.randn(3, 1, 2, 500, 8, dtype=dtype))
+    lengths, compiled = [], execute.regions
+
+    def listed(call: object, q: object, k: object, costs: BlockCosts) -> object:
+        lengths.append(costs.lengths)
+        return compiled(call, q, k, costs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(execute, "regions", listed)
+    found = []
+    for machine in (EPYC, uniform(EPYC, tokens)):
+        with current.on_machine(machine):
+            out = hea.attention(q, k, v, PATTERN, backend="blocked")
+            found.append((out.detach(), *torch.autograd.grad(out.sum(), (q, k, v))))
+    assert lengths[2:] == [(tokens,)] * 2
+    for ours, other in zip(*found, strict=True):
+        torch.testing.assert_close(ours, other, rtol=3e-2, atol=3e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_the_cheapest_length_is_taken() -> None:
+    """Long blocks where they are so much faster that the keys that they read in vain do not matter."""
+    keys = {32: 544, 192: 704}
+    assert BlockCosts(((32, 1.2), (192, 1.0))).cheapest({32, 192}, keys.__getitem__) == 32
+    assert BlockCosts(((32, 1.33), (192, 1.02))).cheapest({32, 192}, keys.__getitem__) == 192

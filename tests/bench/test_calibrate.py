@@ -1,0 +1,55 @@
+"""`bench calibrate`: what is measured is kept, and how good its choices are is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import hf_efficient_attn.bench.calibrate.measure as measure
+from hf_efficient_attn.backends.machines import current
+from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "TOKENS", 512)
+    monkeypatch.setattr(measure, "LENGTHS", (32, 192))
+    current._found.cache_clear()
+
+
+def test_costs_are_kept_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "machines.json"
+    monkeypatch.setenv(current.VARIABLE, str(kept))
+    before = current.machine_of("cpu")
+    main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
+    said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
+    machine = current.machine_of("cpu")
+    assert machine == Machine.from_dict(results["calibration"]) != before
+    assert f"Kept in {kept}" in said
+    assert before.source in said
+    for dtype in ("float32", "bfloat16"):
+        costs = machine.costs_in(dtype)
+        assert costs.forward.blocks.lengths == costs.backward.blocks.lengths == (32, 192)
+        numbers = [costs.dense_backward, costs.gathered, costs.run, costs.moved, costs.forward.explicit]
+        assert min(numbers + [time for _, time in costs.backward.blocks.per_score]) > 0
+
+
+def test_choices_are_compared(tmp_path: Path) -> None:
+    lengths, options = ["128", "640"], ["--show-only", "--check", "--repeats", "1", "--max-seconds", "0.01", "--json"]
+    command = ["bench", "calibrate", *options, "--device", "cpu", "--output", str(tmp_path), "--lengths", *lengths]
+    main([*command, "--patterns", "band", "dilated"])
+    results = json.loads((tmp_path / "calibrate.json").read_text())
+    assert results["kept"] is None
+    assert {(row["pattern"], row["tokens"], row["measure"]) for row in results["check"]} == {
+        (pattern, tokens, measure)
+        for pattern in ("band", "dilated")
+        for tokens in (128, 640)
+        for measure in ("forward", "forward + backward")
+    }
+    for row in results["check"]:
+        times = row["milliseconds"]
+        assert {"auto", "sdpa", "blocks of 32"} <= set(times)
+        assert row["over_fastest"] == pytest.approx(times["auto"] / min(times.values()))
