@@ -14,7 +14,6 @@ from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError, WorkLimitError
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
@@ -29,7 +28,6 @@ from hf_efficient_attn.layout.token_mask import NO_MASK
 CPU = torch.device("cpu")
 # pairs whose choice is counted
 MOST_COUNTED = 1 << 30
-COUNT_BLOCKS = BlockCosts.only(32)
 UNCONFIRMED = "Costs on {device} are estimates that no measurement there has confirmed: they may be far off."
 UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
@@ -240,7 +238,7 @@ def chosen_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
 @cached()
 def _num_allowed(layout: Layout) -> int:
     try:
-        return compile_layout(layout, COUNT_BLOCKS, CPU).num_allowed
+        return compile_layout(layout, machine_of(CPU.type).costs_in("float32").forward.blocks, CPU).num_allowed
     except WorkLimitError as refusal:
         try:
             return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())

@@ -49,7 +49,8 @@ def on_machine(machine: Machine) -> Iterator[None]:
 def _found(device: str) -> Machine:
     processor = processor_of(device)
     for own in measured():
-        if own.processor == processor:
+        # one without a name stands for every machine
+        if own.processor in (processor, Processor(device, "")):
             return own
     return nearest(processor)
 
