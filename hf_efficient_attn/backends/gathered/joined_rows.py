@@ -28,7 +28,7 @@ class JoinedRows:
 
         Args:
             numbers: of the rows, head of all examples times queries plus query, [P].
-            out, lse: [P, width] and [P]; a log-sum-exp below NO_KEYS is that of a row without keys.
+            out, lse: [P, width] and [P], the first overwritten; a row without keys has a log-sum-exp below NO_KEYS.
             bounds: of the heads in which all rows lie.
         """
         lse = lse.masked_fill(lse < NO_KEYS, -torch.inf)
@@ -42,7 +42,8 @@ class JoinedRows:
             self.rescale(heads, factor, before > -torch.inf)
         self.is_new[heads] = [False] * (bounds[1] - bounds[0])
         weight = (lse - flat[numbers]).nan_to_num_(-torch.inf, neginf=-torch.inf).exp_()
-        self.out.view(-1, self.out.shape[2]).index_add_(0, numbers, out.to(self.out.dtype) * weight[:, None])
+        weighted = out.to(self.out.dtype).mul_(weight[:, None])
+        self.out.view(-1, self.out.shape[2]).index_add_(0, numbers, weighted)
         self.total.view(-1).index_add_(0, numbers, weight)
 
     def rescale(self, heads: slice, factor: Tensor, was_there: Tensor) -> None:

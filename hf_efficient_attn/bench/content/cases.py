@@ -25,6 +25,7 @@ from hf_efficient_attn.patterns.block_top_k import BlockTopK
 
 DENSE, REFORMER, IN_TREE = "dense", "reformer", "transformers_reformer"
 ROUTING, BLOCKS, TOKENS = "routing", "block_top_k", "chosen_tokens"
+PROJECTIONS = "projections"
 SEED = 0
 
 
@@ -73,6 +74,17 @@ class ProjectedAttention(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         heads = (each(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for each in self.projections)
         return self.o_proj(self.attend(*heads).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Projections(nn.Module):
+    """The linear maps of a Reformer's layer, whose keys are its queries, and nothing else: no attention takes less."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.qk_proj, self.v_proj, self.o_proj = (nn.Linear(shape.width, shape.width, bias=False) for _ in range(3))
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.o_proj(self.qk_proj(states) + self.v_proj(states))  # type: ignore[no-any-return]
 
 
 class Reformer(nn.Module):
@@ -187,6 +199,7 @@ def chosen_tokens(shape: Shape) -> nn.Module:
 
 LAYERS: dict[str, Callable[[Shape], nn.Module]] = {
     DENSE: dense,
+    PROJECTIONS: Projections,
     IN_TREE: InTreeReformer,
     REFORMER: Reformer,
     ROUTING: Routing,

@@ -1,10 +1,11 @@
 """Time and memory of keys chosen by content, against dense attention and transformers' Reformer.
 
-One causal layer each, projections included, which take turns: `dense`, torch's SDPA; `transformers_reformer`, the LSH
-attention in transformers; `reformer`, ours; `routing`, heads that read their k-means cluster; `block_top_k`, the blocks
-of keys that fit a query best (MoBA); `chosen_tokens`, keys that are given to every query (DSA), drawn at random from
-its past. A training step is a forward and a backward pass. Then the memory of Reformer layers against their number,
-reversible and plain. Times are in milliseconds, memory is in MiB, lengths are in tokens:
+One causal layer each, projections included, which take turns: `dense`, torch's SDPA; `projections`, the linear maps of
+the Reformers alone, which they take at least; `transformers_reformer`, the LSH attention in transformers; `reformer`,
+ours; `routing`, heads that read their k-means cluster; `block_top_k`, the blocks of keys that fit a query best (MoBA);
+`chosen_tokens`, keys that are given to every query (DSA), drawn at random from its past. A training step is a forward
+and a backward pass. Then the memory of Reformer layers against their number, reversible and plain. Times are in
+milliseconds, memory is in MiB, lengths are in tokens:
     hf-efficient-attn bench content --lengths 1024 4096 16384 --layers dense reformer
 """
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER, ROUTING, TOKENS
+from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, PROJECTIONS, REFORMER, ROUTING, TOKENS
 from hf_efficient_attn.bench.content.depth import MLP_FACTOR, STACKS
 from hf_efficient_attn.bench.content.targets import (
     GROWTH_FROM,
@@ -24,6 +24,7 @@ MEBIBYTE = 2**20
 STYLES = {
     DENSE: ("dense (SDPA)", "#333333"),
     IN_TREE: ("Reformer in transformers", "#ee8866"),
+    PROJECTIONS: ("linear maps alone", "#999999"),
     REFORMER: ("Reformer", "#4477aa"),
     ROUTING: ("Routing Transformer", "#44bb99"),
     BLOCKS: ("block top-k", "#aa3377"),
