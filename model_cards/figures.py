@@ -34,6 +34,7 @@ from hf_efficient_attn.bench.attention.figure import NAMES
 from hf_efficient_attn.bench.attention.summary import by_contestant
 from hf_efficient_attn.bench.blocks import report as blocks_report
 from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
+from hf_efficient_attn.bench.calibrate import report as calibrate_report
 from hf_efficient_attn.bench.content import report as content_report
 from hf_efficient_attn.bench.encoders import report as encoders_report
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
@@ -46,6 +47,7 @@ BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figure
 REPORTS: dict[str, Any] = {
     "attention": attention_report,
     "blocks": blocks_report,
+    "calibrate": calibrate_report,
     "content": content_report,
     "etc": encoders_report,
     "grids": attention_report,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
+from threading import Lock
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
@@ -108,17 +109,51 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 # a model asks in every forward pass; entries are small: num_blocks integers per row of blocks
 @lru_cache(maxsize=512)
 def _draw(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
-    block, num_tokens = pattern.block_tokens, num_rows * pattern.block_tokens
-    exclude = pattern.exclude and pattern.exclude.resolve(num_tokens, layer, head, num_heads)
-    rows = []
-    for row in range(num_rows):
-        num_candidates = row if pattern.is_causal else num_rows
-        touched = exclude.key_intervals(row * block, (row + 1) * block - 1, num_tokens) if exclude else ()
-        touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
-        length = "any" if pattern.is_causal else num_rows
-        generator = Random(f"seed {pattern.seed} layer {layer} head {head} row {row} of {length}")
-        rows.append(_sample(generator, complement(touched_blocks, num_candidates), pattern.num_blocks))
-    return KeyTable(tuple(rows))
+    if pattern.is_causal:
+        return KeyTable(_causal_rows(pattern, layer, head, num_heads).first(num_rows))
+    exclude = _excluded(pattern, num_rows, layer, head, num_heads)
+    return KeyTable(tuple(_row(pattern, exclude, row, num_rows, layer, head) for row in range(num_rows)))
+
+
+@lru_cache(maxsize=512)
+def _causal_rows(pattern: RandomBlocks, layer: int, head: int, num_heads: int) -> "GrowingRows":
+    return GrowingRows(pattern, layer, head, num_heads)
+
+
+class GrowingRows:
+    """The rows of a causal draw, which are the same at every length: as a text gets longer, only new ones are drawn."""
+
+    def __init__(self, pattern: RandomBlocks, layer: int, head: int, num_heads: int) -> None:
+        self.pattern, self.place = pattern, (layer, head, num_heads)
+        self.rows: list[tuple[int, ...]] = []
+        self.lock = Lock()
+
+    def first(self, num_rows: int) -> tuple[tuple[int, ...], ...]:
+        """Return the first rows."""
+        with self.lock:
+            if len(self.rows) < num_rows:
+                exclude = _excluded(self.pattern, num_rows, *self.place)
+                self.rows += [
+                    _row(self.pattern, exclude, row, row + 1, *self.place[:2])
+                    for row in range(len(self.rows), num_rows)
+                ]
+            return tuple(self.rows[:num_rows])
+
+
+def _excluded(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> Pattern | None:
+    return pattern.exclude and pattern.exclude.resolve(num_rows * pattern.block_tokens, layer, head, num_heads)
+
+
+def _row(
+    pattern: RandomBlocks, exclude: Pattern | None, row: int, num_rows: int, layer: int, head: int
+) -> tuple[int, ...]:
+    """Draw the blocks that a row reads."""
+    block, num_candidates = pattern.block_tokens, row if pattern.is_causal else num_rows
+    touched = exclude.key_intervals(row * block, (row + 1) * block - 1, num_rows * block) if exclude else ()
+    touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
+    length = "any" if pattern.is_causal else num_rows
+    generator = Random(f"seed {pattern.seed} layer {layer} head {head} row {row} of {length}")
+    return _sample(generator, complement(touched_blocks, num_candidates), pattern.num_blocks)
 
 
 def _sample(generator: Random, candidates: Intervals, num_blocks: int) -> tuple[int, ...]:

@@ -16,18 +16,22 @@ TITLES = {
 
 def results_markdown(results: dict[str, Any]) -> str:
     """Return all tables, and one line on where the costs are kept."""
-    calibration = results["calibration"]
-    lines = [f"*{machine_line(results['machine'])}*", "", "Times in scores of dense attention without a mask:", ""]
-    lines += [costs_table(calibration["costs"]), ""]
+    parts = [f"# What attention costs: {results['calibration']['processor']['name']}", machine_line(results["machine"])]
+    for heading, table in sections(results).items():
+        parts += [f"## {heading}", table]
     if results["kept"] is None:
-        lines += [f"Nothing is kept: costs are those {results['before']}."]
-    else:
-        lines += [f"Kept in {results['kept']}, and used here from now on; before, they were {results['before']}."]
+        return "\n\n".join([*parts, f"Nothing is kept: the costs in use are those {results['before']}."])
+    kept = f"Kept in {results['kept']}, and used on this machine from now on; before, they were {results['before']}."
+    return "\n\n".join([*parts, kept])
+
+
+def sections(results: dict[str, Any]) -> dict[str, str]:
+    """Return the tables by their headings."""
+    found = {"Times in scores of dense attention without a mask": costs_table(results["calibration"]["costs"])}
     for measure in (FORWARD, BOTH) if "check" in results else ():
         rows = [row for row in results["check"] if row["measure"] == measure]
-        lines += ["", f'Time of "auto" over that of the fastest of all backends and lengths of blocks, {measure}:', ""]
-        lines += [check_table(rows)]
-    return "\n".join(lines)
+        found[f'Time of "auto" over that of the fastest way, {measure}'] = check_table(rows)
+    return found
 
 
 def costs_table(costs: dict[str, Any]) -> str:
@@ -53,7 +57,7 @@ def _figure(value: float | None) -> str:
 
 
 def check_table(rows: list[Row]) -> str:
-    """Return a row per pattern, a column per length; the fastest way beside what is more than 5% off."""
+    """Return a row per pattern, a column per length; what is more than 5% off has the fastest way beside it."""
     cells = {(row["pattern"], row["tokens"]): _choice(row) for row in rows}
     patterns, lengths = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
     return markdown_table(
