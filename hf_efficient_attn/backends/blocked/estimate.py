@@ -43,7 +43,7 @@ class Estimate:
         if self.refusal is not None:
             return inf
         reading = costs.key * self.num_short_reads + costs.gathered * self.num_gathered
-        return self.scores_time + reading + costs.moved * self.num_moved + costs.run * self.num_runs
+        return self.scores_time + reading + costs.moved * self.num_moved + costs.call + costs.run * self.num_runs
 
 
 def time(call: AttentionCall) -> float:

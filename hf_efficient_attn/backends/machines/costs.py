@@ -38,7 +38,8 @@ class Costs:
         dense_backward: time of a score in the backward pass over that in the forward pass, in dense attention.
         key: time to read a key for a single query, in scores of a forward pass, as all that follow.
         gathered: time to copy a key and its value to their place in a block.
-        run: fixed time of one call of a kernel with what surrounds it.
+        call: fixed time of a call that is computed in blocks.
+        run: fixed time of one of its kernels, with what surrounds it.
         moved: time of a query that is moved to its place in a token order and back.
         flex: time of a score in flex's kernel, forward and backward alike.
     """
@@ -48,6 +49,7 @@ class Costs:
     dense_backward: float
     key: float
     gathered: float
+    call: float
     run: float
     moved: float
     flex: float = 1.2

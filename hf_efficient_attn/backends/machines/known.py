@@ -9,37 +9,39 @@ from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 
 EPYC_FLOAT32 = Costs(
     forward=PassCosts(
-        BlockCosts(((32, 1.32), (64, 1.28), (96, 1.28), (128, 1.27), (192, 1.22), (256, 1.19))),
-        explicit=4.51,
-        masked=1.15,
+        BlockCosts(((32, 1.37), (64, 1.3), (96, 1.27), (128, 1.24), (192, 1.26), (256, 1.23))),
+        explicit=3.01,
+        masked=1.13,
     ),
     backward=PassCosts(
-        BlockCosts(((32, 1.59), (64, 1.33), (96, 1.17), (128, 1.15), (192, 1.12), (256, 1.1))),
-        explicit=4.41,
-        masked=1.04,
+        BlockCosts(((32, 1.45), (64, 1.25), (96, 1.19), (128, 1.15), (192, 1.13), (256, 1.13))),
+        explicit=2.84,
+        masked=1.05,
     ),
-    dense_backward=2.69,
-    key=9.06,
-    gathered=18.4,
-    run=162000,
-    moved=77.2,
+    dense_backward=2.61,
+    key=5.17,
+    gathered=6.51,
+    call=24300,
+    run=39600,
+    moved=112,
 )
 EPYC_BFLOAT16 = Costs(
     forward=PassCosts(
-        BlockCosts(((32, 1.45), (64, 1.38), (96, 1.37), (128, 1.32), (192, 1.25), (256, 1.23))),
-        explicit=3.69,
-        masked=1.11,
+        BlockCosts(((32, 1.54), (64, 1.34), (96, 1.4), (128, 1.38), (192, 1.28), (256, 1.25))),
+        explicit=3.43,
+        masked=1.13,
     ),
     backward=PassCosts(
-        BlockCosts(((32, 2.79), (64, 2.23), (96, 2.21), (128, 1.99), (192, 1.56), (256, 1.48))),
-        explicit=5.43,
+        BlockCosts(((32, 2.59), (64, 2.16), (96, 2.13), (128, 2.01), (192, 1.6), (256, 1.5))),
+        explicit=4.46,
         masked=1.07,
     ),
-    dense_backward=1.88,
-    key=35.1,
-    gathered=8.24,
-    run=165000,
-    moved=88.6,
+    dense_backward=1.96,
+    key=34.3,
+    gathered=5.82,
+    call=24200,
+    run=41100,
+    moved=121,
 )
 EPYC = Machine(
     Processor("cpu", "AMD EPYC", "AuthenticAMD", "AVX512", False),
@@ -56,7 +58,7 @@ XEON = Machine(
 )
 # no fused kernel runs there, and a run waits for about twenty launches
 ON_GPU = PassCosts(BlockCosts.only(EXPLICIT_BLOCK_TOKENS, 12), explicit=12, masked=3)
-GPU_COSTS = Costs(ON_GPU, ON_GPU, dense_backward=2.5, key=8, gathered=40, run=5e7, moved=600)
+GPU_COSTS = Costs(ON_GPU, ON_GPU, dense_backward=2.5, key=8, gathered=40, call=5e7, run=5e7, moved=600)
 GPU = Machine(Processor("cuda", ""), "estimated, not measured", (("float32", GPU_COSTS),), is_estimated=True)
 # the first of those that are equally similar is taken
 KNOWN = (EPYC, XEON, GPU)

@@ -15,18 +15,20 @@ from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Costs, PassCosts
 from hf_efficient_attn.backends.machines.current import machine_of, on_machine
 from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.bench.attention.cases import repeated
 from hf_efficient_attn.bench.harness.timing import Case, time_interleaved
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.bands import Band, Dilated
+from hf_efficient_attn.patterns.pattern import Pattern
 
 LENGTHS = (32, 64, 96, 128, 192, 256)
-SIDE_TOKENS, TOKENS, NUM_HEADS, HEAD_DIM = 256, 2048, 4, 64
-# of a call that is all fixed time
-FEW_TOKENS = 32
+BAND, TOKENS, NUM_HEADS, HEAD_DIM = Band(256, 256), 2048, 4, 64
+# of calls that are all fixed time, of one kernel or of so many; so many calls are timed together
+FEW_TOKENS, NUM_RUNS, CALLS = 32, 8, 20
 # larger than any score of the inputs: kernels with caps compute what others would
 SOFTCAP = 100.0
 
@@ -42,12 +44,12 @@ class Calibration:
         self.inputs = (q, k, v)
         self.order = torch.randperm(TOKENS, generator=generator).to(device)
         self.moved = torch.empty_like(q[0])
-        self.band = self.call(TOKENS, SIDE_TOKENS)
+        self.band = self.call(TOKENS, BAND)
 
-    def call(self, tokens: int, side_tokens: int, softcap: float | None = None) -> AttentionCall:
-        """Return a call of a band for the first tokens of the inputs."""
+    def call(self, tokens: int, pattern: Pattern, softcap: float | None = None) -> AttentionCall:
+        """Return a call for the first tokens of the inputs."""
         inputs = Inputs(self.device.type, self.dtype, HEAD_DIM, HEAD_DIM, NUM_HEADS, 1)
-        layout = Layout(Band(side_tokens, side_tokens), NUM_HEADS, tokens, tokens)
+        layout = Layout(pattern, NUM_HEADS, tokens, tokens)
         return AttentionCall(layout, inputs, softcap=softcap, scale=HEAD_DIM**-0.5)
 
     def measure(self, repeats: int) -> Costs:
@@ -56,14 +58,17 @@ class Calibration:
         timings = time_interleaved(cases, repeats, self.device, description=str(self.dtype).removeprefix("torch."))
         seconds = {name: timing.median for name, timing in timings.items()}
         score, rows = seconds["dense forward"] / (NUM_HEADS * TOKENS**2), NUM_HEADS * TOKENS
+        one, many = (seconds[name] / score / CALLS for name in ("one kernel", "many kernels"))
+        run = max(0.0, (many - one) / (NUM_RUNS - 1))
         flex_scores = flex.computed_pairs(self.band) if "flex" in seconds else 1
         return Costs(
             forward=self.pass_costs("forward", seconds),
             backward=self.pass_costs("backward", seconds),
             dense_backward=seconds["dense backward"] / seconds["dense forward"],
-            key=max(0.0, seconds["single query"] / score / rows - 1.0),
+            key=max(0.0, seconds["single query"] / score / CALLS / rows - 1.0),
             gathered=seconds["gathered keys"] / score / rows,
-            run=seconds["few tokens"] / score / self.blocks_of(self.call(FEW_TOKENS, 1), FEW_TOKENS).num_runs,
+            call=max(0.0, one - run),
+            run=run,
             moved=seconds["moved queries"] / score / rows,
             flex=seconds["flex"] / score / flex_scores if "flex" in seconds else Costs.flex,
         )
@@ -101,7 +106,7 @@ class Calibration:
 
     def blocked_cases(self) -> dict[str, Case]:
         """Return the passes of blocked, with blocks of each length where they have a kernel of their own."""
-        cases = self.passes("explicit", EXPLICIT_BLOCK_TOKENS, self.call(TOKENS, SIDE_TOKENS, SOFTCAP))
+        cases = self.passes("explicit", EXPLICIT_BLOCK_TOKENS, self.call(TOKENS, BAND, SOFTCAP))
         for tokens in LENGTHS if is_fused(self.band) else ():
             cases |= self.passes(str(tokens), tokens, self.band)
         return cases
@@ -120,10 +125,12 @@ class Calibration:
     def other_cases(self) -> dict[str, Case]:
         """Return what is neither a pass of all tokens nor dense."""
         q, k, v = self.inputs
+        residues = Dilated(NUM_RUNS, NUM_RUNS, NUM_RUNS)
         few = (q[:, :, :FEW_TOKENS], k[:, :, :FEW_TOKENS], v[:, :, :FEW_TOKENS])
         cases = {
-            "few tokens": case(partial(execute.forward, *few, self.call(FEW_TOKENS, 1))),
-            "single query": case(partial(scaled_dot_product_attention, q[:, :, :1], k, v)),
+            "one kernel": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, Band(1, 1)))), CALLS),
+            "many kernels": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, residues))), CALLS),
+            "single query": repeated(case(partial(scaled_dot_product_attention, q[:, :, :1], k, v)), CALLS),
             "gathered keys": case(self.gather_keys),
             "moved queries": case(self.move_queries),
         }

@@ -9,7 +9,8 @@ TITLES = {
     "key": "a key that a single query reads",
     "gathered": "a key and its value copied to their place",
     "moved": "a query moved to another order and back",
-    "run": "one call of a kernel",
+    "call": "one call that is computed in blocks",
+    "run": "each of its kernels",
     "flex": "flex: a score",
 }
 
