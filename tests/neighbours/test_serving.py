@@ -117,8 +117,9 @@ def test_continuous_batching_is_refused(family: str, tmp_path: Path, capability:
         # the worker has died, and says why from now on
         with pytest.raises(urllib.error.HTTPError) as refusal:
             server.ask("/v1/chat/completions", asked)
+        said = json.loads(refusal.value.read())
     assert refusal.value.code == 503
     # behind what the server says of itself
-    why = json.loads(refusal.value.read())["error"].split(": ", 1)[1]
+    why = said["error"].split(": ", 1)[1]
     assert "attention_pattern" in why
     capability(family, "serve", refusal=why)
