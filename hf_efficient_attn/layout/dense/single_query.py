@@ -3,8 +3,10 @@
 Its tensors are made on the CPU, where token masks can be read without waiting.
 """
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -126,32 +128,31 @@ def _masked(read: list[Sequence[Intervals]], layout: Layout, tokens: TokenMask, 
         read = [heads[:1] for heads in read]
     together = union(*(intervals for heads in read for intervals in heads)) or ((0, 1),)
     together = _without_gaps(together, layout)
-    first, last = together[0][0], together[-1][1]
-    allowed = _inside([intervals for heads in read for intervals in heads], first, last)
-    allowed = allowed.view(len(read), len(read[0]), 1, last - first)
-    allowed = _without_masked(allowed, layout, tokens, first, last)
-    if len(together) > 1:
-        allowed = gathered(allowed.transpose(2, 3), tuple((start - first, stop - first) for start, stop in together))
-        allowed = allowed.transpose(2, 3)
+    allowed = _inside([intervals for heads in read for intervals in heads], together)
+    allowed = _without_masked(allowed.view(len(read), len(read[0]), 1, -1), layout, tokens, together)
     return ReadKeys(together) if bool(allowed.all()) else ReadKeys(together, *additive(allowed, dtype))
 
 
-def _inside(rows: Sequence[Intervals], first: int, last: int) -> Tensor:
-    """Return which keys from `first` up to `last` lie in the intervals of each row, bool [rows, keys]."""
-    width = last - first + 1
+def _inside(rows: Sequence[Intervals], together: Intervals) -> Tensor:
+    """Return which of the keys of `together`, which cover those of every row, each row reads, bool [rows, keys]."""
+    # only the keys that some row reads: all those between them would cost what the text is long
+    offsets = list(accumulate((stop - start for start, stop in together), initial=0))
+    width, starts = offsets[-1] + 1, [start for start, _ in together]
     edges = torch.zeros(len(rows) * width, dtype=torch.int32)
-    starts, stops = [
-        [row * width + interval[side] - first for row, intervals in enumerate(rows) for interval in intervals]
-        for side in (0, 1)
-    ]
-    # intervals do not touch, so that no place is both a start and a stop
-    edges[starts], edges[stops] = 1, -1
+    places: list[list[int]] = [[], []]
+    for row, intervals in enumerate(rows):
+        shifts = [offsets[part] - starts[part] for part in (bisect(starts, start) - 1 for start, _ in intervals)]
+        # what touches without the keys between is joined, so that no place is both a start and a stop
+        moved = normalize((start + by, stop + by) for (start, stop), by in zip(intervals, shifts, strict=True))
+        for side in (0, 1):
+            places[side] += [row * width + interval[side] for interval in moved]
+    edges[places[0]], edges[places[1]] = 1, -1
     return edges.view(len(rows), width).cumsum(1)[:, :-1] > 0
 
 
-def _without_masked(allowed: Tensor, layout: Layout, tokens: TokenMask, first: int, last: int) -> Tensor:
+def _without_masked(allowed: Tensor, layout: Layout, tokens: TokenMask, together: Intervals) -> Tensor:
     """Return the pairs of tokens that are not masked themselves; documents begin and end with such tokens."""
     if tokens.key_mask is not None:
-        allowed = allowed & tokens.key_mask[:, None, None, first:last]
+        allowed = allowed & gathered(tokens.key_mask[:, None, :, None], together).transpose(2, 3)
     of_queries = tokens.query_mask if layout.is_cross else tokens.key_mask
     return allowed if of_queries is None else allowed & of_queries[:, None, layout.queries, None]
