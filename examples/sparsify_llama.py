@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.harness.report import describe_machine, markdown_table, resolve_device
 from hf_efficient_attn.bench.harness.timing import Case, time_interleaved
 from hf_efficient_attn.patterns import Band, GlobalTokens
@@ -112,7 +113,7 @@ def losses(model: Any, text: torch.Tensor, is_streamed: bool) -> torch.Tensor:
     cache = hea.PatternCache(model, positions="cache") if is_streamed else None
     found, size = [], CHUNK_TOKENS if is_streamed else len(text)
     for ids, after in zip(text[:-1].split(size), text[1:].split(size), strict=True):
-        logits = model(ids[None], past_key_values=cache, use_cache=is_streamed).logits[0]
+        logits = model(ids[None], **{CACHE_ARGUMENT: cache}, use_cache=is_streamed).logits[0]
         found.append(torch.nn.functional.cross_entropy(logits.float(), after, reduction="none"))
     return torch.cat(found)
 

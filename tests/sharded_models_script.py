@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 
 ROWS, TOKENS, WIDTH = 2, 27, 24
@@ -112,7 +113,7 @@ def said(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
     return {
         "generate": raised_by(lambda: model.generate(ids)),
         **of_other_batches(model, {**inputs, "position_ids": torch.arange(TOKENS).expand(ROWS, -1)}),
-        "cache": raised_by(lambda: model(input_ids=ids, past_key_values=transformers.DynamicCache())),
+        "cache": raised_by(lambda: model(input_ids=ids, **{CACHE_ARGUMENT: transformers.DynamicCache()})),
         "weights": raised_by(lambda: model(input_ids=ids, output_attentions=True)),
         "matrix": raised_by(lambda: model(input_ids=ids, attention_mask=torch.ones(ROWS, 1, TOKENS, TOKENS))),
         "labels": raised_by(lambda: model(input_ids=ids, output_router_logits=True)),

@@ -28,7 +28,7 @@ OTHER_PATTERN = (
 class PatternCache(Cache):
     """A cache for `generate` whose size does not grow with the text, for patterns made of a band and first tokens.
 
-    `model.generate(..., past_key_values=PatternCache(model.config))` generates the same tokens as the default cache. A
+    `model.generate(..., cache=PatternCache(model.config))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
     of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them. A
     layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new token chooses some.
@@ -48,7 +48,7 @@ class PatternCache(Cache):
     >>> config = LlamaConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32)
     >>> model = hea.sparsify(LlamaForCausalLM(config).eval(), Band(left=12, right=0) | GlobalTokens([0, 1, 2, 3]))
     >>> cache = hea.PatternCache(model, positions="cache")
-    >>> text = model.generate(torch.ones(1, 8, dtype=int), past_key_values=cache, max_length=64, eos_token_id=None)
+    >>> text = model.generate(torch.ones(1, 8, dtype=int), cache=cache, max_length=64, eos_token_id=None)
     >>> text.shape[1], cache.layers[0].keys.shape[2]
     (64, 16)
 
@@ -223,7 +223,7 @@ def checked_text_config(config: Any) -> Any:
     if spec is None and getattr(text_config, "span", None) is not None:
         raise ConfigurationError(
             f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
-            f"have span={shown(text_config.span)}. Call generate without past_key_values: the cache that it makes "
+            f"have span={shown(text_config.span)}. Call generate without a cache: the one that it makes "
             "itself keeps only what the spans reach."
         )
     if spec is None or text_config._attn_implementation != NAME:

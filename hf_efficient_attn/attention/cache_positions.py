@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.attention.given_inputs import given_cache
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -215,7 +216,7 @@ def probed_layers(decoder: Any, config: Any) -> list[Any]:
     # any token that is not special
     ids = torch.full((2, 1), config.vocab_size // 2, device=device)
     positions = torch.tensor(PROBED, device=device)[:, None]
-    decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+    decoder(input_ids=ids, position_ids=positions, use_cache=True, **{CACHE_ARGUMENT: cache})
     return list(cache.layers)
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
+from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
@@ -19,7 +20,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
 from hf_efficient_attn.attention.mask_users import mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
-from hf_efficient_attn.attention.refusals import refuse_division
+from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -103,7 +104,9 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
     are_known = len(inputs) <= len(names)
-    note_inputs(model.config, given.get("position_ids"), are_known, given.get("past_key_values"))
+    cache = cache_in(given)
+    refuse_paged(cache)
+    note_inputs(model.config, given.get("position_ids"), are_known, cache)
     # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
+from hf_efficient_attn.attention.cache_argument import is_paged
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, on_host
 
@@ -46,7 +47,7 @@ def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Ten
     Raises:
         InputError: they do not fit these tokens.
     """
-    if options.get(PAGED) is not None:
+    if is_paged(options.get(PAGED)):
         # of a paged cache, for whose kernels transformers says where each text begins
         return None
     starts = None

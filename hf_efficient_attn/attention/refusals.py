@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_efficient_attn.attention.cache_argument import cache_in, is_paged
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import UnsupportedBackendError
 
@@ -28,10 +29,7 @@ def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]
                 f'{type(module).__name__} {what}, which attn_implementation="{NAME}" cannot compute. Load the model '
                 'with attn_implementation="eager" and without attention_pattern.'
             )
-    if options.get("cache") is not None:
-        raise UnsupportedBackendError(
-            f'attn_implementation="{NAME}" cannot read a paged cache (generate_batch). Use generate.'
-        )
+    refuse_paged(cache_in(options))
     if torch.compiler.is_compiling():
         return
     context_parallel = sys.modules.get(CONTEXT_PARALLEL)
@@ -39,6 +37,14 @@ def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]
         raise UnsupportedBackendError(
             "Context parallelism cuts the sequence into shards and would drop the pattern. Let processes share texts "
             "(hea.shard_sequence) instead, or train with data parallelism (DDP, FSDP)."
+        )
+
+
+def refuse_paged(cache: Any) -> None:
+    """Raise UnsupportedBackendError for the cache of continuous batching."""
+    if is_paged(cache):
+        raise UnsupportedBackendError(
+            f'attn_implementation="{NAME}" cannot read a paged cache (generate_batch). Use generate.'
         )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.refusals import refuse_stages, refuse_uneven_vocabulary
 from hf_efficient_attn.errors import CheckpointError
@@ -20,7 +21,7 @@ class FamilyPreTrainedModel(PreTrainedModel):
     """Base of all families: configs are checked, and modules with start values of their own set them."""
 
     supports_gradient_checkpointing = True
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_context_parallel = False

@@ -8,7 +8,9 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
+from hf_efficient_attn.attention.cache_argument import is_paged, takes_cache
 from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 
 
@@ -82,6 +84,7 @@ def prepare_call(
         InputError: a mask of another length or other values than 0 and 1; documents and positions that contradict each
             other, or that follow cached tokens.
     """
+    refuse_paged(config, cache)
     batch_size, tokens = embedded.shape[:2]
     if use_cache and config.is_causal and cache is None:
         cache = DynamicCache(config=config)
@@ -90,6 +93,15 @@ def prepare_call(
     position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
     documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)
+
+
+def refuse_paged(config: Any, cache: Any) -> None:
+    """Raise UnsupportedBackendError for the cache of continuous batching."""
+    if is_paged(cache):
+        raise UnsupportedBackendError(
+            f"Continuous batching keeps a paged cache, and the attention_pattern of {type(config).__name__} cannot be "
+            "followed there. Use generate()."
+        )
 
 
 def lengths(cache: Cache | None, tokens: int) -> tuple[int | Tensor, int]:
@@ -103,14 +115,15 @@ class TableGeneration:
     """Mixin of causal heads for `generate` with a static cache: masks whose shape does not grow, for compilation."""
 
     @staticmethod
+    @takes_cache
     def create_masks_for_generate(
         config: Any,
         inputs_embeds: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Return the token table of one step."""
         is_causal = config.is_encoder_decoder or config.is_causal
-        return step_table(config, inputs_embeds, attention_mask, past_key_values, is_causal, position_ids)
+        return step_table(config, inputs_embeds, attention_mask, cache, is_causal, position_ids)

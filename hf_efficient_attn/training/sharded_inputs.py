@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.table_form import with_kind
@@ -106,9 +107,9 @@ def refuse_arguments(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is None or (name in is_idle and isinstance(value, int) and value == is_idle[name]):
             continue
-        if name == "past_key_values":
+        if name in CACHE_NAMES:
             raise UnsupportedBackendError(
-                "A model on shards of a text (shard_sequence) cannot be called with past_key_values: keys of earlier "
+                "A model on shards of a text (shard_sequence) cannot be called with a cache: keys of earlier "
                 "calls, or those that prefix tuning learns, belong to no process. Call it without a cache, and adapt "
                 "it by LoRA or prompt tuning, or call shard_sequence(model, None)."
             )

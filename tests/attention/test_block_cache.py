@@ -10,6 +10,7 @@ from attention_models import build, padding, token_ids
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import content_choice
 from hf_efficient_attn.attention.block_cache_layer import BlockLayer
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, BlockTopK
 
 PATTERN = BlockTopK(block_tokens=4, num_chosen=3)
@@ -36,9 +37,9 @@ def test_the_same_tokens(side: str, options: dict[str, Any], monkeypatch: pytest
     expected = model.generate(ids, **given, use_cache=False, num_beams=beams, **OPTIONS)
     monkeypatch.delattr(content_choice, "choose_blocks")
     cache = hea.PatternCache(model.config)
-    assert torch.equal(model.generate(ids, **given, past_key_values=cache, **options, **OPTIONS), expected)
+    assert torch.equal(model.generate(ids, **given, **{CACHE_ARGUMENT: cache}, **options, **OPTIONS), expected)
     cache.reset()
-    assert torch.equal(model.generate(ids, **given, past_key_values=cache, **options, **OPTIONS), expected)
+    assert torch.equal(model.generate(ids, **given, **{CACHE_ARGUMENT: cache}, **options, **OPTIONS), expected)
 
 
 @torch.no_grad()
@@ -47,9 +48,9 @@ def test_steps_are_the_whole_text(side: str, only_sums: None) -> None:
     model, ids = model_of(), token_ids(3, 40)
     mask = padding(ids, side)
     cache, whole_cache, found = hea.PatternCache(model.config), hea.PatternCache(model.config), []
-    whole = model(ids, attention_mask=mask, past_key_values=whole_cache).logits
+    whole = model(ids, attention_mask=mask, **{CACHE_ARGUMENT: whole_cache}).logits
     for start, stop in ((0, 15), (15, 18), *((place, place + 1) for place in range(18, 40))):
-        found.append(model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+        found.append(model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}).logits)
     torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=1e-5, rtol=1e-4)
     for layer, other in zip(cache.layers, whole_cache.layers, strict=True):
         assert isinstance(layer, BlockLayer)
@@ -61,18 +62,18 @@ def test_tokens_taken_back_and_examples_chosen(only_sums: None) -> None:
     model, ids = model_of(), token_ids(2, 40)
     mask = padding(ids, "left")
     cache = hea.PatternCache(model.config)
-    model(ids[:, :33], attention_mask=mask[:, :33], past_key_values=cache)
-    model(ids[:, 33:36], attention_mask=mask[:, :36], past_key_values=cache)
+    model(ids[:, :33], attention_mask=mask[:, :33], **{CACHE_ARGUMENT: cache})
+    model(ids[:, 33:36], attention_mask=mask[:, :36], **{CACHE_ARGUMENT: cache})
     cache.crop(-9)
     again = deepcopy(cache)
     order = torch.tensor([1, 0, 1])
     again.batch_repeat_interleave(2)
     again.batch_select_indices(torch.tensor([2, 1, 3]))
     again.reorder_cache(torch.tensor([0, 1, 2]))
-    whole = model(ids, attention_mask=mask, past_key_values=hea.PatternCache(model.config)).logits[:, 27:]
-    step = model(ids[:, 27:], attention_mask=mask, past_key_values=cache)
+    whole = model(ids, attention_mask=mask, **{CACHE_ARGUMENT: hea.PatternCache(model.config)}).logits[:, 27:]
+    step = model(ids[:, 27:], attention_mask=mask, **{CACHE_ARGUMENT: cache})
     torch.testing.assert_close(step.logits, whole, atol=1e-5, rtol=1e-4)
-    step = model(ids[order][:, 27:], attention_mask=mask[order], past_key_values=again)
+    step = model(ids[order][:, 27:], attention_mask=mask[order], **{CACHE_ARGUMENT: again})
     torch.testing.assert_close(step.logits, whole[order], atol=1e-5, rtol=1e-4)
     assert all(layer.num_summed == 40 for layer in again.layers)
 
@@ -82,7 +83,7 @@ def test_gradients_and_other_layers() -> None:
     model, ids = model_of([PATTERN, Band(3, 0)]), token_ids(2, 30)
     cache, found = hea.PatternCache(model.config), []
     for start, stop in ((0, 20), (20, 21), (21, 30)):
-        found.append(model(ids[:, start:stop], past_key_values=cache).logits)
+        found.append(model(ids[:, start:stop], **{CACHE_ARGUMENT: cache}).logits)
     expected = model(ids, use_cache=False).logits
     torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-5, rtol=1e-4)
     weight = model.model.layers[0].self_attn.k_proj.weight

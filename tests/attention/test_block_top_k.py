@@ -9,6 +9,7 @@ from attention_models import DECODER, padding, token_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.sharded.layer import exchange_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes
@@ -100,7 +101,7 @@ def test_decoding_is_the_whole_text(side: str) -> None:
     mask = padding(ids, side)
     whole, cache, found = model(ids, attention_mask=mask, use_cache=False).logits, tr.DynamicCache(), []
     for start, stop in ((0, 15), (15, 18), *((place, place + 1) for place in range(18, 40))):
-        step = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True)
+        step = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True)
         found.append(step.logits)
     torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=1e-5, rtol=1e-4)
 

@@ -8,6 +8,7 @@ from attention_models import build, padding, token_ids
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache import readable_tokens
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import (
     Band,
     BlockLocal,
@@ -42,7 +43,7 @@ def test_same_tokens_from_constant_memory(
     mask, beams = padding(ids, side), options.get("num_beams", 1)
     expected = model.generate(ids, attention_mask=mask, use_cache=False, num_beams=beams, **OPTIONS)
     cache = hea.PatternCache(model.config)
-    actual = model.generate(ids, attention_mask=mask, past_key_values=cache, **options, **OPTIONS)
+    actual = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **options, **OPTIONS)
     assert torch.equal(actual, expected)
     # the second layer of each follows the pattern, also where the first is sliding
     assert cache.layers[1].keys.shape[2] == cache.layers[1].values.shape[2] == num_kept
@@ -54,7 +55,7 @@ def test_layers_keep_what_they_need() -> None:
     mask = padding(ids, "left")
     cache = hea.PatternCache(model.config)
     expected = model.generate(ids, attention_mask=mask, use_cache=False, **OPTIONS)
-    assert torch.equal(model.generate(ids, attention_mask=mask, past_key_values=cache, **OPTIONS), expected)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **OPTIONS), expected)
     assert [layer.keys.shape[2] for layer in cache.layers] == [4, 25]
 
 
@@ -66,16 +67,16 @@ def test_rows_of_very_different_lengths() -> None:
     mask[1, :6] = 0
     expected = model.generate(ids, attention_mask=mask, use_cache=False, **OPTIONS)
     cache = hea.PatternCache(model.config)
-    assert torch.equal(model.generate(ids, attention_mask=mask, past_key_values=cache, **OPTIONS), expected)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **OPTIONS), expected)
 
 
 def test_a_cache_can_be_used_again_after_reset() -> None:
     model = hea.sparsify(build("llama"), Band(3, 0))
     cache = hea.PatternCache(model.config)
     ids = token_ids(2, 8)
-    first = model.generate(ids, attention_mask=padding(ids, "left"), past_key_values=cache, **OPTIONS)
+    first = model.generate(ids, attention_mask=padding(ids, "left"), **{CACHE_ARGUMENT: cache}, **OPTIONS)
     cache.reset()
-    again = model.generate(ids, attention_mask=padding(ids, "left"), past_key_values=cache, **OPTIONS)
+    again = model.generate(ids, attention_mask=padding(ids, "left"), **{CACHE_ARGUMENT: cache}, **OPTIONS)
     assert torch.equal(first, again)
 
 
@@ -97,10 +98,10 @@ def test_what_it_cannot_do_is_refused() -> None:
         hea.PatternCache(hea.sparsify(build("bart"), Band(2, 0)).config)
     model, ids = hea.sparsify(build("llama"), Band(2, 0)), token_ids(1, 8)
     with pytest.raises(hea.UnsupportedBackendError, match="take tokens back"):
-        model.generate(ids, past_key_values=hea.PatternCache(model.config), prompt_lookup_num_tokens=2, **OPTIONS)
+        model.generate(ids, **{CACHE_ARGUMENT: hea.PatternCache(model.config)}, prompt_lookup_num_tokens=2, **OPTIONS)
     mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]])
     with pytest.raises(hea.InputError, match="left"):
-        model.generate(ids, attention_mask=mask, past_key_values=hea.PatternCache(model.config), **OPTIONS)
+        model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: hea.PatternCache(model.config)}, **OPTIONS)
 
 
 def test_full_patterns_keep_everything() -> None:
@@ -117,12 +118,12 @@ def test_caches_of_narrower_patterns_are_refused(made_for: Pattern) -> None:
     cache = hea.PatternCache(hea.sparsify(build("llama"), made_for).config)
     model = hea.sparsify(build("llama"), Band(8, 0))
     with pytest.raises(hea.ConfigurationError, match="Make a new PatternCache"):
-        model.generate(ids, past_key_values=cache, **OPTIONS)
+        model.generate(ids, **{CACHE_ARGUMENT: cache}, **OPTIONS)
     with pytest.raises(hea.ConfigurationError, match="reads all tokens"):
-        build("llama", attn_implementation="efficient").generate(ids, past_key_values=cache, **OPTIONS)
+        build("llama", attn_implementation="efficient").generate(ids, **{CACHE_ARGUMENT: cache}, **OPTIONS)
     wide = hea.PatternCache(hea.sparsify(build("llama"), Band(9, 0) | GlobalTokens([0])).config)
     expected = model.generate(ids, **OPTIONS)
-    assert torch.equal(model.generate(ids, past_key_values=wide, **OPTIONS), expected)
+    assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: wide}, **OPTIONS), expected)
 
 
 @pytest.mark.parametrize("names", [("llama", "llama"), ("gpt2", "gpt2"), ("llama", "gemma3")], ids=str)
@@ -133,14 +134,14 @@ def test_dense_models_are_refused_once_tokens_are_dropped(names: tuple[str, str]
     assert dense.config._attn_implementation == "sdpa"
     expected = dense(ids).logits
     # from an empty cache it reads all tokens
-    assert torch.equal(dense(ids, past_key_values=cache).logits, expected)
+    assert torch.equal(dense(ids, **{CACHE_ARGUMENT: cache}).logits, expected)
     for attempt in range(2):
         for mask in (None, torch.ones(2, 1, 1, 4, dtype=torch.bool)):
             with pytest.raises(hea.UnsupportedBackendError, match="has seen 9 tokens in layer 0"):
-                dense(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+                dense(ids[:, -1:], attention_mask=mask, **{CACHE_ARGUMENT: cache})
         cache.reset()
         if attempt == 0:
-            model(ids, past_key_values=cache)
+            model(ids, **{CACHE_ARGUMENT: cache})
 
 
 @torch.no_grad()
@@ -148,12 +149,12 @@ def test_other_caches_are_refused_by_compiled_models_and_by_deeper_ones() -> Non
     wide, narrow = (hea.sparsify(build("llama"), Band(left, 0)) for left in (6, 3))
     step = torch.compile(wide, backend="eager")
     with pytest.raises(hea.ConfigurationError, match=r"Make a new PatternCache\(model.config\)"):
-        step(token_ids(1, 9), past_key_values=hea.PatternCache(narrow.config))
+        step(token_ids(1, 9), **{CACHE_ARGUMENT: hea.PatternCache(narrow.config)})
     torch.compiler.reset()
     cache = hea.PatternCache(narrow.config)
     del cache.layers[1:]
     with pytest.raises(hea.ConfigurationError, match="has 1 layers, but the model that computes has 2"):
-        wide(token_ids(1, 9), past_key_values=cache)
+        wide(token_ids(1, 9), **{CACHE_ARGUMENT: cache})
 
 
 def test_a_cache_is_made_for_a_config() -> None:

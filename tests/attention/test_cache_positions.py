@@ -13,6 +13,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import interface
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, GlobalTokens
 
 # first tokens, and tokens before a query, by layer
@@ -100,7 +101,7 @@ def cached_logits(model: Any, cache: Any, ids: Tensor, mask: Tensor, sizes: Sequ
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, start:stop]
         logits.append(
             model(
-                ids[:, start:stop], attention_mask=mask[:, :stop], position_ids=positions, past_key_values=cache
+                ids[:, start:stop], attention_mask=mask[:, :stop], position_ids=positions, **{CACHE_ARGUMENT: cache}
             ).logits
         )
     return torch.cat(logits, 1)
@@ -130,7 +131,7 @@ def test_beams_keep_their_rows() -> None:
     options = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "max_new_tokens": 9}
     cache = hea.PatternCache(model, positions="cache")
     found = model.generate(
-        ids, attention_mask=mask, past_key_values=cache, eos_token_id=None, return_dict_in_generate=True,
+        ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, eos_token_id=None, return_dict_in_generate=True,
         output_scores=True, pad_token_id=0, **options
     )  # fmt: skip
     assert (found.beam_indices[:, :-1].diff(dim=1) != 0).any()
@@ -152,7 +153,7 @@ def test_what_is_kept_is_never_rotated() -> None:
     for stop in range(5, 31):
         positions = torch.tensor([[stop - 1]])
         last = model(
-            ids[:, stop - 1 : stop], attention_mask=mask[:, :stop], position_ids=positions, past_key_values=cache
+            ids[:, stop - 1 : stop], attention_mask=mask[:, :stop], position_ids=positions, **{CACHE_ARGUMENT: cache}
         ).logits
     assert last.isfinite().all()
     for layer, first in zip(cache.layers, before, strict=True):
@@ -198,12 +199,12 @@ def test_compiled_steps_and_copied_caches(monkeypatch: pytest.MonkeyPatch) -> No
     model.model.layers, model.config.num_hidden_layers = model.model.layers[:1], 1
     hea.sparsify(model, PATTERNS[:1])
     caches = [hea.PatternCache(model, positions="cache")]
-    model(ids[:, :9], past_key_values=caches[0])
+    model(ids[:, :9], **{CACHE_ARGUMENT: caches[0]})
     caches += [copy.deepcopy(caches[0]), copy.deepcopy(caches[0]), pickle.loads(pickle.dumps(caches[0]))]
     models = (model, torch.compile(model, backend="eager", fullgraph=True), model, model)
     for column in (9, 10):
         inputs = {"input_ids": ids[:, column : column + 1], "position_ids": torch.tensor([[column]])}
-        logits = [each(**inputs, past_key_values=cache).logits for each, cache in zip(models, caches, strict=True)]
+        logits = [each(**inputs, **{CACHE_ARGUMENT: cache}).logits for each, cache in zip(models, caches, strict=True)]
         for other in logits[1:]:
             torch.testing.assert_close(other, logits[0])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -217,11 +218,11 @@ def test_a_cache_goes_on_and_can_be_used_again() -> None:
     model, ids = hea.sparsify(tiny("llama"), PATTERNS), token_ids(2, 14)
     cache = hea.PatternCache(model, positions="cache")
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    first = model.generate(ids, past_key_values=cache, **options)
+    first = model.generate(ids, **{CACHE_ARGUMENT: cache}, **options)
     longer = torch.cat([first, token_ids(2, 3)], 1)
-    after = model.generate(longer, past_key_values=cache, **options)
+    after = model.generate(longer, **{CACHE_ARGUMENT: cache}, **options)
     cache.reset()
-    assert torch.equal(model.generate(longer, past_key_values=cache, **options), after)
+    assert torch.equal(model.generate(longer, **{CACHE_ARGUMENT: cache}, **options), after)
 
 
 @torch.no_grad()
@@ -290,10 +291,10 @@ def test_wrong_uses_are_refused() -> None:
     cache, ids = hea.PatternCache(model, positions="cache"), token_ids(1, 20)
     other = hea.sparsify(tiny("gemma3"), PATTERNS)
     with pytest.raises(hea.ConfigurationError, match="another RoPE"):
-        other(ids, past_key_values=cache)
+        other(ids, **{CACHE_ARGUMENT: cache})
     keys = torch.zeros(1, 2, 20, 8)
     cache.update(keys, keys, 0)
     with pytest.raises(hea.UnsupportedBackendError, match="by calling its model"):
         cache.update(keys, keys, 0)
     cache.reset()
-    model(ids, past_key_values=cache)
+    model(ids, **{CACHE_ARGUMENT: cache})

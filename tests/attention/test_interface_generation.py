@@ -9,6 +9,7 @@ from attention_models import DECODER, PATTERN, SEQ2SEQS, build, padding, token_i
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, Causal, PerHead, RandomBlocks, Strided
 
 OPTIONS = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
@@ -85,7 +86,7 @@ def test_cached_logits_are_those_of_the_whole_text() -> None:
         expected = model(ids, attention_mask=mask).logits
         cache = tr.DynamicCache(config=model.config)
         for start, stop in ((0, 11), (11, 12), (12, 20), (20, 30)):
-            logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits
+            logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}).logits
             real = mask[:, start:stop].bool()
             torch.testing.assert_close(logits[real], expected[:, start:stop][real], atol=1e-5, rtol=1e-5)
 
@@ -105,7 +106,7 @@ def test_steps_that_begin_chunks_read_nothing_before_them(side: str, pattern: An
     with torch.no_grad():
         expected = model(ids, attention_mask=mask, use_cache=False).logits
         for start, stop in ((0, 6), (6, 7), (7, 8), (8, 9), (9, 11), (11, 12), (12, 13)):
-            logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits
+            logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}).logits
             real = mask[:, start:stop].bool()
             torch.testing.assert_close(logits[real], expected[:, start:stop][real], atol=1e-5, rtol=1e-5)
 

@@ -10,6 +10,7 @@ from attention_models import DECODER, PATTERN, build, inputs_of, outputs_of, pad
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.call import _calls, _laid_out
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
@@ -126,7 +127,7 @@ def test_nothing_masked_is_a_table_without_rows_that_tells_its_kind() -> None:
     config._attn_implementation = "efficient"
     for mask in (None, torch.ones(1, 6)):
         for create, kind in ((create_causal_mask, CAUSAL), (create_bidirectional_mask, BIDIRECTIONAL)):
-            table = create(config, torch.zeros(1, 6, 32), mask, past_key_values=None)
+            table = create(config, torch.zeros(1, 6, 32), mask, **{CACHE_ARGUMENT: None})
             assert not has_rows(table)
             assert table_kind(table) == kind
 

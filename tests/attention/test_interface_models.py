@@ -10,6 +10,7 @@ from attention_models import CAUSAL, CONFIGS, PATTERN, SEQ2SEQS, SPARSE, build, 
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, Causal, Full, Pattern
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -160,9 +161,9 @@ def test_static_decoding_compiles_without_breaks() -> None:
     cache = tr.StaticCache(model.config, max_cache_len=20)
     with torch.no_grad():
         expected = model(ids, attention_mask=mask).logits
-        model(ids[:, :10], attention_mask=mask[:, :10], past_key_values=cache)
+        model(ids[:, :10], attention_mask=mask[:, :10], **{CACHE_ARGUMENT: cache})
         for i in range(10, 14):
-            step = compiled(ids[:, i : i + 1], attention_mask=mask[:, : i + 1], past_key_values=cache).logits
+            step = compiled(ids[:, i : i + 1], attention_mask=mask[:, : i + 1], **{CACHE_ARGUMENT: cache}).logits
             torch.testing.assert_close(step[:, 0], expected[:, i], **TOLERANCE)
 
 

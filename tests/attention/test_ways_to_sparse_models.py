@@ -12,6 +12,7 @@ from attention_models import CONFIGS, DECODER, PATTERN, SEQ2SEQ, TINY, WIDE, bui
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import guard as guard_module
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band
 
 POSITIONS = torch.cat([torch.arange(length) for length in (5, 7, 2)])[None]
@@ -103,7 +104,7 @@ def test_no_examples_and_no_tokens_are_refused(name: str, way: Callable[[Any], A
         ids = inputs["input_ids"]
         cache = model(ids, use_cache=True).past_key_values
         with pytest.raises(hea.InputError, match="If a cache holds the whole text already, pass a new one"):
-            model(ids[:, :0], past_key_values=cache)
+            model(ids[:, :0], **{CACHE_ARGUMENT: cache})
     if "decoder_input_ids" in inputs:
         with pytest.raises(hea.InputError, match="no tokens: decoder_input_ids"):
             model(**{**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :0]})

@@ -8,8 +8,10 @@ import torch
 import transformers
 from models.shared_checks import GENERATION_OPTIONS, check_cached_generation
 from models_cases import TOLERANCE, Case, random_ids
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 
 class GenerationContract:
@@ -36,7 +38,7 @@ class GenerationContract:
                 for start in range(0, ids.shape[1], chunk):
                     stop = min(start + chunk, ids.shape[1])
                     out = model(
-                        ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True
+                        ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True
                     )
                     cache = out.past_key_values
                     parts.append(out.logits)
@@ -85,7 +87,7 @@ class GenerationContract:
                     cache.crop(-3)
                 return
             cache.crop(-3)
-            rest = model(ids[:, -3:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+            rest = model(ids[:, -3:], attention_mask=mask, **{CACHE_ARGUMENT: cache}, use_cache=True).logits
             full = model(ids, attention_mask=mask, use_cache=False).logits[:, -3:]
         torch.testing.assert_close(rest, full, atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -99,8 +101,8 @@ class GenerationContract:
                 transformers.DynamicCache(config=model.config),
                 transformers.StaticCache(config=model.config, max_cache_len=12),
             ):
-                model(ids[:, :5], past_key_values=cache)
-                last = model(ids[:, 5:], past_key_values=cache).logits
+                model(ids[:, :5], **{CACHE_ARGUMENT: cache})
+                last = model(ids[:, 5:], **{CACHE_ARGUMENT: cache}).logits
                 torch.testing.assert_close(last, full[:, 5:], atol=TOLERANCE, rtol=TOLERANCE)
 
     @pytest.mark.parametrize("kernel", ["efficient", "sdpa", "eager"])
@@ -111,7 +113,7 @@ class GenerationContract:
         cache = transformers.StaticCache(config=model.config, max_cache_len=20)
         with torch.no_grad():
             expected = model(ids, position_ids=positions, use_cache=False).logits
-            found = model(ids, position_ids=positions, past_key_values=cache).logits
+            found = model(ids, position_ids=positions, **{CACHE_ARGUMENT: cache}).logits
         torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_cache_holds_no_more_than_the_tokens(self, case: Case) -> None:
@@ -146,7 +148,7 @@ class GenerationContract:
         is_refused = getattr(model.config, "is_centered", True) or model.config.position_embedding_type == "alibi"
         if is_refused:
             with pytest.raises(hea.UnsupportedBackendError):
-                model(random_ids(1, 4), cache=object())
+                model(random_ids(1, 4), cache=PagedAttentionCache.__new__(PagedAttentionCache))
             return
         prompts = [random_ids(1, length, seed=length)[0].tolist() for length in (4, 7, 3)]
         options = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)

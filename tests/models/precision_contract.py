@@ -10,6 +10,8 @@ from models.shared_contract import without_labels
 from models_cases import checkpoint_activations, first_tensor, switch_off_dropout
 from torch import Tensor
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+
 # of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
 SLACK = 2.0
 DTYPES = (torch.bfloat16, torch.float16)
@@ -95,10 +97,10 @@ class PrecisionCacheContract:
                     transformers.StaticCache(config=model.config, max_cache_len=14),
                 ):
                     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
-                        model(ids[:, :5], past_key_values=cache)
+                        model(ids[:, :5], **{CACHE_ARGUMENT: cache})
                     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=second):
                         steps = [
-                            model(ids[:, index : index + 1], past_key_values=cache).logits
+                            model(ids[:, index : index + 1], **{CACHE_ARGUMENT: cache}).logits
                             for index in range(5, ids.shape[1])
                         ]
                     assert distance({"logits": torch.cat(steps, 1)}, expected) < limit

@@ -10,8 +10,10 @@ from models.shared_checks import GENERATION_OPTIONS, check_cached_generation
 from models_cases import TOLERANCE
 from seq2seq_cases import TINY, Seq2SeqCase, random_ids
 from torch import Tensor
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 
 class Seq2SeqGenerationContract:
@@ -45,7 +47,7 @@ class Seq2SeqGenerationContract:
                     **common,
                     decoder_input_ids=target[:, start:stop],
                     decoder_attention_mask=target_mask[:, :stop],
-                    past_key_values=cache,
+                    **{CACHE_ARGUMENT: cache},
                     use_cache=True,
                 )
                 cache = out.past_key_values
@@ -111,10 +113,11 @@ class Seq2SeqGenerationContract:
                 transformers.EncoderDecoderCache(*static),
                 dynamic(),
             ):
-                model(ids, decoder_input_ids=target[:, :4], past_key_values=cache)
-                last = model(ids, decoder_input_ids=target[:, 4:], past_key_values=cache).logits
+                model(ids, decoder_input_ids=target[:, :4], **{CACHE_ARGUMENT: cache})
+                last = model(ids, decoder_input_ids=target[:, 4:], **{CACHE_ARGUMENT: cache}).logits
                 torch.testing.assert_close(last, full[:, 4:], atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_continuous_batching_is_refused(self, case: Seq2SeqCase) -> None:
+        cache = PagedAttentionCache.__new__(PagedAttentionCache)
         with pytest.raises(hea.UnsupportedBackendError):
-            case.model()(random_ids(1, 4), decoder_input_ids=random_ids(1, 2), cache=object())
+            case.model()(random_ids(1, 4), decoder_input_ids=random_ids(1, 2), cache=cache)

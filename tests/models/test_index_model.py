@@ -12,6 +12,7 @@ from attention_models import DECODER, build, padding, token_ids
 from datasets import Dataset
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.indexed.lightning_indexer import indexers_of
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 
@@ -84,7 +85,7 @@ def test_decoding_is_the_whole_text(side: str) -> None:
     mask = padding(ids, side)
     whole, cache, found = model(ids, attention_mask=mask, use_cache=False).logits, tr.DynamicCache(), []
     for start, stop in ((0, 9), (9, 12), *((place, place + 1) for place in range(12, 20))):
-        step = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True)
+        step = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True)
         found.append(step.logits)
     torch.testing.assert_close(torch.cat(found, 1)[mask.bool()], whole[mask.bool()], atol=1e-5, rtol=1e-4)
     options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
@@ -167,7 +168,7 @@ def test_refusals() -> None:
     cache = hea.index_stage(model, "dense")(ids, use_cache=True).past_key_values
     hea.index_stage(model, "sparse")
     with pytest.raises(InputError, match="the indexer knows 20 of them"):
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE_ARGUMENT: cache})
     model.set_attn_implementation("sdpa")
     with pytest.raises(UnsupportedBackendError, match="would read all keys"):
         model(ids)

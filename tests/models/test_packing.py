@@ -10,6 +10,7 @@ from models_cases import TOLERANCE, Case, first_tensor, random_ids
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.mask_probe import Probe
 from hf_efficient_attn.attention.notices import _mixing
 
@@ -79,15 +80,15 @@ def test_documents_behind_cached_tokens_are_warned_of_and_padding_is_not(case: C
     cache = model(ids[:, :4], use_cache=True).past_key_values
     positions = torch.tensor([[4, 5, 6, 0, 1, 2]])
     with pytest.warns(UserWarning, match="position_ids restart"):
-        model(ids[:, 4:10], position_ids=positions, past_key_values=cache)
+        model(ids[:, 4:10], position_ids=positions, **{CACHE_ARGUMENT: cache})
     with pytest.raises(hea.InputError, match="cached tokens"):
-        model(ids[:, 10:], past_key_values=cache, seq_idx=NUMBERS[:, :5])
+        model(ids[:, 10:], **{CACHE_ARGUMENT: cache}, seq_idx=NUMBERS[:, :5])
     model = case.model()
     mask = torch.ones_like(ids)
     mask[0, :6] = 0
     cache = model(ids[:, :4], attention_mask=mask[:, :4], use_cache=True).past_key_values
     positions = torch.tensor([[1, 1, 0, 1, 2], [4, 5, 6, 7, 8]])
-    model(ids[:, 4:9], attention_mask=mask[:, :9], position_ids=positions, past_key_values=cache)
+    model(ids[:, 4:9], attention_mask=mask[:, :9], position_ids=positions, **{CACHE_ARGUMENT: cache})
 
 
 @every_case

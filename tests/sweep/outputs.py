@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from sweep.classes import CAUSAL, IMAGE, SEQ2SEQ
 from sweep.inputs import PREFILL, TOKENS, inputs_of
 
@@ -47,7 +48,7 @@ def cached(model: Any, kind: str, inputs: dict[str, Any]) -> Tensor:
     if kind == SEQ2SEQ:
         inputs = {"attention_mask": mask, "encoder_outputs": model.get_encoder()(inputs["input_ids"], mask)}
     for start, stop in [(0, PREFILL), *((step, step + 1) for step in range(PREFILL, TOKENS))]:
-        step = {**inputs, name: ids[:, start:stop], "past_key_values": cache, "use_cache": True}
+        step = {**inputs, name: ids[:, start:stop], CACHE_ARGUMENT: cache, "use_cache": True}
         if kind != SEQ2SEQ:
             step["attention_mask"] = mask[:, :stop]
         out = model(**step)

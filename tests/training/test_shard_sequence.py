@@ -158,7 +158,7 @@ def test_heads_that_are_not_exchanged(folder: Path, name: str, capability: Any) 
         ("other mask", rf"{OTHER_BATCH} \(other attention_mask\)"),
         ("other documents", rf"{OTHER_BATCH} \(other position_ids\)"),
         ("other length", rf"{OTHER_BATCH} \(other input_ids, attention_mask, position_ids, labels\)"),
-        ("cache", "UnsupportedBackendError: .* cannot be called with past_key_values"),
+        ("cache", "UnsupportedBackendError: .* cannot be called with a cache"),
         ("weights", "UnsupportedBackendError: .* cannot be called with output_attentions"),
         ("matrix", "UnsupportedBackendError: A mask that is a matrix cannot be cut"),
         ("labels", "UnsupportedBackendError: .* cannot be called with output_router_logits"),

@@ -14,6 +14,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, BlockLocal, bigbird
 from hf_efficient_attn.training.shardable_models import first_reason
 
@@ -191,7 +192,7 @@ def test_calls_that_are_refused(alone: Any) -> None:
     with pytest.raises(hea.UnsupportedBackendError, match="does not generate: a new token belongs to one process"):
         model.generate(ids)
     with pytest.raises(hea.UnsupportedBackendError, match="keys of earlier calls, or those that prefix tuning learns"):
-        model(ids, past_key_values=transformers.DynamicCache())
+        model(ids, **{CACHE_ARGUMENT: transformers.DynamicCache()})
     with pytest.raises(hea.UnsupportedBackendError, match="cannot be compiled"):
         torch.compile(copy.deepcopy(model), backend="eager")(ids)
 

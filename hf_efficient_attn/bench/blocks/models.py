@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.harness.timing import Case
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
@@ -162,14 +163,14 @@ def decode_case(model: PreTrainedModel, batch_size: int, prompt_tokens: int, dec
 
     def run(output: Any) -> None:
         for _ in range(decode_tokens):
-            output = _read(model, output.logits[:, -1:].argmax(-1), output.past_key_values)
+            output = _read(model, output.logits[:, -1:].argmax(-1), output[CACHE_ARGUMENT])
 
     return Case(run, prepare)
 
 
 @torch.no_grad()
 def _read(model: PreTrainedModel, input_ids: torch.Tensor, cache: Any) -> Any:
-    return model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
 
 
 def count_parameters(model: PreTrainedModel) -> dict[str, int]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
 
 from hf_efficient_attn.attention.cache import PatternCache
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.harness.steps import Step, drawn_states
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
@@ -186,7 +187,7 @@ class Model(nn.Module):
         """Return the cache after it has read more tokens."""
         if cache is None and self.new_cache is not None:
             cache = self.new_cache(self.model)
-        return self.model(inputs_embeds=states, past_key_values=cache, use_cache=True).past_key_values
+        return self.model(inputs_embeds=states, use_cache=True, **{CACHE_ARGUMENT: cache})[CACHE_ARGUMENT]
 
 
 def build_model(name: str, shape: Shape) -> Model:

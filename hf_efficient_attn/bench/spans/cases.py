@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.spans.profile import RAMP_TOKENS, profile
 from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
@@ -195,7 +196,7 @@ def decode(model: PreTrainedModel, cache: Cache, num_tokens: int, num_texts: int
     """Read tokens of every text one by one, each after those in the cache."""
     token = random_tokens(num_texts, 1, model.device)
     for _ in range(num_tokens):
-        model(input_ids=token, past_key_values=cache, use_cache=True)
+        model(input_ids=token, use_cache=True, **{CACHE_ARGUMENT: cache})
 
 
 def random_tokens(batch_size: int, num_tokens: int, device: torch.device) -> Tensor:

@@ -1,17 +1,22 @@
 """Reformer: the same layers, without what goes wrong there (see the family's card).
 
-Its language models forget the bias of the vocabulary: the parameter is in every checkpoint, but no output depends on
-it. It is kept here, and acts; with `parity` it is left behind.
+Before transformers 5.24 its language models forget the bias of the vocabulary: the parameter is in every checkpoint,
+but no output depends on it. It is kept here, and acts; with `parity` it is left behind. From then on they have two, of
+which the newer acts.
 """
 
 from typing import Any
 
+import transformers
+
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.requirements import fits
 
 LAYER = "encoder.layers.*"
 SELF = f"{LAYER}.attention.self_attention"
+BIAS_ACTS = fits(transformers.__version__, "5.24", None)
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
@@ -35,7 +40,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "axial_pos_embds_dim": list(config.axial_pos_embds_dim) if is_axial else None,
         "max_position_embeddings": config.max_position_embeddings,
         "local_wraps": not config.is_decoder,
-        "lm_head_bias": not parity,
+        "lm_head_bias": BIAS_ACTS or not parity,
         "classifier_dropout": dropout,
         "classifier_head": "dense",
         "classifier_pooling": "first",
@@ -70,8 +75,10 @@ def tokens_alike(config: Any, theirs: Any) -> int:
 
 
 CLASSIFIER = {"classifier.dense": "dense.dense", "classifier.out_proj": "classifier"}
+NO_BIAS = "the bias of the vocabulary is in the checkpoint there, but acts in no output"
+OLD_BIAS = {"lm_head.bias": "lm_head.bias"}
 # the first that matches counts
-LM_HEAD = {"lm_head.bias": "lm_head.bias", "lm_head.decoder": "lm_head"}
+LM_HEAD = {"lm_head.decoder": "lm_head", **OLD_BIAS} if BIAS_ACTS else {**OLD_BIAS, "lm_head.decoder": "lm_head"}
 
 REFORMER = Counterpart(
     model_type="reformer",
@@ -127,9 +134,10 @@ REFORMER = Counterpart(
     to_theirs=to_theirs,
     tokens_alike=tokens_alike,
     left_behind=("lm_head.bias",),
+    unused={"lm_head.bias": "lm_head.decoder.bias"} if BIAS_ACTS else {},
     optional={"lm_head.bias": "lm_head_bias"},
-    deviations={
-        "lm_head_bias": "the bias of the vocabulary is in the checkpoint there, but acts in no output",
+    deviations=({} if BIAS_ACTS else {"lm_head_bias": NO_BIAS})
+    | {
         "embedding_dropout": "there is one dropout for embeddings, hidden states and activations",
         "activation_dropout": "there is one dropout for embeddings, hidden states and activations",
         "attn_layers": "layers are listed one by one",

@@ -67,7 +67,6 @@ class AdaptiveSpanConfig(
     papers = ("1905.07799",)
     # scores of a head in a layer, for n tokens
     attention_cost = "n · (span + span_ramp) of the head, at most n · span_limit"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 256
     hidden_size: int = 512

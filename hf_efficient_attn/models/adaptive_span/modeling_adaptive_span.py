@@ -25,6 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.processes import compare_processes
@@ -83,7 +84,7 @@ class SpanAttention(nn.Module):
         memory: Tensor | None = None,
         position_table: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         real_tokens: Tensor | None = None,
         bounds: Sequence[SpanBounds | None] | None = None,
         **kwargs: Any,
@@ -111,8 +112,8 @@ class SpanAttention(nn.Module):
         )
         if position_embeddings is not None:
             query, key = (rotate_last(each, position_embeddings) for each in (query, key))
-        if past_key_values is not None:
-            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
+        if cache is not None:
+            key, value = append_to_cache(cache, key, value, self.layer_idx)
         options: dict[str, Any] = {"matrix": attention_mask, "query_offset": query_offset, "need_weights": need_weights}
         options |= {"bounds": own_bounds, "layer_idx": self.layer_idx, "backend": backend_of(self.config)}
         options["shards"] = shards_of(self)
@@ -192,6 +193,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -199,7 +201,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         segment_index: Tensor | None = None,
@@ -216,20 +218,20 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
                 have kept of the previous segment, which must have been the last call; training and evaluation are
                 kept separately. None: the input is a text of its own.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         compare_processes(self)
         modules = (layer.self_attn.spans for layer in self.layers)
         bounds = all_bounds(self, modules, attention_mask, position_ids, segment_index)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         segment = None
         if segment_index is not None:
-            given = {**kwargs, "position_ids": position_ids, "past_key_values": past_key_values}
+            given = {**kwargs, "position_ids": position_ids, "cache": cache}
             check_segment(segment_index, embedded.shape[0], attention_mask, given)
             segment, use_cache = self.memory.open(segment_index, self.training, len(self.layers)), False
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         hidden_states, where = self._place(call, segment)
         where |= {"real_tokens": call.real_tokens, "bounds": bounds}
-        kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
         spans = []
         for layer in self.layers:
             memory = None if segment is None else segment.read(hidden_states)

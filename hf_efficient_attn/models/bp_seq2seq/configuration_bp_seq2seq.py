@@ -54,7 +54,6 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
         "2 · num_nodes · n · log2(n / num_nodes) of tokens and the nodes beside them; in the decoder, of m tokens, the "
         "same with half as many nodes, and m · n"
     )
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 32_000
     hidden_size: int = 512

@@ -34,6 +34,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention, readable_source
 from hf_efficient_attn.models.encoder_decoder.generation import LeftPaddedPrompts
@@ -133,6 +134,7 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
         layers = (BPCrossLayer(config, index, is_causal=True) for index in range(config.decoder_layers))
         super().__init__(config, embed, layers, "max_target_position_embeddings")
 
+    @takes_cache
     @capture_outputs
     def forward(
         self,
@@ -140,7 +142,7 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -152,15 +154,15 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
                 leaves out padding and later tokens.
             encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
         """
-        call = self.target_call(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, kwargs)
+        call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
         source = (encoder_hidden_states, readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens))
         nodes = nodes_of(self.config, call, is_causal=True)
         tokens = self.embeddings(counted_by_tokens(self.config, call))
         spans = nodes.first_spans(tokens)
         for layer in self.layers:
-            tokens, spans = layer(tokens, spans, nodes, *source, past_key_values=call.cache, **kwargs)
+            tokens, spans = layer(tokens, spans, nodes, *source, cache=call.cache, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(tokens).contiguous(), past_key_values=call.cache
+            last_hidden_state=self.norm(tokens).contiguous(), **{CACHE_ARGUMENT: call.cache}
         )
 
 

@@ -60,7 +60,6 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
         "n · (log2 n + 1) of spans and their tokens, and about 2 · num_nodes · n · log2(n / num_nodes) of tokens and "
         "the nodes beside them, half of it if causal"
     )
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 256
     hidden_size: int = 512

@@ -33,6 +33,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
@@ -116,6 +117,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -123,7 +125,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         token_type_ids: torch.LongTensor | None = None,
@@ -142,18 +144,18 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
             InputError: inputs that contradict each other, or a mask with other pairs.
             UnsupportedBackendError: a cache that cannot hold spans, or an attention implementation that is not ours.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         backend_of(self.config)
         bring_inputs(attention_mask, position_ids, token_type_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         position_ids = self.pair_positions(token_type_ids, attention_mask, position_ids, embedded, kwargs)
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         nodes = nodes_of(self.config, call, self.config.is_causal)
         tokens = self.embedding_norm(self.dropout(self.positions(call.embedded, call)[0]))
         spans, of_layers = nodes.first_spans(tokens), []
         for layer in self.layers:
-            tokens, spans = layer(tokens, spans, nodes, past_key_values=call.cache, **kwargs)
+            tokens, spans = layer(tokens, spans, nodes, cache=call.cache, **kwargs)
             of_layers.append(tokens)
         sentences = sentences_of(token_type_ids, nodes) if self.config.separate_sentences else None
         for layer in self.cross_layers:

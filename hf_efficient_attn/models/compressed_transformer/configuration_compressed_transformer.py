@@ -108,7 +108,6 @@ class CompressedTransformerConfig(
         "if causal; the pairs of attention_pattern, without one n², of pattern and prior; n² of talking_heads "
         "and residual_scores"
     )
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 30_522
     hidden_size: int = 768

@@ -52,31 +52,31 @@ class LinearAttention(MechanismAttention):
             self.q_proj = self.k_proj = nn.Identity()
 
     def forward(
-        self, hidden_states: Tensor, texts: Texts, past_key_values: Cache | None = None, **kwargs: Any
+        self, hidden_states: Tensor, texts: Texts, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         if texts.is_packed:
-            if past_key_values is not None:
+            if cache is not None:
                 # tokens that come later read all documents
                 keys, values = self._summands(*self._keys_and_values(hidden_states), texts.real)
-                self._sums_behind(past_key_values, keys, values)
+                self._sums_behind(cache, keys, values)
             return super().forward(hidden_states, texts, **kwargs)
         # sums leave masked tokens out wherever they are
         rows = Texts((TextGroup(None, texts.real),), real=texts.real)
-        return super().forward(hidden_states, rows, past_key_values=past_key_values, **kwargs)
+        return super().forward(hidden_states, rows, cache=cache, **kwargs)
 
     def attend(
         self,
         hidden_states: Tensor,
         real: Tensor | None,
         need_weights: bool,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         query, states = self.heads(self.q_proj(hidden_states)), self._keys_and_values(hidden_states)
         with autocast_off(query.device.type):
             queries = self.features(query, is_query=True)
             keys, values = self._summands(*states, real)
-            before = None if past_key_values is None else self._sums_behind(past_key_values, keys, values)
+            before = None if cache is None else self._sums_behind(cache, keys, values)
             if self.is_causal:
                 sums = causal_sums(queries, keys, values, before, self.config.chunk_tokens)
             else:

@@ -58,33 +58,33 @@ class MemoryCompressedAttention(MechanismAttention):
             init.zeros_(self.null_value)
 
     def forward(
-        self, hidden_states: Tensor, texts: Texts, past_key_values: Cache | None = None, **kwargs: Any
+        self, hidden_states: Tensor, texts: Texts, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if past_key_values is None:
+        if cache is None:
             return super().forward(hidden_states, texts, **kwargs)
         # a cache has one text a row, which goes on
         rows = texts if texts.real is None and not texts.is_packed else in_front(hidden_states, texts.real)
         if texts.is_packed:
             (states,), (group,) = rows.split(hidden_states), rows.groups
-            self._cached(past_key_values, *self._keys_and_values(zeroed(states, group.real), group.real), group.real)
+            self._cached(cache, *self._keys_and_values(zeroed(states, group.real), group.real), group.real)
             return super().forward(hidden_states, texts, **kwargs)
-        return super().forward(hidden_states, rows, past_key_values=past_key_values, **kwargs)
+        return super().forward(hidden_states, rows, cache=cache, **kwargs)
 
     def attend(
         self,
         hidden_states: Tensor,
         real: Tensor | None,
         need_weights: bool,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         hidden_states = zeroed(hidden_states, real)
         query, (key, value) = self.heads(self.q_proj(hidden_states)), self._keys_and_values(hidden_states, real)
         start = None
-        if past_key_values is None:
+        if cache is None:
             key, value = self._made(key, self.key_conv), self._made(value, self.value_conv)
         else:
-            key, value, start = self._cached(past_key_values, key, value, real)
+            key, value, start = self._cached(cache, key, value, real)
         if self.null_key is not None:
             key, value = _behind(self.null_key, key), _behind(self.null_value, value)
         if not self.is_causal or start is not None or need_weights or torch.compiler.is_exporting():

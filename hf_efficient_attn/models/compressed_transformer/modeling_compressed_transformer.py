@@ -20,6 +20,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -36,7 +37,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call, refuse_paged
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -116,6 +117,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -123,7 +125,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         token_type_ids: torch.LongTensor | None = None,
@@ -141,9 +143,9 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             InputError: inputs that contradict each other, or a mask with other pairs.
             UnsupportedBackendError: a cache of another kind, or an attention implementation that is not ours.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         backend_of(self.config)
-        cache = self.cache_of(past_key_values, use_cache)
+        cache = self.cache_of(cache, use_cache)
         bring_inputs(attention_mask, position_ids, token_type_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -154,10 +156,11 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         kwargs = {**kwargs, **where, **self.arguments(call)}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
-        return BackboneOutput(last_hidden_state=self.norm(hidden_states), past_key_values=cache)
+        return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: cache})
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache of a call, in which the layers with a state have one."""
+        refuse_paged(self.config, cache)
         if cache is not None and not self.config.is_causal:
             raise UnsupportedBackendError(
                 "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "
@@ -181,7 +184,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             **masks,
             "texts": texts,
             "shared_maps": shared,
-            "past_key_values": call.cache,
+            "cache": call.cache,
             "passed_scores": PassedScores(),
         }
 

@@ -57,7 +57,7 @@ class ResidualScoresAttention(SparseAttention):
         attention_mask: Tensor | None = None,
         token_mask: TokenMask = NO_MASK,
         query_offset: QueryOffset = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
@@ -70,8 +70,8 @@ class ResidualScoresAttention(SparseAttention):
             projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if past_key_values is not None:
-            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
+        if cache is not None:
+            key, value = append_to_cache(cache, key, value, self.layer_idx)
         followed = self._followed((), key.shape[2])
         added, has_keys = masked(query, key, followed, token_mask, query_offset, attention_mask)
         query, key, value = autocast_states(query, key, value)

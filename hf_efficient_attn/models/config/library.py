@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.models.config.errors import refused
@@ -21,6 +22,9 @@ class LibraryConfig:
         auto_map: Auto class → class in the model's own code; empty unless saved with such code. TRL reads it from every
             model that is not in transformers.
     """
+
+    # by `Trainer.predict`; transformers reads it from a config whatever its own name of a cache is
+    keys_to_ignore_at_inference = list(CACHE_NAMES)
 
     def __post_init__(self, **kwargs: Any) -> None:
         this: Any = self

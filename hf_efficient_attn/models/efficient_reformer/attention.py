@@ -102,14 +102,14 @@ class LocalAttention(ReformerAttention):
         token_mask: TokenMask = NO_MASK,
         query_offset: QueryOffset = None,
         position_embeddings: Any = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         query = self.heads(self.q_proj, hidden_states, position_embeddings)
         key = self.heads(self.k_proj, hidden_states, position_embeddings)
         value = self.heads(self.v_proj, hidden_states)
-        if past_key_values is not None:
-            key, value = append_to_cache(past_key_values, key, value, self.layer_idx)
+        if cache is not None:
+            key, value = append_to_cache(cache, key, value, self.layer_idx)
         options = self.options(token_mask, query_offset, attention_mask, kwargs)
         out, weights = attend_layer(query, key, value, self.followed(), scale=self.head_dim**-0.5, **options)
         return self.o_proj(out.flatten(2)), weights
@@ -148,7 +148,7 @@ class LSHAttention(ReformerAttention):
         token_mask: TokenMask = NO_MASK,
         query_offset: QueryOffset = None,
         position_embeddings: Any = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         hash_step: Tensor | None = None,
         kept: dict[str, Tensor] | None = None,
         **kwargs: Any,
@@ -162,8 +162,8 @@ class LSHAttention(ReformerAttention):
         """
         query = read = self.heads(self.qk_proj, hidden_states, position_embeddings)
         value = self.heads(self.v_proj, hidden_states)
-        if past_key_values is not None:
-            read, value = append_to_cache(past_key_values, query, value, self.layer_idx)
+        if cache is not None:
+            read, value = append_to_cache(cache, query, value, self.layer_idx)
         kept = {} if kept is None else kept
         if "buckets" not in kept:
             kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)

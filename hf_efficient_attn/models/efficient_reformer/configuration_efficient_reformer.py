@@ -82,7 +82,6 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreT
         "n · num_hashes · lsh_attn_chunk_length · (1 + lsh_num_chunks_before + lsh_num_chunks_after) of an LSH layer, "
         "n · local_attn_chunk_length · (1 + local_num_chunks_before + local_num_chunks_after) of a local one"
     )
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 320
     hidden_size: int = 256

@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -149,6 +150,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -156,7 +158,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -169,18 +171,18 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
             position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
                 cached yet), a packed document begins; documents do not read each other.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = use_cache and not (self.training and torch.is_grad_enabled())
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         check_cache(call)
         embedded, where = self.positions(call.embedded, call)
         embedded = self.embedding_dropout(embedded)
         if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
             # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
             where["hash_step"] = torch.randint(MAX_STEP, (), device=embedded.device)
-        kwargs = {**kwargs, **where, **call.masks(self.config), "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
         stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly
         first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))

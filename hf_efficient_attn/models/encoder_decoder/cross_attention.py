@@ -33,7 +33,7 @@ class CrossAttention(nn.Module):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
         source_mask: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
@@ -42,7 +42,7 @@ class CrossAttention(nn.Module):
         """
         query = self._split(self.q_proj(hidden_states))
         # the cache may hold another precision
-        key, value = (each.to(query.dtype) for each in self._keys_and_values(encoder_hidden_states, past_key_values))
+        key, value = (each.to(query.dtype) for each in self._keys_and_values(encoder_hidden_states, cache))
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         if need_weights:
             warn_of_weights()

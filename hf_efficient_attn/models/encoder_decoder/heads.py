@@ -12,6 +12,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CacheGeneration, takes_cache
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.encoder_decoder.inputs import shift_right
 from hf_efficient_attn.models.heads.head import Head
@@ -26,7 +27,7 @@ class Seq2SeqHead(Head):
     """Builds the backbone, whose encoder is told the task, and the head on the decoder."""
 
     recorded = (
-        "past_key_values",
+        CACHE_ARGUMENT,
         "decoder_hidden_states",
         "decoder_attentions",
         "cross_attentions",
@@ -54,11 +55,12 @@ class Seq2SeqHead(Head):
         return self.model(*given, use_cache=use_cache, return_dict=True, **kwargs)
 
 
-class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
+class Seq2SeqLMHead(CacheGeneration, Seq2SeqHead, LanguageModelHead):
     """Prediction of the target. Shapes: input_ids [B, S], decoder_input_ids [B, T] → logits [B, T, vocab_size]."""
 
     output_class = Seq2SeqLMOutput
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -67,7 +69,7 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: torch.LongTensor | None = None,
@@ -87,7 +89,7 @@ class Seq2SeqLMHead(Seq2SeqHead, LanguageModelHead):
                 "labels removes them: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
                 "decoder_input_ids, or config.label_smoothing.)"
             )
-        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, past_key_values)
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, cache)
         kwargs |= {"inputs_embeds": inputs_embeds, "decoder_inputs_embeds": decoder_inputs_embeds}
         outputs = self.call_model(given, use_cache, labels is not None, **kwargs)
         logits = self.lm_head(outputs.last_hidden_state)

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.models.encoder_decoder.inputs import (
     check_positions,
@@ -22,6 +23,7 @@ from hf_efficient_attn.models.encoder_decoder.inputs import (
 )
 from hf_efficient_attn.models.heads.parts import name_inputs
 from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.prologue import refuse_paged
 
 
 class EncoderDecoder:
@@ -47,6 +49,7 @@ class EncoderDecoder:
         """Return the source's tokens if the encoder decides by their values what it computes, otherwise None."""
         return None
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -55,7 +58,7 @@ class EncoderDecoder:
         decoder_input_ids: torch.LongTensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: Any = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -68,12 +71,13 @@ class EncoderDecoder:
             decoder_input_ids: [B, T]; by default the source after the start token, as in BART.
             decoder_attention_mask: 1 = a target token, [B, K] over cached and new tokens; None: all are.
             encoder_outputs: earlier outputs of the encoder, instead of input_ids.
-            past_key_values: cache of earlier target tokens and of the source's keys and values.
+            cache: cache of earlier target tokens and of the source's keys and values.
             inputs_embeds, decoder_inputs_embeds: embeddings instead of tokens, before their scale, if there is one.
 
         Raises:
             InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.
         """
+        refuse_paged(self.config, cache)
         check_positions(kwargs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids, decoder_attention_mask = shift_source(
@@ -83,7 +87,7 @@ class EncoderDecoder:
         target = one_target(decoder_input_ids, decoder_inputs_embeds)
         of_source = {name: kwargs.pop(name, None) for name in getattr(self, "extra_inputs", ())}
         bring_inputs(self.asked_tokens(input_ids), attention_mask, decoder_attention_mask, *of_source.values())
-        check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], past_key_values)
+        check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], cache)
         kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **of_source, **kwargs)
@@ -91,7 +95,7 @@ class EncoderDecoder:
             check_mask_values(attention_mask)
             if not isinstance(encoder_outputs, BaseModelOutput):
                 encoder_outputs = BaseModelOutput(*encoder_outputs)
-        read = (encoder_outputs.last_hidden_state, attention_mask, past_key_values)
+        read = (encoder_outputs.last_hidden_state, attention_mask, cache)
         outputs = self.decoder(
             decoder_input_ids, decoder_attention_mask, *read, decoder_inputs_embeds, use_cache, **kwargs
         )
@@ -102,11 +106,11 @@ def joined_outputs(encoder: BaseModelOutput, decoder: BaseModelOutputWithPastAnd
     """Return the outputs of both stacks as one."""
     return Seq2SeqModelOutput(
         last_hidden_state=decoder.last_hidden_state,
-        past_key_values=decoder.past_key_values,
         decoder_hidden_states=decoder.hidden_states,
         decoder_attentions=decoder.attentions,
         cross_attentions=decoder.cross_attentions,
         encoder_last_hidden_state=encoder.last_hidden_state,
         encoder_hidden_states=encoder.hidden_states,
         encoder_attentions=encoder.attentions,
+        **{CACHE_ARGUMENT: getattr(decoder, CACHE_ARGUMENT)},
     )

@@ -65,7 +65,7 @@ class Stack:
 
         options: the call's other arguments.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, options)
+        check_inputs(self.config, input_ids, inputs_embeds)
         compare_processes(self)
         check_positions(options)
         embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
@@ -76,7 +76,7 @@ class Stack:
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         inputs_embeds: Tensor | None,
         use_cache: bool | None,
         options: dict[str, Any],
@@ -85,10 +85,10 @@ class Stack:
 
         use_cache: None: as the config says.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, options)
+        check_inputs(self.config, input_ids, inputs_embeds)
         embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_mask_values(attention_mask)
-        cache = with_cross_attention(past_key_values)
+        cache = with_cross_attention(cache)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None and not (self.gradient_checkpointing and self.training):
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -28,6 +28,7 @@ from transformers.cache_utils import Cache
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -107,6 +108,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -116,7 +118,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         global_input_ids: torch.LongTensor | None = None,
         global_mask: Tensor | None = None,
         long_to_global: Tensor | None = None,
@@ -151,7 +153,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
             InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
             UnsupportedBackendError: a cache, or an attention implementation that is not ours.
         """
-        self.check_call(input_ids, inputs_embeds, past_key_values, cpc_mask, kwargs)
+        self.check_call(input_ids, inputs_embeds, cache, cpc_mask, kwargs)
         bring_inputs(attention_mask, position_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -183,7 +185,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         options: dict[str, Any],
     ) -> None:
         """Raise InputError or UnsupportedBackendError for a call that no ETC can compute; see `forward`."""
-        check_inputs(self.config, input_ids, inputs_embeds, options)
+        check_inputs(self.config, input_ids, inputs_embeds)
         if cpc_mask is not None:
             refuse_recording(self.config, options)
         if cache is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.utils import can_return_tuple
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CacheGeneration, takes_cache
 from hf_efficient_attn.models.heads.head import Head, LabelHead
 from hf_efficient_attn.models.heads.outputs import (
     CausalLMHeadOutput,
@@ -72,18 +73,19 @@ class LanguageModelHead(Head):
         self.lm_head = new_embeddings
 
 
-class CausalLMHead(LanguageModelHead):
+class CausalLMHead(CacheGeneration, LanguageModelHead):
     """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
 
     requires_causal, output_class = True, CausalLMHeadOutput
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
@@ -94,7 +96,7 @@ class CausalLMHead(LanguageModelHead):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -111,7 +113,9 @@ class CausalLMHead(LanguageModelHead):
             shifted = kwargs.get("shift_labels")
             counted = labels[..., 1:] if shifted is None else shifted
         num_items = kwargs.get("num_items_in_batch")
-        return self.output(outputs, loss, counted, num_items, logits=logits, past_key_values=outputs.past_key_values)
+        return self.output(
+            outputs, loss, counted, num_items, logits=logits, **{CACHE_ARGUMENT: getattr(outputs, CACHE_ARGUMENT)}
+        )
 
 
 class MaskedLMHead(LanguageModelHead, LabelHead):

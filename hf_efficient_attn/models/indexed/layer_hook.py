@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, StaticIndexedLayer, StaticLayer
 
+from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.indexed_layer import STATES
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, IndexStates
@@ -33,7 +34,7 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
         )
     hidden_states = options["hidden_states"] if "hidden_states" in options else inputs[0]
     queries, keys, weights = module.indexer(hidden_states, *options["position_embeddings"])
-    cache = options.get("past_key_values")
+    cache = cache_in(options)
     if cache is not None:
         keys = indexed_layer_of(cache, module.layer_idx).update_indexer(keys)
     return inputs, {**options, STATES: IndexStates(queries, keys, weights, field["top_k"], field["stage"])}

@@ -65,7 +65,7 @@ class RoutingAttention(nn.Module):
         query_positions: Tensor | None = None,
         means: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Seen | tuple[()]]:
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and in training what centroids see.
@@ -89,8 +89,8 @@ class RoutingAttention(nn.Module):
                 likeness = (digits(likeness[1].argmax(-1)),) * 2
         if position_embeddings is not None:
             query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
-        if past_key_values is not None:
-            key, value, likeness = self._append(past_key_values, key, value, likeness)
+        if cache is not None:
+            key, value, likeness = self._append(cache, key, value, likeness)
         options: dict[str, Any] = {
             "tokens": token_mask,
             "query_offset": query_offset,

@@ -82,7 +82,6 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
     papers = ("2003.05997",)
     # scores of a head in a layer, for n tokens
     attention_cost = "n · cluster_tokens of a routing head; the pairs of attention_pattern of a local one"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 256
     hidden_size: int = 512

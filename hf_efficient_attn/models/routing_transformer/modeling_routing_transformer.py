@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
@@ -109,6 +110,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -116,7 +118,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -131,13 +133,13 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
             position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
                 cached yet), a packed document begins; documents do not read each other.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         hidden_states, where = self.positions(call.embedded, call)
         hidden_states, masks = self.dropout(hidden_states), call.masks(self.config)
-        kwargs = {**kwargs, **where, **masks, **token_places(call, masks), "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **masks, **token_places(call, masks), "cache": call.cache}
         shown = {}
         for layer in self.layers:
             centroids = layer.self_attn.centroids

@@ -86,7 +86,6 @@ class SimplifiedTransformerConfig(
     blocks = tuple(BLOCK_STYLES)
     # scores of a head in a layer, for n tokens
     attention_cost = "n² / 2 if causal, otherwise n²; with a span or an attention_pattern, the pairs of these"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 50_000
     hidden_size: int = 768

@@ -6,6 +6,7 @@ import torch
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.models.inputs.masks import documents_of_keys, step_documents, step_table
 from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
@@ -57,22 +58,23 @@ class MaskGeneration:
     """Mixin for the causal model: the masks that `generate` prepares with a static cache."""
 
     @staticmethod
+    @takes_cache
     def create_masks_for_generate(
         config: SimplifiedTransformerConfig,
         inputs_embeds: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
         position_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
         if config.span is not None:
-            return step_table(config, inputs_embeds, attention_mask, past_key_values, config.is_causal, position_ids)
-        documents = step_documents(config, position_ids, attention_mask, inputs_embeds, past_key_values)
-        mask = attention_allowed(config, inputs_embeds, attention_mask, past_key_values, documents)
+            return step_table(config, inputs_embeds, attention_mask, cache, config.is_causal, position_ids)
+        documents = step_documents(config, position_ids, attention_mask, inputs_embeds, cache)
+        mask = attention_allowed(config, inputs_embeds, attention_mask, cache, documents)
         if not config.is_centered:
             return mask
-        past_tokens = past_key_values.get_seq_length()
+        past_tokens = cache.get_seq_length()
         tokens, device = inputs_embeds.shape[1], inputs_embeds.device
         centering = build_centering(tokens, past_tokens, attention_mask, documents, True, device)
         firsts, lasts = centering.bounds or (None, None)

@@ -23,7 +23,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import append_paged, is_paged, takes_cache
 from hf_efficient_attn.attention.overridden import refuse_overridden
+from hf_efficient_attn.attention.packing import PAGED
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -85,7 +87,7 @@ class SimplifiedTransformerAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         centering: Centering | None = None,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -101,8 +103,10 @@ class SimplifiedTransformerAttention(nn.Module):
             # of all tokens
             centering = None
         past_sum: torch.Tensor | float = 0.0
-        if past_key_values is not None:
-            key, value, past_sum = append_and_sum(past_key_values, key, value, self.layer_idx, centering, values)
+        if is_paged(cache):
+            key, value = append_paged(cache, key, value, self.layer_idx, kwargs)
+        elif cache is not None:
+            key, value, past_sum = append_and_sum(cache, key, value, self.layer_idx, centering, values)
 
         centre, span = None, None
         if self.spanned is not None:
@@ -189,6 +193,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -196,7 +201,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -210,13 +215,14 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
                 cached yet), a packed document begins; documents do not read each other.
         """
         check_axes(input_ids, inputs_embeds)
-        check_implementation(self.config, self.config._attn_implementation, paged="cache" in kwargs)
+        check_implementation(self.config, self.config._attn_implementation, paged=is_paged(cache))
         refuse_overridden(self.config._attn_implementation, f"block='{self.config.block}'")
         compare_processes(self)
         modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
         bounds = all_bounds(self, modules, attention_mask, position_ids)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, past_key_values, kwargs, use_cache)
+        kept, options = (None if is_paged(cache) else cache), {**kwargs, PAGED: cache}
+        call = prepare_call(self.config, embedded, attention_mask, position_ids, kept, options, use_cache)
         hidden_states, where = self.positions(embedded, call)
         where |= block_masks(self.config, call)
         if self.config.span is not None:
@@ -224,7 +230,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         if call.position_ids is not None:
             # from which flash attention finds packed documents
             where["position_ids"] = call.position_ids
-        kwargs = {**kwargs, **where, "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, "cache": cache if is_paged(cache) else call.cache}
         hidden_states, spans = self.dropout(hidden_states), []
         for layer in self.layers:
             hidden_states, span = layer(hidden_states, **kwargs)

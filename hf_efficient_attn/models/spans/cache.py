@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, cache_in
 from hf_efficient_attn.models.spans.bounds import SpanBounds
 from hf_efficient_attn.models.spans.cache_layer import SpanLayer
 from hf_efficient_attn.models.spans.config import span_window
@@ -51,12 +52,12 @@ class SpanGeneration:
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        is_default = generation_config.cache_implementation is None and model_kwargs.get("past_key_values") is None
+        is_default = generation_config.cache_implementation is None and cache_in(model_kwargs) is None
         is_final = generation_mode != GenerationMode.ASSISTED_GENERATION and not generation_config.is_assistant
         model: Any = self
         can_serve = is_default and is_final and generation_config.use_cache and not pads_behind(model_kwargs)
         if can_serve and span_modules(model):
-            model_kwargs["past_key_values"] = SpanCache(model)
+            model_kwargs[CACHE_ARGUMENT] = SpanCache(model)
             return None
         parent: Any = super()
         return parent._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)

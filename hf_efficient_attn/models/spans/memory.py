@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
@@ -121,7 +122,7 @@ def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, o
             "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
             "full length (TextSegments drops the rest of a text), or leave segment_index out."
         )
-    for name in ("position_ids", "past_key_values", *ENDS, NUMBERS):
+    for name in ("position_ids", *CACHE_NAMES, *ENDS, NUMBERS):
         if options.get(name) is not None:
             raise InputError(f"segment_index and {name} exclude each other: a segment continues the one before it.")
     if not isinstance(segment_index, Tensor) or segment_index.is_floating_point():

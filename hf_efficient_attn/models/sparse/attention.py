@@ -73,7 +73,7 @@ class SparseAttention(nn.Module):
         global_positions: tuple[int, ...] = (),
         global_rows: GlobalRows | None = None,
         position_embeddings: Any = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
@@ -92,8 +92,8 @@ class SparseAttention(nn.Module):
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         cached_globals = None
-        if past_key_values is not None:
-            key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
+        if cache is not None:
+            key, value, cached_globals = self._update(cache, hidden_states, key, value, rotation)
         check_chosen(token_mask.global_mask, key.shape[2])
         followed = replace(self._followed(global_positions, key.shape[2]), shards=shards_of(self))
         options = {

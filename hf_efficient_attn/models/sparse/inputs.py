@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.overridden import refuse_overridden
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.rows import check_positions, find_global_rows, global_keys
@@ -25,20 +25,14 @@ from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
-def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None, options: dict[str, Any]) -> None:
-    """Refuse inputs that are missing, doubled or of another shape, and calls from continuous batching.
+def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
+    """Refuse inputs that are missing, doubled or of another shape.
 
     Raises:
         InputError: see `check_axes`.
-        UnsupportedBackendError: a paged cache.
     """
     check_axes(input_ids, inputs_embeds)
     refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
-    if options.get("cache") is not None:
-        raise UnsupportedBackendError(
-            f"Continuous batching keeps a paged cache, and the attention_pattern of {type(config).__name__} cannot be "
-            "followed there. Use generate()."
-        )
 
 
 def resolved_rule(config: Any, task: str | None) -> Rule:

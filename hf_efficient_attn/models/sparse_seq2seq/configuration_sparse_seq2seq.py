@@ -87,7 +87,6 @@ class SparseSeq2SeqConfig(
         "in the encoder the pairs of attention_pattern, such as n · (left + right + 1) of a band; "
         "in the decoder of m tokens m² / 2 and m · n"
     )
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 50_265
     hidden_size: int = 768

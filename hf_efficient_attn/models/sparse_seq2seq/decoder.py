@@ -11,6 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention, readable_source
 from hf_efficient_attn.models.encoder_decoder.inputs import real_target_tokens
 from hf_efficient_attn.models.encoder_decoder.stacks import record_layers
@@ -41,16 +42,16 @@ class SparseDecoderLayer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
         source_mask: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
+        own_cache = None if cache is None else cache.self_attention_cache
 
         def read_target(states: Tensor) -> Tensor:
-            return self.self_attn(states, past_key_values=own_cache, **kwargs)[0]
+            return self.self_attn(states, cache=own_cache, **kwargs)[0]
 
         def read_source(states: Tensor) -> Tensor:
-            return self.cross_attn(states, encoder_hidden_states, source_mask, past_key_values, **kwargs)[0]
+            return self.cross_attn(states, encoder_hidden_states, source_mask, cache, **kwargs)[0]
 
         hidden_states = self._add(hidden_states, self.attention_norm, read_target)
         hidden_states = self._add(hidden_states, self.cross_norm, read_source)
@@ -75,6 +76,7 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         layers = (SparseDecoderLayer(config, index) for index in range(config.decoder_layers))
         super().__init__(config, embed, layers, "max_target_position_embeddings")
 
+    @takes_cache
     @capture_outputs
     def forward(
         self,
@@ -82,7 +84,7 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -93,14 +95,14 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
             attention_mask: of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K].
             encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
         """
-        call = self.target_call(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, kwargs)
+        call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
         source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
         masks = call.masks(self.config, is_causal=True)
         counted = real_target_tokens(attention_mask, masks["token_mask"])
         hidden_states, where = self.embeddings(replace(call, attention_mask=counted))
-        kwargs = {**kwargs, **where, **masks, "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=call.cache
+            last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: call.cache}
         )

@@ -98,7 +98,6 @@ class SparseTransformerConfig(
     papers = ("2004.05150", "2007.14062")
     # scores of a head in a layer, for n tokens
     attention_cost = "the pairs of attention_pattern, such as n · (left + right + 1) of a band; without one n²"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 30_522
     hidden_size: int = 768

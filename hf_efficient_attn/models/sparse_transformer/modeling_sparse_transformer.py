@@ -17,6 +17,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.global_tokens.generation import extend_global_mask
@@ -66,6 +67,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -73,7 +75,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         token_type_ids: torch.LongTensor | None = None,
@@ -90,23 +92,21 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
             global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; instead of
                 the config's `global_tokens`.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         tokens_asked = looked_at(self.config, self.task, input_ids)
         bring_inputs(tokens_asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
         compare_processes(self)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        call = prepare_call(
-            self.config, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs, use_cache
-        )
+        call = prepare_call(self.config, inputs_embeds, attention_mask, position_ids, cache, kwargs, use_cache)
         check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
         masks = call.masks(self.config)
         masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask)
         hidden_states, where = self.embeddings(call, token_type_ids)
-        kwargs = {**kwargs, **where, **masks, "past_key_values": call.cache}
+        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
-        return BackboneOutput(last_hidden_state=self.norm(hidden_states), past_key_values=call.cache)
+        return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: call.cache})
 
 
 class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):

@@ -30,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -167,6 +168,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -174,7 +176,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         token_type_ids: torch.LongTensor | None = None,
         **kwargs: Any,
@@ -193,9 +195,9 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
             InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
             UnsupportedBackendError: a cache, or an attention implementation that is not ours.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         backend_of(self.config)
-        if past_key_values is not None:
+        if cache is not None:
             raise UnsupportedBackendError(
                 "A star reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use prompt "
                 "tuning or LoRA instead."

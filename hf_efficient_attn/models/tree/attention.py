@@ -70,7 +70,7 @@ class TreeAttention(nn.Module):
         tokens: Tensor,
         spans: Tensor,
         nodes: WholeTree | NextNodes,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """Return the outputs of tokens and spans and, with `output_attentions`, how much tokens read each node.
@@ -84,14 +84,14 @@ class TreeAttention(nn.Module):
         )
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         if isinstance(nodes, WholeTree):
-            if past_key_values is not None:
+            if cache is not None:
                 of_tokens_and_spans = (
                     each.unflatten(2, (2, -1)).transpose(1, 2).flatten(1, 2) for each in (key, value)
                 )
-                append_to_cache(past_key_values, *of_tokens_and_spans, self.layer_idx)
+                append_to_cache(cache, *of_tokens_and_spans, self.layer_idx)
             out, weights = self.read_whole(query, key, value, nodes, need_weights)
         else:
-            out, weights = self.read_next(query, key, value, nodes, past_key_values, need_weights)
+            out, weights = self.read_next(query, key, value, nodes, cache, need_weights)
         out = self.o_proj(out.flatten(2))
         return (out[:, :num_tokens], out[:, num_tokens:]), weights
 

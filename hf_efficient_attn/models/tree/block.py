@@ -63,16 +63,16 @@ class BPCrossLayer(BPLayer):
         nodes: WholeTree | NextNodes,
         encoder_hidden_states: Tensor,
         source_mask: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = tokens.shape[1]
-        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        states = self.read(tokens, spans, nodes, past_key_values=own_cache, **kwargs)
+        own_cache = None if cache is None else cache.self_attention_cache
+        states = self.read(tokens, spans, nodes, cache=own_cache, **kwargs)
         # in memory of their own: torch multiplies a part of a tensor by frozen and by trainable weights in kernels that
         # round differently, and an adapter would not be the same while it trains and when it is loaded
         tokens, source = states[:, :num_tokens].contiguous(), encoder_hidden_states.contiguous()
-        attended, _ = self.cross_attn(tokens, source, source_mask, past_key_values, **kwargs)
+        attended, _ = self.cross_attn(tokens, source, source_mask, cache, **kwargs)
         tokens = self.cross_norm(tokens + self.dropout(attended))
         states = self.transform(torch.cat((tokens, states[:, num_tokens:]), 1))
         return states[:, :num_tokens], states[:, num_tokens:]

@@ -7,6 +7,7 @@ import torch
 import transformers
 from models.adaptive_span.tiny_models import SPANS, random_ids, tiny
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.models.spans.cache import SpanCache, kept_tokens
 from hf_efficient_attn.models.spans.module import span_modules
 
@@ -31,7 +32,7 @@ def generate(model: Any, ids: torch.Tensor, **options: Any) -> Any:
 def full(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the tokens generated with a cache that holds everything."""
     cache = transformers.DynamicCache(config=model.config)
-    generated = generate(model, ids, past_key_values=cache, **options)
+    generated = generate(model, ids, **{CACHE_ARGUMENT: cache}, **options)
     assert type(generated.past_key_values) is transformers.DynamicCache
     return generated.sequences
 
@@ -108,7 +109,7 @@ def test_a_conversation_goes_on_with_its_cache() -> None:
     model, ids = tiny(preset="modern"), random_ids(1, 20)
     first = generate(model, ids)
     longer = torch.cat((first.sequences, random_ids(1, 6, seed=4)), 1)
-    second = generate(model, longer, past_key_values=first.past_key_values)
+    second = generate(model, longer, **{CACHE_ARGUMENT: first.past_key_values})
     assert isinstance(second.past_key_values, SpanCache)
     assert torch.equal(second.sequences, full(model, longer))
 
@@ -118,7 +119,7 @@ def test_prompt_in_chunks() -> None:
     with torch.no_grad():
         expected, cache, parts = model(ids, use_cache=False).logits, SpanCache(model), []
         for part in ids.split(13, 1):
-            parts.append(model(part, past_key_values=cache).logits)
+            parts.append(model(part, **{CACHE_ARGUMENT: cache}).logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -137,6 +138,6 @@ def test_weights_of_cached_steps_have_a_column_for_every_key() -> None:
     with torch.no_grad():
         full_weights = model(ids, output_attentions=True, use_cache=False).attentions
         cache = model(ids[:, :90], use_cache=True).past_key_values
-        steps = model(ids[:, 90:], past_key_values=cache, output_attentions=True).attentions
+        steps = model(ids[:, 90:], **{CACHE_ARGUMENT: cache}, output_attentions=True).attentions
     for whole, step in zip(full_weights, steps, strict=True):
         torch.testing.assert_close(step, whole[:, :, 90:], atol=1e-6, rtol=1e-5)

@@ -135,7 +135,7 @@ def test_spans_that_are_no_numbers_are_named() -> None:
 
 def test_a_pattern_cache_is_refused_with_the_cache_that_spans_have() -> None:
     model = tiny()
-    with pytest.raises(hea.ConfigurationError, match="span='adaptive'. Call generate without past_key_values"):
+    with pytest.raises(hea.ConfigurationError, match="span='adaptive'. Call generate without a cache"):
         hea.PatternCache(model.config)
     model.generate(random_ids(1, 4), max_new_tokens=2)
 

@@ -10,6 +10,7 @@ from models.adaptive_span.tiny_models import random_ids, set_spans, tiny
 from models_cases import checkpoint_activations
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 CASES = {
     "relative keys": {},
@@ -216,7 +217,7 @@ def test_padding_has_no_place_in_memory(side: slice) -> None:
 def test_positions_and_caches_exclude_segments() -> None:
     model, ids = tiny(preset="modern"), random_ids(2, 20)
     cache = model(ids, use_cache=True).past_key_values
-    for name, value in {"position_ids": torch.arange(20)[None], "past_key_values": cache}.items():
+    for name, value in {"position_ids": torch.arange(20)[None], CACHE_ARGUMENT: cache}.items():
         with pytest.raises(hea.InputError, match=f"segment_index and {name} exclude each other"):
             model(ids, segment_index=number(0), **{name: value})
 

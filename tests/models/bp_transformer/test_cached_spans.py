@@ -7,6 +7,7 @@ from models.bp_transformer.tiny_models import build
 from models_cases import TOLERANCE, random_ids
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.models.tree.nodes import next_nodes
 
 ROWS = [range(40), range(13, 40), range(1, 40)]
@@ -32,7 +33,7 @@ def test_any_steps_equal_the_whole_text(chunk: int, is_static: bool) -> None:
     parts = []
     for start in range(0, 40, chunk):
         stop = min(start + chunk, 40)
-        out = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True)
+        out = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True)
         cache = out.past_key_values
         parts.append(out.logits)
     real = mask.bool()
@@ -47,11 +48,11 @@ def test_a_compiled_step_computes_the_same() -> None:
     ids, mask = left_padded()
     full = model(ids, attention_mask=mask, use_cache=False).logits
     cache = transformers.StaticCache(config=model.config, max_cache_len=40)
-    model(ids[:, :36], attention_mask=mask, past_key_values=cache)
+    model(ids[:, :36], attention_mask=mask, **{CACHE_ARGUMENT: cache})
     step = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
     for place in range(36, 40):
         table = model.create_masks_for_generate(model.config, full[:, :1], mask[:, : place + 1], cache)
-        logits = step(ids[:, place : place + 1], attention_mask=table, past_key_values=cache).logits
+        logits = step(ids[:, place : place + 1], attention_mask=table, **{CACHE_ARGUMENT: cache}).logits
         torch.testing.assert_close(logits[:, 0], full[:, place], atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -77,8 +78,8 @@ def test_caches_without_room_for_spans_are_refused() -> None:
     for layer in range(2):
         cache.update(*torch.zeros(2, 1, 4, 3, 8).unbind(0), layer)
     with pytest.raises(hea.UnsupportedBackendError, match="keys of 4 heads"):
-        model(random_ids(1, 2), past_key_values=cache)
+        model(random_ids(1, 2), **{CACHE_ARGUMENT: cache})
     sliding = transformers.DynamicCache(config=transformers.MistralConfig(sliding_window=4, num_hidden_layers=2))
-    model(random_ids(1, 2), past_key_values=sliding)
+    model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
     with pytest.raises(hea.UnsupportedBackendError, match="layers of type DynamicSlidingWindowLayer"):
-        model(random_ids(1, 2), past_key_values=sliding)
+        model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})

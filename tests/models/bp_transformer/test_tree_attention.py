@@ -10,6 +10,7 @@ from models_cases import random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.weight_rows import weights_of_rows
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -87,7 +88,7 @@ def test_weights_of_tokens_are_shown() -> None:
         with weights_of_rows((2, 7)):
             some = model(ids, output_attentions=True, use_cache=False).attentions
         cache = model(ids[:, :6], use_cache=True).past_key_values
-        behind = model(ids[:, 6:], past_key_values=cache, output_attentions=True).attentions
+        behind = model(ids[:, 6:], **{CACHE_ARGUMENT: cache}, output_attentions=True).attentions
     for layer, weights in enumerate(whole):
         assert weights.shape == (2, 4, 9, 18)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 9))

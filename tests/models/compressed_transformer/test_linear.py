@@ -10,6 +10,7 @@ from models_cases import TOLERANCE
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.models.compressed_transformer.feature_maps import PositiveRandomFeatures
 from hf_efficient_attn.models.compressed_transformer.linear import causal_sums
 
@@ -98,7 +99,7 @@ def test_weights_are_those_of_which_outputs_are_made(is_causal: bool) -> None:
     if is_causal:
         cache = model(random_ids(1, 4), use_cache=True).past_key_values
         with pytest.raises(hea.UnsupportedBackendError, match="has added up its cached tokens"):
-            model(random_ids(1, 1), past_key_values=cache, output_attentions=True)
+            model(random_ids(1, 1), **{CACHE_ARGUMENT: cache}, output_attentions=True)
 
 
 @torch.no_grad()
@@ -163,7 +164,7 @@ def test_state_is_as_large_after_any_number_of_tokens_and_goes_on() -> None:
     full = model(ids, use_cache=False).logits
     cache, parts = None, []
     for part in ids.split([6, 1, 13], 1):
-        out = model(part, past_key_values=cache, use_cache=True)
+        out = model(part, **{CACHE_ARGUMENT: cache}, use_cache=True)
         cache, parts = out.past_key_values, [*parts, out.logits]
         sizes.append(sum(layer.keys.numel() for layer in cache.layers))
     torch.testing.assert_close(torch.cat(parts, 1), full, atol=TOLERANCE, rtol=TOLERANCE)
@@ -176,7 +177,7 @@ def test_state_is_as_large_after_any_number_of_tokens_and_goes_on() -> None:
     assert cache.layers[1].keys.shape[0] == 3
     cache.reset()
     assert cache.get_seq_length() == 0
-    torch.testing.assert_close(model(ids, past_key_values=cache).logits, full, atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(model(ids, **{CACHE_ARGUMENT: cache}).logits, full, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @torch.no_grad()
@@ -184,7 +185,7 @@ def test_caches_of_other_kinds_are_refused() -> None:
     model, ids = build(mechanism="linear", is_causal=True), random_ids(1, 4)
     sliding = transformers.cache_utils.DynamicSlidingWindowLayer(4)
     with pytest.raises(hea.UnsupportedBackendError, match="has a DynamicSlidingWindowLayer for layer 0"):
-        model(ids, past_key_values=transformers.Cache(layers=[sliding, transformers.cache_utils.DynamicLayer()]))
+        model(ids, **{CACHE_ARGUMENT: transformers.Cache(layers=[sliding, transformers.cache_utils.DynamicLayer()])})
 
 
 def saved_numbers(tokens: int) -> int:

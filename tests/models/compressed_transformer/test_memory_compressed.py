@@ -10,6 +10,7 @@ from models_cases import TOLERANCE
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 
 def compressed(is_causal: bool, has_null: bool, by_head: bool = True, **fields: Any) -> Any:
@@ -99,7 +100,7 @@ def test_cached_steps_of_any_size_compute_what_the_whole_text_does(has_null: boo
         start, parts = 0, []
         for size in (7, 1, 1, 1, 4, 2, 1, 3):
             stop = start + size
-            out = model(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache, use_cache=True)
+            out = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True)
             parts, start = [*parts, out.last_hidden_state], stop
         torch.testing.assert_close(torch.cat(parts, 1)[mask.bool()], full[mask.bool()], atol=1e-10, rtol=1e-8)
         assert cache.layers[0].keys.shape == (4, 4, stride - 1 + 20 // stride, 8)
@@ -122,7 +123,7 @@ def test_a_cache_is_reordered_with_what_its_rows_have_and_no_fuller_than_its_roo
                 torch.testing.assert_close(found[row, :, 2 : 2 + complete], wanted[row, :, 2 : 2 + complete])
     full = transformers.StaticCache(config=model.config, max_cache_len=8)
     with pytest.raises(hea.InputError, match="has room for 8 tokens, and holds 0: 9 more do not fit"):
-        model(ids, past_key_values=full)
+        model(ids, **{CACHE_ARGUMENT: full})
 
 
 @torch.no_grad()

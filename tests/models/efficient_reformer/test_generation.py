@@ -4,6 +4,8 @@ import torch
 from families import BY_NAME
 from models_cases import random_ids
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+
 CAUSAL = BY_NAME["reformer-causal"]
 # chunks as the authors cut them
 AUTHORS = {"chunk_by_bucket": False, "num_hashes": 2}
@@ -16,7 +18,7 @@ def test_a_new_token_reads_what_it_would_read_if_the_text_ended_with_it() -> Non
     with torch.no_grad():
         cache = None
         for stop in range(1, 16):
-            out = model(ids[:, stop - 1 : stop], past_key_values=cache, use_cache=True)
+            out = model(ids[:, stop - 1 : stop], **{CACHE_ARGUMENT: cache}, use_cache=True)
             cache = out.past_key_values
             expected = model(ids[:, :stop], use_cache=False).logits[:, -1]
             torch.testing.assert_close(out.logits[:, 0], expected, atol=1e-5, rtol=1e-5)
@@ -27,7 +29,7 @@ def test_text_within_a_chunk_decodes_as_the_full_forward() -> None:
     ids = random_ids(2, 15)
     with torch.no_grad():
         cache = model(ids[:, :9], use_cache=True).past_key_values
-        rest = model(ids[:, 9:], past_key_values=cache).logits
+        rest = model(ids[:, 9:], **{CACHE_ARGUMENT: cache}).logits
         torch.testing.assert_close(rest, model(ids, use_cache=False).logits[:, 9:], atol=1e-5, rtol=1e-5)
 
 

@@ -8,6 +8,7 @@ from models.routing_transformer.tiny_models import build, tokens
 from models_cases import TOLERANCE
 from torch import Tensor
 
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.models.routing_transformer.membership import balanced_groups, block_groups, causal_groups
 
 
@@ -117,7 +118,7 @@ def test_generation_with_balanced_clusters_chooses_among_the_tokens_so_far() -> 
     with torch.no_grad():
         cache, steps = None, []
         for last in range(14):
-            out = model(ids[:, last : last + 1], past_key_values=cache, use_cache=True)
+            out = model(ids[:, last : last + 1], **{CACHE_ARGUMENT: cache}, use_cache=True)
             cache = out.past_key_values
             steps.append(out.logits[:, 0])
         for last in (0, 5, 13):

@@ -7,6 +7,7 @@ import torch
 from models.routing_transformer.tiny_models import build, tokens
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_routing_heads": 9}, "num_routing_heads=9 counts some of the heads"),
@@ -38,7 +39,7 @@ def test_a_cache_of_a_pattern_holds_too_little_for_layers_that_route() -> None:
     with torch.no_grad():
         expected = local(ids, use_cache=False).logits
         cache = hea.PatternCache(local.config)
-        found = torch.cat([local(ids[:, [each]], past_key_values=cache).logits for each in range(12)], 1)
+        found = torch.cat([local(ids[:, [each]], **{CACHE_ARGUMENT: cache}).logits for each in range(12)], 1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert cache.layers[0].keys.shape[2] == 3
 

@@ -9,6 +9,7 @@ from models_cases import TINY, random_ids, randomize
 from torch import Tensor
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, BlockTopK, Full, GlobalTokens
 
 TOKENS = 21
@@ -104,7 +105,7 @@ def test_padding_packing_caches_and_later_tokens_change_nothing(pattern: Any) ->
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = model.generate(ids, use_cache=False, **options)
     caches: list[dict[str, Any]] = [{}, {"num_beams": 2}, {"cache_implementation": "static", "disable_compile": True}]
-    caches.append({"past_key_values": hea.PatternCache(model.config)})
+    caches.append({CACHE_ARGUMENT: hea.PatternCache(model.config)})
     for cached in caches:
         wanted = model.generate(ids, use_cache=False, num_beams=2, **options) if "num_beams" in cached else expected
         assert torch.equal(model.generate(ids, **cached, **options), wanted)

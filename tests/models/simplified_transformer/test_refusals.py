@@ -8,6 +8,7 @@ import transformers
 from models_cases import TINY
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 Config = hea.SimplifiedTransformerConfig
 
@@ -62,7 +63,7 @@ def test_mask_of_the_new_tokens_alone() -> None:
         hea.InputError,
         match="covers 4 tokens, but 4 are cached and 4 are new. Pass a mask of 8 .*another text, pass an empty cache",
     ):
-        model(ids, attention_mask=torch.ones_like(ids), past_key_values=cache)
+        model(ids, attention_mask=torch.ones_like(ids), **{CACHE_ARGUMENT: cache})
 
 
 def test_checkpoint_of_another_family(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_sequence_past_the_learned_table() -> None:
     ids = torch.ones(1, 64, dtype=torch.long)
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(hea.InputError, match="reaches position 64, but .* max_position_embeddings=64"):
-        model(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], **{CACHE_ARGUMENT: cache})
     with pytest.raises(hea.InputError, match="Truncate to 64 tokens"):
         model(torch.ones(1, 65, dtype=torch.long))
     with pytest.raises(hea.InputError, match="reaches position 64"):

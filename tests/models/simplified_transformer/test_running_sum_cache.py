@@ -6,6 +6,7 @@ import transformers
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.models.simplified_transformer.running_sum_cache import (
     RunningSumDynamicLayer,
     RunningSumStaticLayer,
@@ -22,7 +23,7 @@ def model() -> hea.SimplifiedTransformerForCausalLM:
 def filled(model: torch.nn.Module, cache: transformers.Cache | None = None) -> transformers.Cache:
     ids = torch.arange(3, 18).view(3, 5)
     with torch.no_grad():
-        return model(ids, past_key_values=cache, use_cache=True).past_key_values
+        return model(ids, **{CACHE_ARGUMENT: cache}, use_cache=True).past_key_values
 
 
 def sums_are_right(cache: transformers.Cache, tokens: int = 5) -> bool:
@@ -63,7 +64,7 @@ def test_cropping_drops_the_sum_and_the_next_forward_rebuilds_it(model: torch.nn
     cache.crop(-2)
     assert all(layer.value_sum is None for layer in cache.layers)
     with torch.no_grad():
-        model(torch.tensor([[7], [8], [9]]), past_key_values=cache)
+        model(torch.tensor([[7], [8], [9]]), **{CACHE_ARGUMENT: cache})
     assert sums_are_right(cache)
 
 
@@ -85,7 +86,7 @@ def test_static_layers_keep_their_address(model: torch.nn.Module) -> None:
     assert all(isinstance(layer, RunningSumStaticLayer) for layer in cache.layers)
     address = cache.layers[0].value_sum.data_ptr()
     with torch.no_grad():
-        model(torch.tensor([[7], [8], [9]]), past_key_values=cache)
+        model(torch.tensor([[7], [8], [9]]), **{CACHE_ARGUMENT: cache})
     assert cache.layers[0].value_sum.data_ptr() == address
     assert sums_are_right(cache, tokens=6)
 
@@ -96,8 +97,8 @@ def test_a_cache_filled_before_adoption_continues(model: torch.nn.Module) -> Non
     bare = transformers.DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
     following = torch.tensor([[7], [8], [9]])
     with torch.no_grad():
-        expected = model(following, past_key_values=cache).logits
-        actual = model(following, past_key_values=bare).logits
+        expected = model(following, **{CACHE_ARGUMENT: cache}).logits
+        actual = model(following, **{CACHE_ARGUMENT: bare}).logits
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -109,8 +110,8 @@ def test_cache_layers_without_a_sum_still_give_the_right_mean(model: torch.nn.Mo
     cache.layers = [ForeignLayer() for _ in cache.layers]
     following = torch.tensor([[7], [8], [9]])
     with torch.no_grad():
-        expected = model(following, past_key_values=filled(model)).logits
-        actual = model(following, past_key_values=filled(model, cache)).logits
+        expected = model(following, **{CACHE_ARGUMENT: filled(model)}).logits
+        actual = model(following, **{CACHE_ARGUMENT: filled(model, cache)}).logits
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -123,9 +124,9 @@ def test_a_step_with_a_matrix_mask_leaves_the_sum_right(model: torch.nn.Module, 
     keys = 12 if static else 6
     matrix = (torch.arange(keys) <= torch.arange(3, 6)[:, None]).expand(3, 1, 3, keys)
     with torch.no_grad():
-        model(ids[:, :3], past_key_values=cache)
-        model(ids[:, 3:6], attention_mask=matrix, past_key_values=cache)
-        last = model(ids[:, 6:], past_key_values=cache).logits
+        model(ids[:, :3], **{CACHE_ARGUMENT: cache})
+        model(ids[:, 3:6], attention_mask=matrix, **{CACHE_ARGUMENT: cache})
+        last = model(ids[:, 6:], **{CACHE_ARGUMENT: cache}).logits
         full = model(ids, use_cache=False).logits
     torch.testing.assert_close(last, full[:, 6:], atol=1e-5, rtol=1e-5)
 
@@ -139,8 +140,8 @@ def test_mask_made_for_the_whole_static_cache(model: torch.nn.Module) -> None:
     cache = transformers.StaticCache(config=model.config, max_cache_len=12)
     with torch.no_grad():
         full = model(ids, attention_mask=mask[:, :8], use_cache=False).logits
-        first = model(ids[:, :5], attention_mask=mask, past_key_values=cache).logits
-        last = model(ids[:, 5:], attention_mask=mask, past_key_values=cache).logits
+        first = model(ids[:, :5], attention_mask=mask, **{CACHE_ARGUMENT: cache}).logits
+        last = model(ids[:, 5:], attention_mask=mask, **{CACHE_ARGUMENT: cache}).logits
     torch.testing.assert_close(torch.cat([first, last], 1)[:, 2:], full[:, 2:], atol=1e-5, rtol=1e-5)
 
 
@@ -150,8 +151,8 @@ def test_autocast(model: torch.nn.Module, kind: type) -> None:
     cache = kind(config=model.config, **static)
     ids = torch.arange(3, 27).view(3, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(ids[:, :7], past_key_values=cache)
-        last = model(ids[:, 7:], past_key_values=cache).logits
+        model(ids[:, :7], **{CACHE_ARGUMENT: cache})
+        last = model(ids[:, 7:], **{CACHE_ARGUMENT: cache}).logits
         full = model(ids, use_cache=False).logits
     assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
     torch.testing.assert_close(last.float(), full[:, 7:].float(), atol=0.1, rtol=0.1)

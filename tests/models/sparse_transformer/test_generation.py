@@ -7,6 +7,7 @@ import torch
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 
 OPTIONS = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
@@ -27,7 +28,7 @@ def test_pattern_cache_gives_what_the_default_cache_gives(rule: Any, padding: in
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
     cache = hea.PatternCache(model.config)
-    small = model.generate(ids, attention_mask=mask, past_key_values=cache, **OPTIONS)
+    small = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **OPTIONS)
     assert torch.equal(small, model.generate(ids, attention_mask=mask, **OPTIONS))
     num_globals = {None: 0, "first": 1}.get(rule, 2) if not isinstance(rule, dict) else 2
     assert cache.layers[0].keys.shape[2] <= 4 + num_globals
@@ -48,7 +49,7 @@ def test_pattern_cache_refuses_what_it_cannot_hold() -> None:
     chosen[:, 0] = 1
     cache = hea.PatternCache(model.config)
     with pytest.raises(hea.InputError, match="Generate with the default cache"):
-        model.generate(ids, global_attention_mask=chosen, past_key_values=cache, **OPTIONS)
+        model.generate(ids, global_attention_mask=chosen, **{CACHE_ARGUMENT: cache}, **OPTIONS)
 
 
 @pytest.mark.parametrize("use_mask", [False, True])

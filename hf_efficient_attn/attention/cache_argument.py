@@ -1,0 +1,98 @@
+"""The argument that holds a cache: `cache` from transformers 5.24 on, `past_key_values` before.
+
+Here it is called `cache`. What is called from outside takes both names, and has that of the installed transformers in
+its signature, at which `generate` and other libraries look, and in what it returns.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from hf_efficient_attn.errors import InputError
+
+NAME, OLD_NAME = "cache", "past_key_values"
+CACHE_NAMES = (NAME, OLD_NAME)
+# what the installed transformers calls it
+CACHE_ARGUMENT = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPast.__dataclass_fields__)
+
+
+def takes_cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with an argument `cache` that may be called with `past_key_values` instead.
+
+    >>> takes_cache(lambda ids, cache=None: cache)([1], past_key_values="a cache")
+    'a cache'
+    """
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **(with_cache(kwargs) if OLD_NAME in kwargs else kwargs))
+
+    signature = inspect.signature(function)
+    parameters = [
+        each.replace(name=CACHE_ARGUMENT) if each.name == NAME else each for each in signature.parameters.values()
+    ]
+    named.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return named
+
+
+def with_cache(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a call, in which the cache is called `cache`.
+
+    Raises:
+        InputError: two caches.
+    """
+    cache = cache_in(options)
+    return {name: each for name, each in options.items() if name != OLD_NAME} | {NAME: cache}
+
+
+def cache_in(options: Mapping[str, Any]) -> Any:
+    """Return the cache among the keyword arguments of a call; None: there is none.
+
+    Raises:
+        InputError: two of them.
+    """
+    new, old = options.get(NAME), options.get(OLD_NAME)
+    if new is not None and old is not None:
+        raise InputError("cache and past_key_values are two names of one argument; pass one of them.")
+    return old if new is None else new
+
+
+class CacheGeneration:
+    """Mixin of heads that generate, before `GenerationMixin`.
+
+    PEFT up to 0.21 looks for the cache of virtual tokens under its old name, and would put them before every new token
+    where it finds none.
+    """
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As transformers', with the cache under its old name."""
+        parent: Any = super()
+        inputs: dict[str, Any] = parent.prepare_inputs_for_generation(*args, **kwargs)
+        return {OLD_NAME if name == NAME else name: each for name, each in inputs.items()}
+
+
+def is_paged(cache: Any) -> bool:
+    """Return whether a cache is that of continuous batching (`generate_batch`)."""
+    return isinstance(cache, PagedAttentionCache)
+
+
+def append_paged(
+    cache: Any, key: Tensor, value: Tensor, layer_idx: int, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that an attention function of transformers is called with, given a paged cache.
+
+    Args:
+        key, value: those of the new tokens, [1, H, T, D].
+        options: the keyword arguments of that function, which are completed. Before transformers 5.24 it appends to the
+            cache by itself.
+    """
+    if CACHE_ARGUMENT == NAME:
+        appended: tuple[Tensor, Tensor] = cache.update(key, value, layer_idx, kwargs=options)
+        return appended
+    options[NAME] = cache
+    return key, value
