@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 VERSION = "0.1.0"
 # library -> (first version, first version that is too new, if there is one)
-REQUIREMENTS: dict[str, tuple[str, str | None]] = {"torch": ("2.11", None), "transformers": ("5.16", "5.24")}
+REQUIREMENTS: dict[str, tuple[str, str | None]] = {"torch": ("2.11", None), "transformers": ("5.16", "6")}
 
 
 def check_requirements() -> None:

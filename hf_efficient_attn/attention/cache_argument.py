@@ -58,7 +58,10 @@ def cache_in(options: Mapping[str, Any]) -> Any:
     """
     new, old = options.get(NAME), options.get(OLD_NAME)
     if new is not None and old is not None:
-        raise InputError("cache and past_key_values are two names of one argument; pass one of them.")
+        raise InputError(
+            "cache and past_key_values are two names of one argument; pass one of them. (Where PEFT passes both: its "
+            "prefixes need transformers before 5.24, or PEFT 0.22.)"
+        )
     return old if new is None else new
 
 
