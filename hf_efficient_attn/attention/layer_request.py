@@ -9,6 +9,7 @@ from hf_efficient_attn.attention.direction import is_named_cross
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, part_of
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.terms import Label
 
@@ -34,6 +35,8 @@ class LayerRequest:
         most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
         heads: what these heads are called, where others of the layer do something else.
         beside: what these others ask for.
+        dealt: what a token of a head takes where processes share a text, and the layer deals out its heads whatever
+            they read; None: they exchange what its pattern needs.
     """
 
     followed: LayerPattern
@@ -56,6 +59,7 @@ class LayerRequest:
     most_keys: int | None = None
     heads: str = ""
     beside: "LayerRequest | None" = None
+    dealt: HeadNumbers | None = None
 
     @property
     def likeness(self) -> list[Any]:
