@@ -32,11 +32,11 @@ REFORMER = Family(
     trained="reformer-masked",
     instead={
         "TP": ("reformer-causal", "reformer-masked"),
+        "halo": ("reformer-causal", "reformer-masked"),
         # whose local layers would be refused before
         "ONNX": (reformer("lsh", attn_layers=["lsh"], num_hidden_layers=1),),
     },
     refuses={
-        "halo": "its layers sort all tokens of a text by their buckets",
         "prefix": "Prefix tuning cannot put keys",
         **UNWRITTEN,
     },

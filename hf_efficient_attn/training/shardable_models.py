@@ -126,8 +126,6 @@ def reason_of_family(model: Any) -> str | None:
     def field(name: str) -> Any:
         return getattr(config, name, None)
 
-    if field("span") is None and field("is_centered"):
-        return f"block={shown(field('block'))} subtracts a running mean of all tokens before. Use block='pre_ln'."
     if field("global_projections"):
         return "global_projections=True computes global tokens apart. Use global_projections=False."
     if hasattr(config, "global_tokens") and resolved_rule(config, model.base_model.task) is not None:

@@ -85,7 +85,7 @@ SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_atte
 @pytest.mark.parametrize(
     "config",
     [
-        hea.EfficientReformerConfig(**SMALL, num_hidden_layers=2),
+        hea.StarTransformerConfig(**SMALL, num_hidden_layers=2),
     ],
 )
 def test_a_family_that_needs_whole_texts_is_refused_as_by_shard_sequence(config: Any) -> None:

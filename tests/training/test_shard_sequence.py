@@ -13,7 +13,7 @@ import torch
 import transformers
 from capabilities import family_of
 from families import OURS
-from sharded_models_script import batch, load, results
+from sharded_models_script import MIXING, batch, load, results
 from torchrun import run_together
 
 import hf_efficient_attn as hea
@@ -98,7 +98,7 @@ SIX_HEADS = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_at
 for family in (family for family in OURS if "halo" not in family.refuses):
     for case in family.column("halo"):
         CASES[case.name] = partial(case.model, **SIX_HEADS)
-        CASES[f"{case.name}_heads_packed"] = CASES[case.name]
+        CASES[f"{case.name}{'_heads' * (case.name not in MIXING)}_packed"] = CASES[case.name]
 
 
 def build(name: str) -> Any:
@@ -139,6 +139,12 @@ def test_processes_compute_what_one_does(folder: Path, name: str, capability: An
         atol = tolerance * max(float(expected.abs().max()), 1e-2)
         assert float((found - expected).abs().max()) <= atol, quantity
     capability(family_of(build(name).config), "Ulysses" if "heads" in name else "halo")
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
+    said = torch.load(folder / f"{name}.pt")["said"]
+    assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of TalkingHeadsAttention", said)
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,6 @@ def with_convolution() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "shaped blocks": (
-        lambda: hea.SimplifiedTransformerForCausalLM(
-            hea.SimplifiedTransformerConfig(**SIZES, block="sas_p", attn_implementation="efficient")
-        ),
-        "subtracts a running mean",
-    ),
     "global projections": (
         lambda: sparse(global_projections=True, attention_pattern=Band(2, 2)),
         "global_projections=True computes global tokens apart",

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.sharded.exchange import exchanged
 from hf_efficient_attn.attention.sharded.sequence_shards import HALO, Bounds, SequenceShards, shard_bounds
+from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
@@ -39,6 +41,24 @@ class DealtHeads:
         received = exchanged(sent, to_send, to_receive, self.shards.group)
         return received.view(-1, batch_size, num_heads, width).permute(1, 2, 0, 3)
 
+    def own_channels(self, width: int) -> slice:
+        """Return which numbers of a token are those of this process's heads, of `width` numbers each."""
+        return slice(self.own.start * width, self.own.stop * width)
+
+    def all_heads(self, states: Tensor, width: int) -> Tensor:
+        """Return the numbers of all heads, of `width` each, given those of this process: [..., h · w] → [..., H · w].
+
+        For what is small: all processes add them up.
+        """
+        own, num_numbers = self.own_channels(width), self.heads[-1][1] * width
+        return SumOfProcesses.apply(pad(states, (own.start, num_numbers - own.stop)), self.shards.group)  # type: ignore[no-any-return]
+
+    def largest(self, value: Tensor) -> Tensor:
+        """Return the largest of a number of each process, 0-dim."""
+        index = torch.arange(self.shards.size, device=value.device)
+        own = torch.where(index == self.shards.rank, value, 0)
+        return SumOfProcesses.apply(own, self.shards.group).amax()  # type: ignore[no-any-return]
+
     def own_tokens(self, states: Tensor) -> Tensor:
         """Return all heads of this process's tokens, given the whole text of its heads: the inverse."""
         batch_size, num_heads, _, width = states.shape
@@ -48,6 +68,10 @@ class DealtHeads:
         received = exchanged(states.permute(2, 0, 1, 3).flatten(), to_send, to_receive, self.shards.group)
         parts = [part.view(stop - first, batch_size, -1, width) for part in received.split(to_receive)]
         return torch.cat(parts, 2).permute(1, 2, 0, 3)
+
+    def own_rows(self, out: Tensor) -> Tensor:
+        """Return the same of what attention returns, [B, N, h, X] → [B, n, H, X]."""
+        return self.own_tokens(out.transpose(1, 2)).transpose(1, 2)
 
 
 def deal_heads(shards: SequenceShards, num_heads: int, num_tokens: int) -> DealtHeads:

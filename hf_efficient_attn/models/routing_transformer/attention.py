@@ -263,7 +263,7 @@ class RoutingAttention(nn.Module):
         chosen = key_groups(groups, self.config.has_balanced_clusters, distances is not None)
         followed = self._followed_by_routing()
         read = attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
-        return read if dealt is None else (dealt.own_tokens(read[0].transpose(1, 2)).transpose(1, 2), None)
+        return read if dealt is None else (dealt.own_rows(read[0]), None)
 
     def _read_locally(
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
