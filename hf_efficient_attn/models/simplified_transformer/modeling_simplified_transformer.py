@@ -27,6 +27,7 @@ from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
@@ -126,6 +127,10 @@ class SimplifiedTransformerAttention(nn.Module):
             out = self.centering_gain(centre, onto=out, sign=-1)
         out = out.reshape(hidden_states.shape)
         return out if self.o_proj is None else self.o_proj(out), weights, span
+
+    def numbers_of_mean(self) -> HeadNumbers | None:
+        """Return what a token takes for C·V where processes share a text; None: there is none."""
+        return HeadNumbers(self.head_dim, self.head_dim) if self.config.is_centered else None
 
     def _centre(
         self, centering: Centering, value: torch.Tensor, values: torch.Tensor, past_sum: torch.Tensor | float
