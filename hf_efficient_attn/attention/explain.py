@@ -160,6 +160,8 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     mode = AUTO if shards is None else shards.mode
     found = layer_exchange(call, asked.has_bias, ranks, mode, asked.dealt)
+    if asked.besides is not None:
+        found = found + layer_exchange(call, False, ranks, mode, asked.besides)
     if asked.of_mean is not None:
         found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if asked.followed.is_own else None)
     if asked.beside is None:

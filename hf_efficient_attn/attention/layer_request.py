@@ -39,6 +39,7 @@ class LayerRequest:
             they read; None: they exchange what its pattern needs.
         of_mean: as `dealt`, for the mean of what a token may read, if the layer subtracts that; with a pattern it takes
             as much as attention does. None: it does not.
+        besides: as `dealt`, for what it computes beside its attention; None: nothing.
     """
 
     followed: LayerPattern
@@ -63,6 +64,7 @@ class LayerRequest:
     beside: "LayerRequest | None" = None
     dealt: HeadNumbers | None = None
     of_mean: HeadNumbers | None = None
+    besides: HeadNumbers | None = None
 
     @property
     def likeness(self) -> list[Any]:

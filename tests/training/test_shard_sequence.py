@@ -141,6 +141,11 @@ def test_processes_compute_what_one_does(folder: Path, name: str, capability: An
     capability(family_of(build(name).config), "Ulysses" if "heads" in name else "halo")
 
 
+def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> None:
+    said = torch.load(folder / "sparse-chosen.pt")["said"]
+    assert re.match("InputError: The sequence reaches position 66, but the learned position table has", said)
+
+
 @pytest.mark.parametrize("name", MIXING)
 def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
     said = torch.load(folder / f"{name}.pt")["said"]
