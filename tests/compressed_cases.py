@@ -85,6 +85,46 @@ COMPRESSED = Family(
     ),
     decoder="compressed-linear-mixed",
     trained="compressed-linformer-layerwise",
-    refuses={"halo": "its layers read sums over all tokens", "prefix": "Prefix tuning cannot give it keys"},
+    # every mechanism, as processes share it
+    instead={
+        "halo": (
+            compressed(
+                "all",
+                mechanism=["linformer", "linear", "nystrom", "memory_compressed", "prior"],
+                attention_pattern=[None, None, None, None, Band(5, 5)],
+                num_hidden_layers=5,
+                projection_sharing="none",
+                projection_bias=True,
+                num_landmarks=4,
+                inverse_scale="batch",
+                feature_map="positive_random",
+            ),
+            compressed(
+                "first",
+                mechanism=["linformer", "memory_compressed"],
+                projection_first=True,
+                projection_sharing="layerwise",
+                compression_by_head=False,
+                compression_null_key=True,
+            ),
+            compressed(
+                "decoder",
+                mechanism=["linear", "memory_compressed", "pattern"],
+                attention_pattern=[None, None, BlockLocal(4)],
+                num_hidden_layers=3,
+                is_causal=True,
+                chunk_tokens=4,
+            ),
+            compressed(
+                "mixing",
+                mechanism=["talking_heads", "residual_scores", "residual_scores"],
+                attention_pattern=[Band(6, 0), None, Band(9, 0)],
+                num_hidden_layers=3,
+                is_causal=True,
+                num_key_value_heads=2,
+            ),
+        )
+    },
+    refuses={"prefix": "Prefix tuning cannot give it keys"},
     accepts={"prefix": ("compressed-prior-causal", "compressed-talking-causal", "compressed-residual-causal")},
 )

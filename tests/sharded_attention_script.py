@@ -24,7 +24,7 @@ from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, 
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
 from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import SoftSpan, Term
+from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import (
     Band,
@@ -57,6 +57,8 @@ class Case:
     has_sinks: bool = False
     softcap: float | None = None
     ramp: int | None = None
+    labels: int | None = None
+    is_table: bool = False
     modes: tuple[str, ...] = ("halo", "heads", "auto")
 
 
@@ -91,8 +93,14 @@ CASES = {
     "chosen globals": Case(Band(2, 2), masks=("padding", "chosen")),
     "sinks": Case(Band(3, 0), has_sinks=True),
     "sinks and globals": Case(Band(2, 2) | GlobalTokens([0, 9]), has_sinks=True, softcap=2.0, key_heads=2),
-    "spans": Case(Band(8, 0), ramp=4, modes=("halo", "auto")),
-    "spans in documents": Case(Band(8, 8), ramp=4, masks=("documents",), modes=("halo",)),
+    "spans": Case(Band(8, 0), ramp=4),
+    "spans in documents": Case(Band(8, 8), ramp=4, masks=("documents",)),
+    # whose halo does not keep distances
+    "spans and globals": Case(Band(4, 0) | GlobalTokens([0]).causal(), ramp=4, modes=("heads", "auto")),
+    "distances": Case(Band(4, 2), labels=5, key_heads=2),
+    "distances per head": Case(PerHead([Band(2, 2), Dilated(6, 6, 3)]), labels=5, modes=("heads", "auto")),
+    "one token each, by distance": Case(Band(1, 1), tokens=5, labels=3),
+    "distances for all queries": Case(Full(), labels=5, is_table=True, masks=("padding",)),
 }
 
 
@@ -116,8 +124,9 @@ def formula(case: Case, size: int, mode: str) -> Traffic:
     """Return what is to be exchanged."""
     layout = Layout(case.pattern, case.heads, case.tokens, case.tokens, layer=1 if case.pattern.is_random else 0)
     texts = tuple(dict.fromkeys(texts_of(masks_of(case), BATCH, case.tokens)))
-    sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM)
-    return exchange_of(layout, texts, shard_bounds(case.tokens, size), sizes, mode, case.ramp is not None)[1]
+    bounds, values = shard_bounds(case.tokens, size), (1 if case.ramp else 0) + (case.labels or 0)
+    sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM, 0 if case.is_table else values)
+    return exchange_of(layout, texts, bounds, sizes, mode, case.ramp is not None or case.labels is not None)[1]
 
 
 def explained(case: Case, size: int) -> Any:
@@ -143,22 +152,36 @@ def states_of(case: Case) -> dict[str, Tensor]:
     if case.has_sinks:
         states["sinks"] = draw(case.heads)
     if case.ramp:
-        states["spans"] = draw(1, case.heads, case.tokens, 1).abs()
+        states["spans"] = draw(BATCH, case.heads, case.tokens, 1).abs()
+    if case.labels:
+        states["distances"] = draw(BATCH, case.heads, 1 if case.is_table else case.tokens, case.labels)
     return states
+
+
+def terms_of(case: Case, states: dict[str, Tensor]) -> tuple[Term, ...]:
+    """Return the learned parts of the scores."""
+    spans = (Term(states["spans"], SoftSpan(case.ramp)),) if case.ramp else ()
+    labels = case.labels or 0
+    distances = (Term(states["distances"], Distance(-(labels // 2), labels // 2)),) if labels else ()
+    return spans + distances
+
+
+def is_of_all(case: Case, name: str) -> bool:
+    """Return whether what is learned is the same for all tokens."""
+    return name == "sinks" or (name == "distances" and case.is_table)
 
 
 def alone(case: Case) -> dict[str, Tensor]:
     """Return the output of one process, and all gradients."""
     states = {name: each.requires_grad_(name != "weights") for name, each in states_of(case).items()}
     masks = masks_of(case)
-    terms = (Term(states["spans"], SoftSpan(case.ramp)),) if case.ramp else ()
     out = hea.attention(
         *(states[name] for name in "qkv"),
         case.pattern,
         key_mask=masks.key_mask,
         segment_ids=masks.segment_ids,
         global_mask=masks.global_mask,
-        terms=terms,
+        terms=terms_of(case, states),
         sinks=states.get("sinks"),
         softcap=case.softcap,
         backend="reference",
@@ -172,13 +195,12 @@ def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
     """Return the output of this process's tokens, and the gradients that it finds."""
     own = slice(*shard_bounds(case.tokens, shards.size)[shards.rank])
     states = {
-        name: (each if name == "sinks" else each[:, :, own]).clone().requires_grad_(name != "weights")
+        name: (each if is_of_all(case, name) else each[:, :, own]).clone().requires_grad_(name != "weights")
         for name, each in states_of(case).items()
     }
     followed = LayerPattern(case.pattern, layer=1, is_own=False)
     options: dict[str, Any] = {"sinks": states.get("sinks"), "softcap": case.softcap}
-    if case.ramp:
-        options["terms"] = (Term(states["spans"], SoftSpan(case.ramp)),)
+    options["terms"] = terms_of(case, states)
     expected = formula(case, shards.size, shards.mode)
     with Link(0) as forward:
         out = attend_shard(*(states[name] for name in "qkv"), followed, shards, masks_of(case), DIM**-0.5, **options)
@@ -186,8 +208,8 @@ def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
         (out * states["weights"]).sum().backward()
     check_bytes(case, expected, forward, backward, shards)
     found = {name: each.grad for name, each in states.items() if each.grad is not None}
-    if "sinks" in found:
-        distributed.all_reduce(found["sinks"])
+    for name in filter(lambda name: is_of_all(case, name), found):
+        distributed.all_reduce(found[name])
     return {"out": out.detach(), **found}
 
 
@@ -197,7 +219,7 @@ def check_bytes(case: Case, expected: Traffic, forward: Link, backward: Link, sh
     assert (forward.sent, forward.received) == (width * expected.sent[rank], width * expected.received[rank])
     assert (backward.received, backward.sent) == (forward.sent, forward.received)
     assert (forward.reduced, backward.reduced) == (width * expected.reduced, width * expected.reduced_backward)
-    if case.masks or case.ramp or shards.mode != "auto":
+    if case.masks or case.ramp or case.labels or shards.mode != "auto":
         return
     said = explained(case, shards.size)
     found = said.mode, BATCH * said.forward_bytes[rank], BATCH * said.backward_bytes[rank]
@@ -205,15 +227,15 @@ def check_bytes(case: Case, expected: Traffic, forward: Link, backward: Link, sh
     assert [BATCH * each for each in said.reduced_bytes] == [forward.reduced, backward.reduced]
 
 
-def errors(expected: dict[str, Tensor], found: dict[str, Tensor], own: slice) -> dict[str, float]:
+def errors(case: Case, expected: dict[str, Tensor], found: dict[str, Tensor], own: slice) -> dict[str, float]:
     """Return the largest difference of every result."""
     assert expected.keys() == found.keys()
-    whole = {name: each if name == "sinks" else each[:, :, own] for name, each in expected.items()}
+    whole = {name: each if is_of_all(case, name) else each[:, :, own] for name, each in expected.items()}
     return {name: float((whole[name] - each).abs().max()) for name, each in found.items()}
 
 
 def main(folder: Path) -> None:
-    """Compare every case in every mode that its heads allow."""
+    """Compare every case in every mode that it has."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -225,10 +247,8 @@ def main(folder: Path) -> None:
         expected = alone(case)
         own = slice(*shard_bounds(case.tokens, size)[rank])
         for mode in case.modes:
-            if mode == "heads" and case.heads % size:
-                continue
             try:
-                report[f"{name}, {mode}"] = errors(expected, together(case, SequenceShards(mesh, mode)), own)
+                report[f"{name}, {mode}"] = errors(case, expected, together(case, SequenceShards(mesh, mode)), own)
             except Exception as error:
                 raise RuntimeError(f"{name}, {mode}") from error
     (folder / f"{size}-{rank}.json").write_text(json.dumps(report))

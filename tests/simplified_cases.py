@@ -58,6 +58,11 @@ SIMPLIFIED = Family(
     trained="simplified-sas",
     instead={
         "TP": ("simplified-sas", "simplified-sas_p-alibi", "simplified-sas-span"),
-        "halo": (simplified("band", block="pre_ln", attention_pattern=Band(4, 0)),),
+        "halo": (
+            simplified("band", block="pre_ln", attention_pattern=Band(4, 0)),
+            "simplified-sas",
+            "simplified-sas_p-masked",
+            simplified("sas-band", block="sas", attention_pattern=Band(4, 0)),
+        ),
     },
 )

@@ -28,7 +28,6 @@ SPANS = Family(
     trained="span-modern",
     instead={"TP": ("span-modern", "span-dynamic"), "ZeRO": ("span-modern-dynamic",)},
     refuses={
-        "Ulysses": "mode='heads' cannot divide a layer with learned parts of scores",
         "ZeRO": "DeepSpeed's ZeRO trains numbers of its own in place of learned spans",
     },
 )

@@ -6,7 +6,7 @@ from family import Family
 from models_cases import Case, case_of
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band, GlobalTokens
+from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens, PerHead
 
 
 def sparse(name: str, preset: str | None, **fields: Any) -> Case:
@@ -66,6 +66,17 @@ SPARSE = Family(
     ),
     instead={
         "TP": ("sparse-bigbird", "sparse-longformer-causal-global"),
-        "halo": (sparse("globals", None, is_causal=False, attention_pattern=Band(4, 4) | GlobalTokens([0])),),
+        "halo": (
+            sparse("globals", None, is_causal=False, attention_pattern=Band(4, 4) | GlobalTokens([0])),
+            sparse("chosen", "longformer", attention_window=6, global_tokens={"token_ids": [7, 9]}),
+            "sparse-longformer-causal-global",
+            sparse(
+                "relative",
+                None,
+                is_causal=True,
+                position_embedding_type="relative",
+                attention_pattern=[Band(5, 0), PerHead([Band(2, 0), Dilated(6, 0, 3)])],
+            ),
+        ),
     },
 )

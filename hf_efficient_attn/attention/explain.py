@@ -158,7 +158,17 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
         )
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
-    return layer_exchange(call, asked.has_bias, ranks, AUTO if shards is None else shards.mode)
+    mode = AUTO if shards is None else shards.mode
+    found = layer_exchange(call, asked.has_bias, ranks, mode, asked.dealt)
+    if asked.besides is not None:
+        found = found + layer_exchange(call, False, ranks, mode, asked.besides)
+    if asked.of_mean is not None:
+        found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if asked.followed.is_own else None)
+    if asked.beside is None:
+        return found
+    lengths, inputs = (call.layout.num_queries, call.layout.num_keys), call.inputs
+    beside = requested_call(asked.beside, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
+    return found + layer_exchange(beside, asked.beside.has_bias, ranks, mode, asked.beside.dealt)
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from hf_efficient_attn.attention.direction import is_named_cross
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, part_of
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.terms import Label
 
@@ -34,6 +35,11 @@ class LayerRequest:
         most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
         heads: what these heads are called, where others of the layer do something else.
         beside: what these others ask for.
+        dealt: what a token of a head takes where processes share a text, and the layer deals out its heads whatever
+            they read; None: they exchange what its pattern needs.
+        of_mean: as `dealt`, for the mean of what a token may read, if the layer subtracts that; with a pattern it takes
+            as much as attention does. None: it does not.
+        besides: as `dealt`, for what it computes beside its attention; None: nothing.
     """
 
     followed: LayerPattern
@@ -56,6 +62,9 @@ class LayerRequest:
     most_keys: int | None = None
     heads: str = ""
     beside: "LayerRequest | None" = None
+    dealt: HeadNumbers | None = None
+    of_mean: HeadNumbers | None = None
+    besides: HeadNumbers | None = None
 
     @property
     def likeness(self) -> list[Any]:
@@ -70,7 +79,7 @@ def asked_by(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
 ) -> LayerRequest:
     """Return what a module of transformers asks for; the arguments are those of the attention function."""
-    part = part_of(module)
+    part, numbers_of_mean = part_of(module), getattr(module, "numbers_of_mean", None)
     own_is_causal = followed.is_own and followed.pattern.is_causal
     # a decoder never reads another sequence causally
     is_cross = followed.reads_all and (part == DECODER or is_named_cross(module))
@@ -88,4 +97,5 @@ def asked_by(
         softcap=options.get("softcap"),
         has_sinks=options.get("s_aux") is not None,
         has_bias=options.get("position_bias") is not None,
+        of_mean=None if numbers_of_mean is None else numbers_of_mean(),
     )

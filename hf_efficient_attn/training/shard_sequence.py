@@ -3,12 +3,12 @@
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.sharded.layer import refuse_compiled
 from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.attention.sharded.whole_text import set_whole_text
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -43,7 +43,8 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
 
     - "halo": only the keys that the pattern lets some query of a process read, such as the edges of its neighbours for
       a band. Queries that read nearly everything (global tokens) are sent to the keys instead.
-    - "heads": every process gets whole texts for some of the heads (DeepSpeed Ulysses), for patterns that read far.
+    - "heads": every process gets whole texts for some of the heads (DeepSpeed Ulysses), for patterns that read far, and
+      for what layers compute of all tokens of a head; there must be a head for each process.
 
     While keys travel, queries that need none of them are computed. `explain` says how many bytes each process sends. If
     a process is lost, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
@@ -161,23 +162,3 @@ def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceSha
     loss = add_auxiliary_loss(loss, outputs.get("auxiliary_loss"), batch.whole_labels, batch.num_labels)
     # the loss comes first, also for those who index the outputs
     return type(outputs)(**{"loss": loss, **outputs})
-
-
-class SumOfProcesses(torch.autograd.Function):
-    """The sum of a number over processes. Each of them computes with it, and gets the sum of their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return summed(own, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return summed(gradient, ctx.group), None
-
-
-def summed(own: Tensor, group: Any) -> Tensor:
-    """Return the sum over processes."""
-    total = own.detach().clone()
-    distributed.all_reduce(total, group=group)
-    return total

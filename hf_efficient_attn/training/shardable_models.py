@@ -13,7 +13,6 @@ from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
-from hf_efficient_attn.models.sparse.inputs import resolved_rule
 
 # the losses that are sums over tokens
 LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
@@ -126,18 +125,10 @@ def reason_of_family(model: Any) -> str | None:
     def field(name: str) -> Any:
         return getattr(config, name, None)
 
-    if field("span") is None and field("is_centered"):
-        return f"block={shown(field('block'))} subtracts a running mean of all tokens before. Use block='pre_ln'."
-    if field("global_projections"):
-        return "global_projections=True computes global tokens apart. Use global_projections=False."
-    if hasattr(config, "global_tokens") and resolved_rule(config, model.base_model.task) is not None:
-        return "global_tokens chooses tokens by the whole text. Name them in attention_pattern, as GlobalTokens([0])."
     if field("full_attention_up_to") is not None and not config.is_causal:
         return "full_attention_up_to depends on the length of the whole text. Set it to None."
     if field("random_blocks_in_eval") == "transformers":
         return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
-    if field("position_embedding_type") == "relative":
-        return "position_embedding_type='relative' needs distances to keys of other processes. Use 'rope'."
     if field("span") == "dynamic":
         return "dynamic spans are penalised by their mean over all tokens. Use adaptive or fixed spans."
     return field("whole_text_reason")

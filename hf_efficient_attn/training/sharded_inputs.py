@@ -15,14 +15,23 @@ from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.global_tokens.rules import choose_by_rule
 from hf_efficient_attn.models.inputs.masks import check_mask, find_documents
+from hf_efficient_attn.models.sparse.inputs import looked_at, resolved_rule
 from hf_efficient_attn.training.same_batch import refuse_other_batch
-from hf_efficient_attn.training.sharded_positions import counted_positions, set_largest_position
+from hf_efficient_attn.training.sharded_positions import check_positions, counted_positions, set_largest_position
 
 # what has an entry for each token, and is cut
 PER_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids")
 # what says something about the whole text
-OF_TEXT = ("attention_mask", "position_ids", "labels", "shift_labels", "num_items_in_batch")
+OF_TEXT = (
+    "attention_mask",
+    "position_ids",
+    "labels",
+    "shift_labels",
+    "num_items_in_batch",
+    "global_attention_mask",
+)
 # what tells where packed documents begin
 OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
 # what changes nothing, and is passed on
@@ -86,13 +95,27 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
     inputs = {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
     inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
+    marked = marked_tokens(model, given, mask)
+    inputs |= {} if marked is None else {"global_attention_mask": marked}
     model_class: Any = type(model)
     inputs |= {"use_cache": False} if "use_cache" in forward_arguments(model_class) else {}
+    check_positions(model, positions)
     set_largest_position(model, positions)
     inputs["position_ids"] = positions[:, own]
     labels, count = labels_of(given, is_causal)
     table: Any = write_table(token_mask, None, num_tokens)
     return ShardedBatch(inputs, table, None if labels is None else labels[:, own], count, labels)
+
+
+def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Tensor | None:
+    """Return the global tokens of whole texts, where a call or a rule that looks at tokens chooses them; else None."""
+    marked, config = given.get("global_attention_mask"), model.config
+    if marked is not None or not hasattr(config, "global_tokens"):
+        return marked
+    task, ids = model.base_model.task, given.get("input_ids")
+    if ids is None or looked_at(config, task, ids) is None:
+        return None
+    return choose_by_rule(resolved_rule(config, task), ids.shape[1], ids, mask, config.sep_token_id).mask
 
 
 def said_by_number(given: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.models.parts.positions import Positions
 
 # how RoBERTa and kin call what counts from the number of their padding token on: in a module, or beside its class
 COUNT_IDS, COUNT_EMBEDS = "create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds"
@@ -33,6 +34,13 @@ def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None,
             count = getattr(module, COUNT_IDS, None) or getattr(sys.modules[type(module).__module__], COUNT_IDS)
             return count(input_ids, module.padding_idx)
     return index
+
+
+def check_positions(model: nn.Module, positions: Tensor) -> None:
+    """Raise InputError in all processes where one holds a position beyond the end of a learned table of ours."""
+    for module in model.modules():
+        if isinstance(module, Positions):
+            module.check_table(positions)
 
 
 def varying_rotations(model: nn.Module) -> list[nn.Module]:

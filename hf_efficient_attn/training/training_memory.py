@@ -19,6 +19,8 @@ from hf_efficient_attn.patterns.checks import check_length
 
 # decoders of transformers whose blocks are those of Llama
 LIKE_LLAMA = ("llama", "mistral", "qwen2")
+# and families of this package that are counted
+FAMILIES = ("simplified_transformer", "sparse_transformer", "adaptive_span")
 GIBIBYTE = 2**30
 FLOAT32 = 4
 # numbers that the running mean of shaped attention keeps of a token, in float32
@@ -145,10 +147,8 @@ def check_known(config: Any) -> None:
         or getattr(config, "global_projections", False)
         or getattr(config, "position_embedding_type", None) in ("alibi", "relative", "relative_keys")
         or (is_simplified and config.span is not None)
-        # reversible layers, and heads that choose keys by what tokens say
-        or hasattr(config, "whole_text_reason")
     )
-    if has_more or not (config.model_type in LIKE_LLAMA or hasattr(config, "norm_type")):
+    if has_more or config.model_type not in (*LIKE_LLAMA, *FAMILIES):
         raise ConfigurationError(
             f"What a block of this {type(config).__name__} keeps for the backward pass is not known: it is for Llama, "
             "Mistral and Qwen2, and for families of this package without global projections, relative positions, "

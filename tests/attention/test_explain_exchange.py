@@ -82,15 +82,8 @@ def test_a_position_bias_is_not_shared() -> None:
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        hea.EfficientReformerConfig(**SMALL, num_hidden_layers=2),
-        # a layer that could be shared in a model that cannot
-        hea.RoutingTransformerConfig(**SMALL, num_hidden_layers=2, layers_with_routing=[1]),
-    ],
-)
-def test_a_family_that_needs_whole_texts_is_refused_as_by_shard_sequence(config: Any) -> None:
+def test_a_family_that_needs_whole_texts_is_refused_as_by_shard_sequence() -> None:
+    config = hea.EtcTransformerConfig(**SMALL, num_hidden_layers=2)
     model = transformers.AutoModel.from_config(config)
     with pytest.raises(hea.UnsupportedBackendError, match="cannot read a text that lies on several") as refusal:
         hea.shard_sequence(model, FOUR)
@@ -101,6 +94,21 @@ def test_a_family_that_needs_whole_texts_is_refused_as_by_shard_sequence(config:
             type(model).__name__, "X"
         )
     assert hea.explain(model, 4096).exchange is None
+
+
+def test_heads_that_are_dealt_out_and_others_beside_them() -> None:
+    """Of 3 heads of 8 numbers that route, two processes get two and one; one that is local reads neighbours."""
+    fields = {"num_routing_heads": 3, "num_hidden_layers": 1, "attention_pattern": Band(5, 0)}
+    config = hea.RoutingTransformerConfig(**SMALL, **fields, position_embedding_type="rope")
+    said = hea.explain(config, 64, sequence_ranks=2).exchange
+    assert said is not None
+    assert said.mode == "heads and halo"
+    # forward: queries, which are keys, values and two numbers that say the cluster; back: what was read
+    states, read, neighbours = 2 * 8 * 4 + 16, 8 * 4, 5 * 2 * 8 * 4
+    assert said.forward_bytes == (32 * (states + 2 * read) + neighbours, 32 * (2 * states + read))
+    assert said.backward_bytes == (32 * (2 * 2 * 8 * 4 + read), 32 * (2 * 8 * 4 + 2 * read) + neighbours)
+    with pytest.raises(hea.ConfigurationError, match="4 processes cannot deal out 3 heads"):
+        hea.explain(config, 64, sequence_ranks=4)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

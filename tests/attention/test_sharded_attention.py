@@ -125,5 +125,6 @@ def test_refusals() -> None:
         shard_bounds(3, 4)
     text = Text((Document(0, 64),), ((0, 64),))
     layout, sizes = Layout(Full(), 6, 64, 64), HeadSizes(6, 6, 8, 8)
-    with pytest.raises(ConfigurationError, match="cannot divide 6 heads among 4 processes"):
-        exchange_of(layout, (text,), shard_bounds(64, 4), sizes, "heads")
+    assert exchange_of(layout, (text,), shard_bounds(64, 4), sizes, "heads")[1].mode == "heads"
+    with pytest.raises(ConfigurationError, match="8 processes cannot deal out 6 heads: each needs one at least"):
+        exchange_of(layout, (text,), shard_bounds(64, 8), sizes, "heads")

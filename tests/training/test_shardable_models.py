@@ -51,25 +51,10 @@ def with_convolution() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "shaped blocks": (
-        lambda: hea.SimplifiedTransformerForCausalLM(
-            hea.SimplifiedTransformerConfig(**SIZES, block="sas_p", attn_implementation="efficient")
-        ),
-        "subtracts a running mean",
-    ),
-    "global projections": (
-        lambda: sparse(global_projections=True, attention_pattern=Band(2, 2)),
-        "global_projections=True computes global tokens apart",
-    ),
-    "global tokens": (lambda: sparse(global_tokens="first"), "global_tokens chooses tokens by the whole text"),
     "short texts": (lambda: sparse(full_attention_up_to=8), "full_attention_up_to depends on the length"),
     "random blocks": (
         lambda: sparse(attention_pattern=bigbird(2, 1), random_blocks_in_eval="transformers"),
         "random_blocks_in_eval='transformers' reads the first block",
-    ),
-    "relative positions": (
-        lambda: sparse(position_embedding_type="relative", attention_pattern=Band(2, 2)),
-        "position_embedding_type='relative' needs distances",
     ),
     "dynamic spans": (
         lambda: hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**SIZES, span="dynamic", span_limit=8, span_ramp=2)),

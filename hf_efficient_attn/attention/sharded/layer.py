@@ -9,19 +9,22 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from hf_efficient_attn.attention.call import checked_states
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.sharded.dealt_heads import refuse_few_heads, refuse_halo
 from hf_efficient_attn.attention.sharded.halo import attend_halo
-from hf_efficient_attn.attention.sharded.head_exchange import attend_heads
+from hf_efficient_attn.attention.sharded.head_exchange import attend_heads, is_by_query
 from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange, Text, key_exchange, texts_of
 from hf_efficient_attn.attention.sharded.sequence_shards import AUTO, HALO, HEADS, Bounds, SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic, halo_traffic, heads_traffic
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Causal
+from hf_efficient_attn.patterns.intervals import union
+from hf_efficient_attn.patterns.pattern import Pattern
 
 
 def attend_shard(
@@ -49,8 +52,8 @@ def attend_shard(
 
     Raises:
         InputError: states of another number of tokens, or no mask.
-        ConfigurationError: heads that the processes cannot divide, in mode "heads".
-        UnsupportedBackendError: terms whose labels cannot be known, or code that is being compiled.
+        ConfigurationError: fewer heads than processes, where they must be dealt out.
+        UnsupportedBackendError: in mode "halo", terms whose labels cannot be known, or code that is being compiled.
     """
     refuse_compiled()
     if tokens.shape is None:
@@ -76,7 +79,8 @@ def attend_shard(
     tokens.check(query.shape[0], num_tokens, query.device)
     examples = texts_of(tokens, query.shape[0], num_tokens)
     scores = Scores(scale, tuple(terms), sinks, softcap, dropout, backend)
-    sizes = HeadSizes(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
+    term_values = sum(each.values.shape[3] for each in terms if is_by_query(each, bounds))
+    sizes = HeadSizes(query.shape[1], key.shape[1], query.shape[3], value.shape[3], term_values)
     exchange, traffic = exchange_of(layout, tuple(dict.fromkeys(examples)), bounds, sizes, shards.mode, bool(terms))
     call = ShardedCall(layout, tokens, shards, bounds, examples, exchange, scores)
     if traffic.mode == HEADS:
@@ -110,44 +114,39 @@ def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_c
             )
 
 
-def refuse_choice(layout: Layout, sizes: HeadSizes, num_processes: int, mode: str, has_terms: bool) -> None:
-    """Raise ConfigurationError if processes cannot share the heads of a pattern that needs all keys of a head."""
-    what = f"{shown(layout.pattern)} chooses among all keys of a head, so that processes must share heads"
-    if mode == HALO:
-        raise ConfigurationError(f"{what}, but mode={shown(mode)} shares keys. Use mode='auto' or 'heads'.")
-    if has_terms:
-        raise ConfigurationError(f"{what}, but learned parts of scores are of all heads. Leave those out.")
-    if sizes.num_heads % num_processes:
-        raise ConfigurationError(
-            f"{what}, but {num_processes} processes do not divide {sizes.num_heads} heads. Use a number of processes "
-            "that divides them."
-        )
-
-
 def exchange_of(
     layout: Layout, texts: tuple[Text, ...], bounds: Bounds, sizes: HeadSizes, mode: str = AUTO, has_terms: bool = False
 ) -> tuple[KeyExchange, Traffic]:
     """Return what a layer exchanges, by the mode that was asked for, or that by which the busiest process gets least.
 
+    By itself it deals out heads only where all processes get as many, or where keys cannot be exchanged.
+
     Args:
         layout: of whole texts.
         texts: the different ones of the batch.
-        has_terms: whether scores have learned parts, whose labels only the halo keeps.
+        has_terms: whether scores have learned parts, whose labels the halo keeps among neighbours alone.
 
     Raises:
-        ConfigurationError: heads that the processes cannot divide, in mode "heads".
+        ConfigurationError: fewer heads than processes, where they must be dealt out.
     """
-    can_divide = sizes.num_heads % len(bounds) == 0 and not has_terms
     if layout.pattern.chooses_by_content:
         # it takes all keys of a head to choose some of them
-        refuse_choice(layout, sizes, len(bounds), mode, has_terms)
+        refuse_halo(mode, f"{shown(layout.pattern)} chooses among all keys of a head")
         mode, layout = HEADS, replace(layout, pattern=Causal())
     exchange = key_exchange(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
     halo = halo_traffic(exchange, bounds, sizes)
-    if mode == HEADS and not can_divide:
-        what = "a layer with learned parts of scores" if has_terms else f"{sizes.num_heads} heads"
-        raise ConfigurationError(f"mode='heads' cannot divide {what} among {len(bounds)} processes. Use mode='auto'.")
-    if mode == HALO or not can_divide:
+    if mode == HEADS:
+        refuse_few_heads(sizes.num_heads, len(bounds))
+    if mode == HALO or sizes.num_heads < len(bounds):
         return exchange, halo
     heads = heads_traffic(bounds, sizes)
-    return exchange, heads if mode == HEADS or heads.most < halo.most else halo
+    if mode == HEADS or (has_terms and not keeps_distances(layout.pattern, exchange, bounds)):
+        return exchange, heads
+    is_even = sizes.num_heads % len(bounds) == 0
+    return exchange, heads if is_even and heads.most < halo.most else halo
+
+
+def keeps_distances(pattern: Pattern, exchange: KeyExchange, bounds: Bounds) -> bool:
+    """Return whether the queries of every process are as far from the keys that it gets as in the text."""
+    held = [union((*wanted, own)) for wanted, own in zip(exchange.wanted, bounds, strict=True)]
+    return pattern.period == 1 and all(len(intervals) == 1 for intervals in held)

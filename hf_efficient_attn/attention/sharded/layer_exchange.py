@@ -3,10 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_efficient_attn.attention.sharded.dealt_heads import refuse_few_heads
 from hf_efficient_attn.attention.sharded.key_exchange import Text
 from hf_efficient_attn.attention.sharded.layer import exchange_of, refuse_on_shards
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
-from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
+from hf_efficient_attn.attention.sharded.sequence_shards import HEADS, shard_bounds
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers, HeadSizes, dealt_bytes, gather_traffic
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.token_mask import Document
@@ -43,17 +44,37 @@ class LayerExchange:
             f"{self.gathered_bytes / MEBIBYTE:,.2f} MiB each way)"
         )
 
+    def __add__(self, other: "LayerExchange") -> "LayerExchange":
+        """Return what is exchanged for some heads of a layer, and for others."""
+        mode = self.mode if self.mode == other.mode else f"{self.mode} and {other.mode}"
+        forward, backward = (
+            tuple(map(sum, zip(*both, strict=True)))
+            for both in (
+                (self.forward_bytes, other.forward_bytes),
+                (self.backward_bytes, other.backward_bytes),
+            )
+        )
+        reduced = (
+            self.reduced_bytes[0] + other.reduced_bytes[0],
+            self.reduced_bytes[1] + other.reduced_bytes[1],
+        )
+        return LayerExchange(mode, forward, backward, reduced, self.gathered_bytes + other.gathered_bytes)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything in JSON types."""
         return {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
 
 
-def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode: str) -> LayerExchange:
+def layer_exchange(
+    call: AttentionCall, has_bias: bool, num_processes: int, mode: str, dealt: HeadNumbers | None = None
+) -> LayerExchange:
     """Return what processes that share a text send for a call, which is that of one process with the whole text.
+
+    dealt: what a token of a head takes, if the layer deals out its heads whatever they read.
 
     Raises:
         InputError: queries and keys that are not one text, or fewer tokens than processes.
-        ConfigurationError: heads that the processes cannot divide, in mode "heads".
+        ConfigurationError: fewer heads than processes, where they must be dealt out.
         UnsupportedBackendError: a matrix is added to the scores.
     """
     layout, inputs = call.layout, call.inputs
@@ -63,16 +84,22 @@ def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode
             f"Processes share texts that attend to themselves, but there are {layout.num_queries} queries and "
             f"{layout.num_keys} keys{' of another sequence' if layout.is_cross else ''}. Leave out sequence_ranks."
         )
-    sizes = HeadSizes(layout.num_heads, inputs.num_key_heads, inputs.head_dim, inputs.value_dim)
+    # a single value, as that of a span, is the same for all queries
+    term_values = sum(each.label.num_values for each in call.terms if each.label.num_values > 1)
+    sizes = HeadSizes(layout.num_heads, inputs.num_key_heads, inputs.head_dim, inputs.value_dim, term_values)
     bounds = shard_bounds(layout.num_keys, num_processes)
+    width = inputs.dtype.itemsize
+    gathered = max(gather_traffic(bounds, sizes).sent) * width
+    if dealt is not None:
+        refuse_few_heads(layout.num_heads, num_processes)
+        return LayerExchange(HEADS, *dealt_bytes(bounds, layout.num_heads, dealt, width), (0, 0), gathered)
     text = Text((Document(0, layout.num_keys),), ((0, layout.num_keys),))
     _, traffic = exchange_of(layout, (text,), bounds, sizes, mode, bool(call.terms))
-    width = inputs.dtype.itemsize
     reduced = (traffic.reduced * max(width, REDUCED_BYTES), traffic.reduced_backward * max(width, REDUCED_BYTES))
     return LayerExchange(
         traffic.mode,
         tuple(count * width for count in traffic.sent),
         tuple(count * width for count in traffic.received),
         reduced,
-        max(gather_traffic(bounds, sizes).sent) * width,
+        gathered,
     )

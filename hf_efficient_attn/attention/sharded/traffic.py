@@ -3,18 +3,38 @@
 from dataclasses import dataclass
 
 from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange
-from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, Bounds
+from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, Bounds, shard_bounds
 from hf_efficient_attn.patterns.intervals import intersect, size
 
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """The heads of a layer: how many, those of keys, and the widths of keys and of values."""
+    """The heads of a layer: how many, those of keys, and the widths of keys and of values.
+
+    Attributes:
+        term_values: how many values terms have for each query of a head.
+    """
 
     num_heads: int
     num_key_heads: int
     head_dim: int
     value_dim: int
+    term_values: int = 0
+
+
+@dataclass(frozen=True)
+class HeadNumbers:
+    """What a token of one head takes in a layer whose heads processes deal out, whatever they read.
+
+    Attributes:
+        there: numbers of states that a process gets of its heads, and whose gradients it sends back.
+        back: numbers of what they have read.
+        told: bytes of what has no gradient, such as the cluster of the token.
+    """
+
+    there: int
+    back: int
+    told: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,20 +78,46 @@ def halo_traffic(exchange: KeyExchange, bounds: Bounds, sizes: HeadSizes) -> Tra
 
 
 def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
-    """Return what the exchange of heads takes: queries, keys, values and outputs."""
+    """Return what the exchange of heads takes: queries, their terms, keys, values and outputs."""
     num_shards, num_tokens = len(bounds), bounds[-1][1]
-    heads = sizes.num_heads // num_shards
-    key_heads = sizes.num_key_heads
-    if key_heads % num_shards:
-        key_heads = num_shards if num_shards % key_heads == 0 else sizes.num_heads
-    of_token = heads * sizes.head_dim + key_heads // num_shards * (sizes.head_dim + sizes.value_dim)
-    of_output = heads * sizes.value_dim
+    num_key_heads = repeated_heads(sizes.num_key_heads, sizes.num_heads, num_shards)
+    key_heads = shard_bounds(num_key_heads, num_shards)
     sent, received = [], []
-    for first, stop in bounds:
-        own, foreign = (stop - first) * (num_shards - 1), num_tokens - (stop - first)
-        sent.append(own * of_token + foreign * of_output)
-        received.append(foreign * of_token + own * of_output)
+    for (first, stop), (head, end), (key_head, key_end) in zip(
+        bounds, shard_bounds(sizes.num_heads, num_shards), key_heads, strict=True
+    ):
+        own, foreign = stop - first, num_tokens - (stop - first)
+        heads, of_keys = end - head, key_end - key_head
+        of_query, of_key = sizes.head_dim + sizes.term_values, sizes.head_dim + sizes.value_dim
+        there = (sizes.num_heads - heads) * of_query + (num_key_heads - of_keys) * of_key
+        sent.append(own * there + foreign * heads * sizes.value_dim)
+        here = heads * of_query + of_keys * of_key
+        received.append(foreign * here + own * (sizes.num_heads - heads) * sizes.value_dim)
     return Traffic(HEADS, tuple(sent), tuple(received))
+
+
+def dealt_bytes(
+    bounds: Bounds, num_heads: int, numbers: HeadNumbers, width: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the bytes that each process sends forward and backward where such heads are dealt out.
+
+    width: the bytes of a number.
+    """
+    num_tokens, dealt = bounds[-1][1], shard_bounds(num_heads, len(bounds))
+    forward, backward = [], []
+    for (first, stop), (head, end) in zip(bounds, dealt, strict=True):
+        leaving = (stop - first) * (num_heads - (end - head))
+        coming = (num_tokens - (stop - first)) * (end - head)
+        forward.append(leaving * (numbers.there * width + numbers.told) + coming * numbers.back * width)
+        backward.append(coming * numbers.there * width + leaving * numbers.back * width)
+    return tuple(forward), tuple(backward)
+
+
+def repeated_heads(num_key_heads: int, num_heads: int, num_shards: int) -> int:
+    """Return to how many key heads they are repeated, so that each process gets those of its query heads."""
+    if num_key_heads % num_shards == 0:
+        return num_key_heads
+    return num_shards if num_shards % num_key_heads == 0 and num_heads % num_shards == 0 else num_heads
 
 
 def gather_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:

@@ -172,11 +172,6 @@ class CompressedTransformerConfig(
     t_dmca = classmethod(presets.t_dmca)
 
     @property
-    def whole_text_reason(self) -> str:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
-        return "its layers read sums over all tokens of a text."
-
-    @property
     def features_of_head(self) -> int:
         """F, the number of features of a head of linear attention."""
         if self.feature_map != "positive_random":

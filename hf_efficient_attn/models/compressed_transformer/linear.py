@@ -16,7 +16,7 @@ compute causal chunks on GPUs with Triton, without a normaliser or with one of t
 heads; they were not measured here, where no GPU is, and are not called.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 
@@ -57,25 +58,27 @@ class LinearAttention(MechanismAttention):
         if texts.is_packed:
             if cache is not None:
                 # tokens that come later read all documents
-                keys, values = self._summands(*self._keys_and_values(hidden_states), texts.real)
+                _, key, value = self.project(hidden_states)
+                keys, values = self._summands(self.heads(key), self.heads(value), texts.real)
                 self._sums_behind(cache, keys, values)
             return super().forward(hidden_states, texts, **kwargs)
         # sums leave masked tokens out wherever they are
         rows = Texts((TextGroup(None, texts.real),), real=texts.real)
         return super().forward(hidden_states, rows, cache=cache, **kwargs)
 
-    def attend(
+    def read(
         self,
-        hidden_states: Tensor,
+        states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
+        dealt: DealtHeads | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        query, states = self.heads(self.q_proj(hidden_states)), self._keys_and_values(hidden_states)
+        query, key, value = (self.heads(each) for each in states)
         with autocast_off(query.device.type):
             queries = self.features(query, is_query=True)
-            keys, values = self._summands(*states, real)
+            keys, values = self._summands(key, value, real)
             before = None if cache is None else self._sums_behind(cache, keys, values)
             if self.is_causal:
                 sums = causal_sums(queries, keys, values, before, self.config.chunk_tokens)
@@ -85,9 +88,6 @@ class LinearAttention(MechanismAttention):
             weights = self._weights(queries, keys, before, sums[..., -1:]) if need_weights else None
         out = out.to(query.dtype)
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(query.dtype)
-
-    def _keys_and_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        return self.heads(self.k_proj(hidden_states)), self.heads(self.v_proj(hidden_states))
 
     def _summands(self, key: Tensor, value: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return φ(k), and the values with a 1 behind them, whose sum is z: [R, H, L, F] and [R, H, L, D + 1]."""

@@ -14,6 +14,7 @@ projected states (`projection_first`), and lets E and F read padding (`projectio
 zero when it is projected, so that it changes nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from transformers import initialization as init
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.parts.blocks import drop_rate
 
@@ -42,6 +44,13 @@ class LengthMap(NamedTuple):
     bias: Tensor | None
     stride: int
     is_linear: bool
+
+    def of_heads(self, heads: slice) -> "LengthMap":
+        """Return the map of some heads."""
+        weight, bias = self.weight, self.bias
+        is_by_head = weight is not None and weight.ndim == (3 if self.is_linear else 4)
+        weight = weight[heads] if is_by_head else weight
+        return self._replace(weight=weight, bias=bias[heads] if bias is not None and bias.ndim == 2 else bias)
 
 
 class LengthMaps(nn.Module):
@@ -103,32 +112,43 @@ class LinformerAttention(MechanismAttention):
             texts = whole_rows()
         return super().forward(hidden_states, texts, **kwargs)
 
-    def attend(
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        if self.config.projection_first:
+            return self.q_proj(hidden_states), hidden_states
+        return super().project(hidden_states)
+
+    def read(
         self,
-        hidden_states: Tensor,
+        states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
+        dealt: DealtHeads | None = None,
         shared_maps: tuple[LengthMap, LengthMap] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        check_length(hidden_states.shape[1], self.config.max_position_embeddings)
+        query, *rest = states
+        check_length(query.shape[1], self.config.max_position_embeddings)
         keys, values = shared_maps if self.length_maps is None else self.length_maps()
+        if dealt is not None:
+            keys, values = keys.of_heads(dealt.own), values.of_heads(dealt.own)
+        key = compress(zeroed(rest[0], real), keys, real, self.head_dim)
+        is_one = self.config.projection_first and self.has_one_map
+        value = key if is_one else compress(zeroed(rest[-1], real), values, real, self.head_dim)
         if self.config.projection_first:
-            compressed = compress(zeroed(hidden_states, real), keys, real, self.head_dim)
-            key = self.k_proj(compressed)
-            if not self.has_one_map:
-                compressed = compress(zeroed(hidden_states, real), values, real, self.head_dim)
-            value = self.v_proj(compressed)
-        else:
-            key = compress(zeroed(self.k_proj(hidden_states), real), keys, real, self.head_dim)
-            value = compress(zeroed(self.v_proj(hidden_states), real), values, real, self.head_dim)
-        query, key, value = (self.heads(each) for each in (self.q_proj(hidden_states), key, value))
+            key, value = self._mapped(self.k_proj, key, dealt), self._mapped(self.v_proj, value, dealt)
+        query, key, value = (self.heads(each) for each in (query, key, value))
         filled = None if keys.is_linear else filled_slots(real, keys.stride)
         allowed = None if filled is None else filled[:, None, None]
         out, weights = dense_attention(
             query, key, value, allowed, None, self.scaling, drop_rate(self.dropout), need_weights
         )
         return out.transpose(1, 2).flatten(2), weights
+
+    def _mapped(self, projection: nn.Module, compressed: Tensor, dealt: DealtHeads | None) -> Tensor:
+        """Return what is projected behind the text, [R, k, h · D] → the same, as a map of all heads has it."""
+        if dealt is None:
+            return projection(compressed)
+        return projection(dealt.all_heads(compressed, self.head_dim))[..., dealt.own_channels(self.head_dim)]
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         scores = num_keys * self.num_slots

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
+from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.token_mask import NO_MASK
 
 from .texts import TextGroup, Texts
 
@@ -16,7 +19,7 @@ from .texts import TextGroup, Texts
 class MechanismAttention(nn.Module):
     """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None.
 
-    A mechanism defines `attend`, which is given texts that all begin at their first place, and `costs`.
+    A mechanism defines `read`, which is given texts that all begin at their first place, and `costs`.
     """
 
     costs: ClassVar[str]
@@ -36,6 +39,9 @@ class MechanismAttention(nn.Module):
     def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
         need_weights = bool(kwargs.pop("output_attentions", self.config.output_attentions))
+        dealt = deal_layer(self, self.num_heads, kwargs.get("token_mask", NO_MASK), need_weights)
+        if dealt is not None:
+            return self.o_proj(self._attend_dealt(hidden_states, texts, dealt, **kwargs)), None
         parts = [
             self.attend(states, group.real, need_weights=need_weights, **kwargs)
             for states, group in zip(texts.split(hidden_states), texts.groups, strict=True)
@@ -52,14 +58,42 @@ class MechanismAttention(nn.Module):
     def attend(
         self, hidden_states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the tokens of texts read, [R, L, hidden_size], and the weights [R, H, L, S] if they are needed.
+        """Return what the tokens of texts [R, L, hidden_size] read, and the weights; see `read`."""
+        return self.read(self.project(hidden_states), real, need_weights, **kwargs)
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        """Return what `read` takes of tokens, [B, T, H · D] each."""
+        return self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+
+    def read(
+        self,
+        states: Sequence[Tensor],
+        real: Tensor | None,
+        need_weights: bool,
+        dealt: DealtHeads | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what the tokens of texts read, [R, L, h · D], and the weights [R, h, L, S] if they are needed.
 
         Args:
-            hidden_states: [R, L, hidden_size].
+            states: what `project` returns, [R, L, h · D] each.
             real: which places hold tokens, always the first ones of a text, bool [R, L]; None: all. The states of
                 others are any, finite or not, and so is what is returned for them.
+            dealt: of which heads they are; None: all.
         """
         raise NotImplementedError
+
+    def _attend_dealt(self, hidden_states: Tensor, texts: Texts, dealt: DealtHeads, **kwargs: Any) -> Tensor:
+        """Return what this process's tokens read, [B, n, hidden_size], where processes share the texts."""
+        states = [
+            texts.split(dealt.whole_texts(self.heads(each)).transpose(1, 2).flatten(2))
+            for each in self.project(hidden_states)
+        ]
+        parts = [
+            self.read(each, group.real, False, dealt, **kwargs)[0]
+            for each, group in zip(zip(*states, strict=True), texts.groups, strict=True)
+        ]
+        return dealt.own_tokens(self.heads(texts.join(parts))).transpose(1, 2).flatten(2)
 
     def heads(self, states: Tensor) -> Tensor:
         """Return [R, L, H · D] as [R, H, L, D]."""

@@ -16,17 +16,19 @@ it maps them to keys, and puts the first token before the slots. The package mem
 convolution for keys and values, scales scores by hidden_size^-½, and fills the first slot up instead of the last.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import conv1d, pad
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
@@ -66,27 +68,35 @@ class MemoryCompressedAttention(MechanismAttention):
         rows = texts if texts.real is None and not texts.is_packed else in_front(hidden_states, texts.real)
         if texts.is_packed:
             (states,), (group,) = rows.split(hidden_states), rows.groups
-            self._cached(cache, *self._keys_and_values(zeroed(states, group.real), group.real), group.real)
+            _, key, value = (zeroed(each, group.real) for each in self.project(zeroed(states, group.real)))
+            self._cached(cache, self.heads(key), self.heads(value), group.real)
             return super().forward(hidden_states, texts, **kwargs)
         return super().forward(hidden_states, rows, cache=cache, **kwargs)
 
     def attend(
+        self, hidden_states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        # of states that are not finite, maps would have no gradient
+        return super().attend(zeroed(hidden_states, real), real, need_weights, **kwargs)
+
+    def read(
         self,
-        hidden_states: Tensor,
+        states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
+        dealt: DealtHeads | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        hidden_states = zeroed(hidden_states, real)
-        query, (key, value) = self.heads(self.q_proj(hidden_states)), self._keys_and_values(hidden_states, real)
+        query, key, value = (self.heads(zeroed(each, real)) for each in states)
         start = None
         if cache is None:
-            key, value = self._made(key, self.key_conv), self._made(value, self.value_conv)
+            key, value = self._made(key, self.key_conv, dealt), self._made(value, self.value_conv, dealt)
         else:
             key, value, start = self._cached(cache, key, value, real)
         if self.null_key is not None:
-            key, value = _behind(self.null_key, key), _behind(self.null_value, value)
+            own = slice(None) if dealt is None else dealt.own_channels(self.head_dim)
+            key, value = _behind(self.null_key[own], key), _behind(self.null_value[own], value)
         if not self.is_causal or start is not None or need_weights or torch.compiler.is_exporting():
             allowed = self._allowed(query, key.shape[2], real, start)
             options = (self.scaling, drop_rate(self.dropout), need_weights)
@@ -106,16 +116,18 @@ class MemoryCompressedAttention(MechanismAttention):
         )
         return out.transpose(1, 2).flatten(2), None
 
-    def _keys_and_values(self, hidden_states: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of tokens, zeros behind the texts, [R, H, L, D] each."""
-        return self.heads(zeroed(self.k_proj(hidden_states), real)), self.heads(
-            zeroed(self.v_proj(hidden_states), real)
-        )
-
-    def _made(self, states: Tensor, conv: nn.Module) -> Tensor:
-        """Return the slots of tokens, the last filled up with zeros: [R, H, L, D] → [R, H, ⌈L / f⌉, D]."""
+    def _made(self, states: Tensor, conv: nn.Module, dealt: DealtHeads | None = None) -> Tensor:
+        """Return the slots of tokens, the last filled up with zeros: [R, h, L, D] → [R, h, ⌈L / f⌉, D]."""
         strides = by_strides(states.transpose(1, 2).flatten(2), self.stride)
-        return self.heads(conv(strides.flatten(1, 2).mT).mT)
+        if dealt is None:
+            return self.heads(conv(strides.flatten(1, 2).mT).mT)
+        own = dealt.own_channels(self.head_dim)
+        if self.config.compression_by_head and type(conv) is nn.Conv1d:
+            num_heads = dealt.own.stop - dealt.own.start
+            made = conv1d(strides.flatten(1, 2).mT, conv.weight[own], conv.bias[own], self.stride, groups=num_heads)
+            return self.heads(made.mT)
+        # it mixes heads, or is wrapped in an adapter
+        return self.heads(conv(dealt.all_heads(strides.flatten(1, 2), self.head_dim).mT).mT[..., own])
 
     def _cached(
         self, cache: Cache, key: Tensor, value: Tensor, real: Tensor | None

@@ -22,6 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds, shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -151,9 +152,15 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs)
         hidden_states, where = self.embeddings(call, token_type_ids)
+        arguments = self.arguments(call)
         if self.config.projection_padding == "ignore":
-            hidden_states = without_padding(call, hidden_states)
-        kwargs = {**kwargs, **where, **self.arguments(call)}
+            real, tokens = call.real_tokens, arguments["token_mask"]
+            shards = shards_of(self)
+            if shards is not None:
+                real = tokens.key_mask[:, slice(*shard_bounds(tokens.shape[1], shards.size)[shards.rank])]
+            is_packed = call.documents is not None or tokens.segment_ids is not None
+            hidden_states = without_padding(hidden_states, real, is_packed)
+        kwargs = {**kwargs, **where, **arguments}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: cache})
@@ -178,7 +185,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
     def arguments(self, call: PreparedCall) -> dict[str, Any]:
         """Return the masks and texts of a call, and what layers share, as keyword arguments of all layers."""
         masks = call.masks(self.config)
-        texts = find_texts(call, masks, self.config.is_causal)
+        texts = find_texts(call, masks, self.config.is_causal, shards_of(self) is not None)
         shared = None if self.shared_maps is None else self.shared_maps()
         return {
             **masks,

@@ -15,6 +15,7 @@ iteration by one number for all texts of a batch and all heads (`inverse_scale="
 depends on its batch mates; by default it is one for each text and head.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from transformers import initialization as init
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.layout.autocast import autocast_off
 
 from .feature_maps import wide
@@ -41,21 +43,24 @@ class NystromAttention(MechanismAttention):
         self.num_landmarks, size = config.num_landmarks, config.conv_kernel_size
         self.conv = None if size is None else HeadConvolution(self.num_heads, size, config.initializer_range)
 
-    def attend(
-        self, hidden_states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
+    def read(
+        self,
+        states: Sequence[Tensor],
+        real: Tensor | None,
+        need_weights: bool,
+        dealt: DealtHeads | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        query, key, value = (
-            self.heads(zeroed(project(hidden_states), real)) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = (self.heads(zeroed(each, real)) for each in states)
         dtype = query.dtype
         with autocast_off(query.device.type):
-            query, key, states = (wide(each) for each in (query, key, value))
+            query, key, values = (wide(each) for each in (query, key, value))
             query, key = (each * self.head_dim**-0.25 for each in (query, key))
             means, is_landmark, is_short = segments(query, real, self.num_landmarks)
             queries, keys = means @ query, means @ key
             # F, without the landmarks that a short text does not have
             read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
-            inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale)
+            inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale, dealt)
             gathered = queries @ key.mT
             if real is not None:
                 gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
@@ -66,9 +71,10 @@ class NystromAttention(MechanismAttention):
             if need_weights:
                 warn_of_weights()
                 weights = read @ gathered
-            out = self.dropout(read) @ (gathered @ states)
+            out = self.dropout(read) @ (gathered @ values)
         out = out.to(dtype)
-        out = out if self.conv is None else out + self.conv(value)
+        own = slice(None) if dealt is None else dealt.own
+        out = out if self.conv is None else out + self.conv(value, own)
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
 
     def _between(self, queries: Tensor, keys: Tensor, is_landmark: Tensor) -> Tensor:
@@ -89,11 +95,11 @@ class NystromAttention(MechanismAttention):
 
 
 class HeadConvolution(nn.Module):
-    """A convolution over the tokens of each head, one kernel for all numbers of it: [R, H, L, D] → the same."""
+    """A convolution over the tokens of each head, one kernel for all numbers of it: [R, h, L, D] → the same."""
 
     def __init__(self, num_heads: int, size: int, std: float) -> None:
         super().__init__()
-        self.num_heads, self.size, self.std = num_heads, size, std
+        self.size, self.std = size, std
         # of the shape that transformers' Nyströmformer has
         self.weight = nn.Parameter(torch.empty(num_heads, 1, size, 1))
 
@@ -101,8 +107,9 @@ class HeadConvolution(nn.Module):
         """Start as the other matrices of the model."""
         init.normal_(self.weight, std=self.std)
 
-    def forward(self, states: Tensor) -> Tensor:
-        return nn.functional.conv2d(states, self.weight, padding=(self.size // 2, 0), groups=self.num_heads)
+    def forward(self, states: Tensor, heads: slice) -> Tensor:
+        weight = self.weight[heads]
+        return nn.functional.conv2d(states, weight, padding=(self.size // 2, 0), groups=len(weight))
 
 
 def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,13 +136,17 @@ def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[T
     return means.unsqueeze(1), is_landmark, (counts <= num_landmarks).squeeze(1)
 
 
-def inverted(matrix: Tensor, scale: str) -> Tensor:
+def inverted(matrix: Tensor, scale: str, dealt: DealtHeads | None = None) -> Tensor:
     """Return the pseudo-inverse of softmax matrices [R, H, m, m] as six steps of the iteration find it.
 
-    scale: by what its start is divided: the largest sum of a column of each matrix ("head"), or of all ("batch").
+    Args:
+        scale: by what its start is divided: the largest sum of a column of each matrix ("head"), or of all ("batch").
+        dealt: of which heads they are; None: all.
     """
     largest = matrix.sum(-2, keepdim=True)
     largest = largest.amax(-1, keepdim=True) if scale == "head" else largest.amax()
+    if dealt is not None and scale != "head":
+        largest = dealt.largest(largest)
     inverse = matrix.mT / largest
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(STEPS):

@@ -56,7 +56,7 @@ class PriorAttention(SparseAttention):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        reach = self._reach(key.shape[2])
+        reach = self._reach(key.shape[2] if followed.shards is None else options["tokens"].shape[1])
         distances = torch.arange(reach.first, reach.last + 1, device=query.device)
         term = Term(self.prior(distances, query.dtype)[None, :, None], reach)
         return super()._attend(query, key, value, followed, {**options, "terms": (term,)})

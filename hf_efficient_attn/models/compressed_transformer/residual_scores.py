@@ -21,6 +21,8 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.sharded.mechanisms import whole_keys
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
@@ -72,6 +74,9 @@ class ResidualScoresAttention(SparseAttention):
         )
         if cache is not None:
             key, value = append_to_cache(cache, key, value, self.layer_idx)
+        need_weights = kwargs.get("output_attentions", self.config.output_attentions)
+        if shards_of(self) is not None:
+            key, value, query_offset = whole_keys(self, key, value, token_mask.shape[1], need_weights)
         followed = self._followed((), key.shape[2])
         added, has_keys = masked(query, key, followed, token_mask, query_offset, attention_mask)
         query, key, value = autocast_states(query, key, value)
@@ -87,7 +92,7 @@ class ResidualScoresAttention(SparseAttention):
             weights = drop(weights, drop_rate(self.dropout)).to(query.dtype)
             out = weights @ value
         out = self.o_proj(out.transpose(1, 2).flatten(2))
-        if not kwargs.get("output_attentions", self.config.output_attentions):
+        if not need_weights:
             return out, None
         warn_of_weights()
         rows = chosen_rows()

@@ -23,6 +23,7 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import added_scores, pairs_of, readable_keys, tokens_of_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.sharded.mechanisms import whole_keys
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
@@ -46,6 +47,10 @@ class TalkingHeadsAttention(SparseAttention):
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         kept = {name: each for name, each in options.items() if name != "backend"}
+        if followed.shards is not None:
+            num_tokens = options["tokens"].shape[1]
+            key, value, first = whole_keys(self, key, value, num_tokens, options["need_weights"])
+            followed, kept["query_offset"] = replace(followed, shards=None), first
         return talk(query, key, value, self.score_map, self.weight_map, followed, **kept)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:

@@ -86,8 +86,12 @@ def whole_rows() -> Texts:
     return Texts((TextGroup(),))
 
 
-def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Texts:
-    """Return the texts of the new tokens of a call; `masks` are the call's.
+def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool, is_shared: bool = False) -> Texts:
+    """Return the texts of the new tokens of a call.
+
+    Args:
+        masks: the call's.
+        is_shared: whether processes share the texts, of which there are then the whole ones.
 
     Raises:
         InputError: a mask that is a matrix of other pairs than those of real tokens, in a causal model those up to
@@ -98,6 +102,8 @@ def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Te
     if matrix is not None:
         real = readable_keys(matrix, call.batch_size)
         check_open_pairs(matrix, real, CLOSED, is_causal)
+    if is_shared:
+        return texts_of(real, documents, call.batch_size, mask.shape[1], call.embedded.device)
     real, documents = (None if each is None else _of_queries(each, call) for each in (real, documents))
     return texts_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
 
@@ -187,16 +193,17 @@ def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -
     return index + row * tokens
 
 
-def without_padding(call: PreparedCall, embedded: Tensor) -> Tensor:
+def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> Tensor:
     """Return embeddings [B, T, hidden_size] with zeros where there is padding, for a model that ignores masks later.
+
+    real: which tokens are not padding, bool [B, T]; None: unknown.
 
     Raises:
         InputError: packed documents, which such a model would mix.
     """
-    if call.documents is not None:
+    if is_packed:
         raise InputError(
             "projection_padding='ignore' looks at no masks, and documents packed in one row would read each other. "
             "Pass them as rows, or build the model with projection_padding='zero'."
         )
-    real = call.real_tokens
     return embedded if real is None else torch.where(real.to(embedded.device).unsqueeze(-1), embedded, 0)

@@ -176,11 +176,6 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreT
         return (2**power,)
 
     @property
-    def whole_text_reason(self) -> str:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
-        return "its layers sort all tokens of a text by their buckets, and cut it into chunks."
-
-    @property
     def axial_shape(self) -> tuple[int, ...]:
         """The numbers of positions of the axes."""
         if self.axial_pos_shape is not None:

@@ -33,6 +33,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.sums import summed
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -181,7 +183,10 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         embedded = self.embedding_dropout(embedded)
         if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
             # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
-            where["hash_step"] = torch.randint(MAX_STEP, (), device=embedded.device)
+            step = torch.randint(MAX_STEP, (), device=embedded.device)
+            shards = shards_of(self)
+            # the same in all processes that share a text
+            where["hash_step"] = step if shards is None else summed(step * (shards.rank == 0), shards.group)
         kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
         stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly

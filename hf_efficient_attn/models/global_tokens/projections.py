@@ -77,23 +77,30 @@ class GlobalAttention(nn.Module):
             cached: keys (rotated) and values of cached and new tokens, [B, H, K, D].
         """
         chosen = rows.index[:, :, None]
-        query = self._split(self.q_proj(hidden_states.gather(1, chosen.expand(-1, -1, hidden_states.shape[2]))))
+        query = self.queries(hidden_states.gather(1, chosen.expand(-1, -1, hidden_states.shape[2])))
         if rotation is not None:
             at_rows = (
                 each.expand(query.shape[0], -1, -1).gather(1, chosen.expand(-1, -1, self.head_dim)) for each in rotation
             )
             query = rotate(query, *at_rows)
-        query = query * self.scaling
         is_few = rows.index.shape[1] * self.num_heads < hidden_states.shape[2]
         if cached is None and rotation is None and is_few and is_plain(self.k_proj) and is_plain(self.v_proj):
-            scores = self._scores_of_hidden(query, hidden_states)
+            scores = self._scores_of_hidden(query * self.scaling, hidden_states)
             weights = self._weights(scores, rows.allowed)
             return self._sums_of_hidden(self.dropout(weights), hidden_states), weights
         if cached is None:
             key, value = self.keys_and_values(hidden_states)
             cached = (key if rotation is None else rotate(key, *rotation), value)
-        weights = self._weights(query @ cached[0].transpose(2, 3), rows.allowed)
-        return (self.dropout(weights) @ cached[1]).transpose(1, 2), weights
+        return self.read(query, *cached, rows.allowed)
+
+    def queries(self, hidden_states: Tensor) -> Tensor:
+        """Return the queries of the global tokens, given their states: [B, X, hidden_size] → [B, H, X, D]."""
+        return self._split(self.q_proj(hidden_states))
+
+    def read(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the output [B, X, H, D] and the weights [B, H, X, keys], of any heads; see `GlobalRows`."""
+        weights = self._weights(query * self.scaling @ key.transpose(2, 3), allowed)
+        return (self.dropout(weights) @ value).transpose(1, 2), weights
 
     def _split(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)

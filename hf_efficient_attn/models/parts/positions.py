@@ -73,8 +73,7 @@ class Positions(nn.Module):
             position_ids = index.unsqueeze(0)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0).index_select(1, index)
-        if self.kind in ("learned", "axial") and not torch.compiler.is_compiling():
-            self._check_table(position_ids, last)
+        self.check_table(position_ids, last)
         if self.rotary is not None:
             return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
         if self.kind == "rope":
@@ -84,7 +83,13 @@ class Positions(nn.Module):
             return embedded, {}
         return embedded + self.table(position_ids + self.offset).to(embedded.dtype), {}
 
-    def _check_table(self, position_ids: torch.Tensor, last: int | None) -> None:
+    def check_table(self, position_ids: torch.Tensor, last: int | None = None) -> None:
+        """Raise InputError for a position beyond the end of the learned table; not while compiling.
+
+        last: a position that none is beyond; None: unknown.
+        """
+        if self.kind not in ("learned", "axial") or torch.compiler.is_compiling():
+            return
         size = self.table.num_embeddings - self.offset
         if last is None or last >= size:
             last = int(on_host(position_ids).max())

@@ -1,6 +1,5 @@
 """Multi-head attention of the Routing Transformer: routing heads first, then local heads."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,21 +9,21 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import attend_layer, readable_keys
+from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
+from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Distance, Label
-from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.memberships import Membership, tell_membership
 from hf_efficient_attn.models.parts.positions import rotate
-from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -72,7 +71,7 @@ class RoutingAttention(nn.Module):
 
         Args:
             attention_mask, token_mask, query_offset: see `key_masks`.
-            documents, query_positions: see `token_places`.
+            documents, query_positions: see `places.token_places`.
             means: the centroids, [routing heads, clusters, D]; None: those of the module.
         """
         query, value = (self._heads(each, hidden_states) for each in (self.q_proj, self.v_proj))
@@ -83,8 +82,7 @@ class RoutingAttention(nn.Module):
             query, key = self._normed(query, key)
             likeness = self._likeness(query, key, means)
             if self.training:
-                is_real = documents.index_select(1, query_positions) != EMPTY
-                shown = self._seen(query, key, likeness, is_real, means)
+                shown = self._seen(query, key, likeness, (documents, query_positions), means)
             if not self.config.has_balanced_clusters:
                 likeness = (digits(likeness[1].argmax(-1)),) * 2
         if position_embeddings is not None:
@@ -101,9 +99,7 @@ class RoutingAttention(nn.Module):
         }
         parts = []
         if likeness is not None:
-            groups = self._groups(likeness, documents, query_positions, token_mask.segment_ids is not None)
-            tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
-            parts.append(self._route(query, key, value, groups, options))
+            parts.append(self._route(query, key, value, likeness, (documents, query_positions), options))
         if self.num_local:
             parts.append(self._read_locally(query, key, value, options))
         outs, weights = zip(*parts, strict=True)
@@ -148,9 +144,18 @@ class RoutingAttention(nn.Module):
             backend=DENSE.get(asked.backend, asked.backend),
             notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
             chosen=key_groups(groups, is_balanced, self.member_distances is not None),
+            dealt=self._dealt(),
             # a token is a member of its own cluster, whether it reads itself or not
             most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
         )
+
+    def _dealt(self) -> HeadNumbers:
+        """Return what a token takes where processes share a text: its states, and what decides on its clusters."""
+        config, states = self.config, 2 if self.config.shares_qk else 3
+        likeness = config.num_clusters * torch.float32.itemsize * (states - 1)
+        cluster = 2 * torch.int64.itemsize
+        told = likeness if config.has_balanced_clusters else cluster
+        return HeadNumbers(states * self.head_dim, self.head_dim, told)
 
     def _asked(self, followed: LayerPattern, num_heads: int) -> LayerRequest:
         return LayerRequest(
@@ -187,13 +192,16 @@ class RoutingAttention(nn.Module):
         return of_queries, similarities(key[:, : self.num_routing], means)
 
     def _seen(
-        self, query: Tensor, key: Tensor, likeness: tuple[Tensor, Tensor], is_real: Tensor, means: Tensor
+        self, query: Tensor, key: Tensor, likeness: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], means: Tensor
     ) -> Seen:
         """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice."""
-        shown = seen(query[:, : self.num_routing], likeness[0].argmax(-1), is_real, means)
+        is_token = places[0] != EMPTY
+        count = is_token.sum() * (len(query) // len(is_token))
+        known = (is_token.index_select(1, places[1]), means, count)
+        shown = seen(query[:, : self.num_routing], likeness[0].argmax(-1), *known)
         if self.config.shares_qk:
             return shown._replace(distance=2 * shown.distance)
-        return joined(shown, seen(key[:, : self.num_routing], likeness[1].argmax(-1), is_real, means))
+        return joined(shown, seen(key[:, : self.num_routing], likeness[1].argmax(-1), *known))
 
     def _append(
         self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None
@@ -228,15 +236,34 @@ class RoutingAttention(nn.Module):
         return Membership("cluster", num_clusters, own, own)
 
     def _route(
-        self, query: Tensor, key: Tensor, value: Tensor, groups: ClusterGroups, options: dict[str, Any]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        likeness: tuple[Tensor, Tensor],
+        places: tuple[Tensor, Tensor],
+        options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
+        """Return what routing heads read; `places`: the documents of all keys, and the positions of the queries."""
         query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
+        documents, positions = places
+        dealt = deal_layer(self, self.num_routing, options["tokens"], options["need_weights"])
+        if dealt is not None:
+            query, value = dealt.whole_texts(query), dealt.whole_texts(value)
+            key = query if self.config.shares_qk else dealt.whole_texts(key)
+            of_keys = dealt.whole_texts(likeness[1])
+            likeness = (of_keys if likeness[0] is likeness[1] else dealt.whole_texts(likeness[0]), of_keys)
+            positions = torch.arange(documents.shape[1], device=documents.device)
+        groups = self._groups(likeness, documents, positions, options["tokens"].segment_ids is not None)
+        if dealt is None:
+            tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
         scale = float(self.config.routing_scale)
         distances = self.member_distances
         terms = () if distances is None else (distances.term(query, scale, groups.shift),)
         chosen = key_groups(groups, self.config.has_balanced_clusters, distances is not None)
         followed = self._followed_by_routing()
-        return attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
+        read = attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
+        return read if dealt is None else (dealt.own_rows(read[0]), None)
 
     def _read_locally(
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
@@ -250,27 +277,12 @@ class RoutingAttention(nn.Module):
         pattern: Pattern = Full()
         if self.is_causal:
             pattern = Causal() if self.config.include_self else Band(None, -1)
-        return LayerPattern(pattern, self.layer_idx, is_own=False, shards=shards_of(self))
+        return LayerPattern(pattern, self.layer_idx, is_own=False)
 
     def _followed_locally(self) -> LayerPattern:
         followed = layer_pattern(self, {"is_causal": self.is_causal})
         heads = {"first_head": self.num_routing, "num_model_heads": self.num_heads}
         return replace(followed, shards=shards_of(self), **heads)
-
-
-def token_places(call: PreparedCall, masks: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the document of each key and the positions of the queries, as keyword arguments of attention layers.
-
-    They are `documents`, int [B or 1, K], -1 for padding, and `query_positions`, int [T].
-    """
-    tokens, matrix, device = masks["token_mask"], masks["attention_mask"], call.embedded.device
-    num_keys = call.num_keys
-    if matrix is not None:
-        tokens, num_keys = TokenMask(readable_keys(matrix, call.batch_size)), matrix.shape[3]
-    first = masks["query_offset"]
-    first = num_keys - call.tokens if first is None else first
-    documents = token_locations(tokens, num_keys, device).documents
-    return {"documents": documents, "query_positions": first + torch.arange(call.tokens, device=device)}
 
 
 def check_cached_width(cache: Cache, layer_idx: int, width: int) -> None:

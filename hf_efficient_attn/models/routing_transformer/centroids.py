@@ -32,7 +32,8 @@ class Seen(NamedTuple):
 
     Attributes:
         sums, counts: of the vectors nearest to each centroid, [heads, clusters, head_dim] and [heads, clusters].
-        distance: the mean squared distance of a number to that of its centroid, 0-dim, differentiable.
+        distance: the mean squared distance of a number to that of its centroid, 0-dim, differentiable; of a text over
+            several processes, this one's share of it.
     """
 
     sums: Tensor
@@ -104,7 +105,7 @@ def similarities(states: Tensor, means: Tensor) -> Tensor:
         return states.to(dtype) @ means.to(dtype).transpose(1, 2)
 
 
-def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor) -> Seen:
+def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor, num_real: Tensor) -> Seen:
     """Return what a batch shows the centroids.
 
     Args:
@@ -112,6 +113,7 @@ def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor) -> See
         nearest: the centroid of each, int [B, heads, T].
         is_real: which tokens are not padding, bool [B or 1, T].
         means: [heads, clusters, D].
+        num_real: how many tokens of the batch are no padding, 0-dim; of whole texts, where processes share them.
     """
     num_heads, num_clusters, width = means.shape
     with autocast_off(states.device.type):
@@ -124,7 +126,7 @@ def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor) -> See
         own = means.to(wide.dtype).gather(1, index).unflatten(1, (states.shape[0], -1)).transpose(0, 1)
         squares = (wide - own).square().mean(-1)
         real = is_real[:, None].expand(squares.shape)
-        distance = torch.where(real, squares, 0.0).sum() / real.sum().clamp(min=1)
+        distance = torch.where(real, squares, 0.0).sum() / (num_real * num_heads).clamp(min=1)
         return Seen(sums, members.sum(1), distance)
 
 

@@ -148,13 +148,6 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
         """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return self.initializer_range if self.embedding_init_std is None else self.embedding_init_std
 
-    @property
-    def whole_text_reason(self) -> str | None:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence; None: they can."""
-        if any(map(self.routing_heads, range(self.num_hidden_layers))):
-            return "routing heads choose keys among all tokens of a text. Set layers_with_routing=[]."
-        return None
-
     def routing_heads(self, layer: int) -> int:
         """Return how many heads of a layer route."""
         routes = self.layers_with_routing is None or layer in self.layers_with_routing

@@ -32,6 +32,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -49,9 +51,10 @@ from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
-from .attention import RoutingAttention, token_places
+from .attention import RoutingAttention
 from .centroids import Centroids, Seen, update_all
 from .configuration_routing_transformer import RoutingTransformerConfig
+from .places import token_places
 
 
 class RoutingLayer(GradientCheckpointingLayer):
@@ -139,7 +142,8 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         hidden_states, where = self.positions(call.embedded, call)
         hidden_states, masks = self.dropout(hidden_states), call.masks(self.config)
-        kwargs = {**kwargs, **where, **masks, **token_places(call, masks), "cache": call.cache}
+        places = token_places(call, masks, shards_of(self))
+        kwargs = {**kwargs, **where, **masks, **places, "cache": call.cache}
         shown = {}
         for layer in self.layers:
             centroids = layer.self_attn.centroids
@@ -165,7 +169,8 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
                 update_all([layer.centroids for layer in trained], list(trained.values()))
         distances = [seen.distance for seen in shown.values()]
         total: Tensor = torch.stack([distance.to(distances[0].device) for distance in distances]).sum()
-        weight = self.config.commitment_weight
+        shards, weight = shards_of(self), self.config.commitment_weight
+        total = total if shards is None else SumOfProcesses.apply(total, shards.group)
         return expect_use(weight * total, states, weight)
 
 

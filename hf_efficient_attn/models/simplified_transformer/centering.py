@@ -27,6 +27,8 @@ class Centering(NamedTuple):
         past_weights [B, K - T, 1]: `weights` of cached tokens; None if all are real or nothing is cached.
         bounds ([B, T, 1], [B, T, 1]): first and last token a query sees of its packed document; None if not packed.
         matrix [B, T, K]: C itself, from a mask that the caller passed; the other fields are then unused.
+        shared_tokens: how long the texts are that processes share, of which each has some tokens; T is then their
+            length. None: this one has whole texts.
     """
 
     is_causal: bool
@@ -35,6 +37,7 @@ class Centering(NamedTuple):
     past_weights: torch.Tensor | None = None
     bounds: tuple[torch.Tensor, torch.Tensor] | None = None
     matrix: torch.Tensor | None = None
+    shared_tokens: int | None = None
 
     def mean(self, values: torch.Tensor, past_sum: torch.Tensor | float = 0.0) -> torch.Tensor:
         """Return C·V.

@@ -15,8 +15,11 @@ from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .running_sum_cache import attach_running_sums
 
 
-def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict[str, Any]:
-    """Return `attention_mask` and `centering` for the layers; it gives the cache running sums if C needs them."""
+def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shared: bool = False) -> dict[str, Any]:
+    """Return `attention_mask` and `centering` for the layers; it gives the cache running sums if C needs them.
+
+    is_shared: whether processes share the texts, of which C is then made whole.
+    """
     given = call.attention_mask
     if config.span is not None:
         return {**call.masks(config), "centering": None}
@@ -31,7 +34,12 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall) -> dict
             "centering": Centering(True, given["counts"], given["weights"], bounds=bounds),
         }
     mask, centering = attention_allowed(config, call.embedded, given, call.cache, call.documents), None
-    if config.is_centered:
+    if config.is_centered and is_shared:
+        tokens = call.masks(config)["token_mask"]
+        where = (tokens.shape[1], 0, tokens.key_mask, tokens.segment_ids)
+        centering = build_centering(*where, config.is_causal, call.embedded.device)
+        centering = centering._replace(shared_tokens=tokens.shape[1])
+    elif config.is_centered:
         where = (call.tokens, call.past_tokens, given, call.documents)
         centering = build_centering(*where, config.is_causal, call.embedded.device)
     return {"attention_mask": mask, "centering": centering}

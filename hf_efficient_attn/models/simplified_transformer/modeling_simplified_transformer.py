@@ -27,6 +27,9 @@ from hf_efficient_attn.attention.cache_argument import append_paged, is_paged, t
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import PAGED
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
@@ -121,14 +124,29 @@ class SimplifiedTransformerAttention(nn.Module):
         if has_pattern:
             centre = mean_over_pattern(self, query, key, value, attention_mask, **kwargs)
         if centering is not None:
-            mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
-            centre = mean.unflatten(-1, (-1, self.head_dim))
+            centre = self._centre(centering, value, values, past_sum)
         if self.has_head_gains:
             out = self.identity_gain(values.view(heads), onto=self.softmax_gain(out))
         if centre is not None:
             out = self.centering_gain(centre, onto=out, sign=-1)
         out = out.reshape(hidden_states.shape)
         return out if self.o_proj is None else self.o_proj(out), weights, span
+
+    def numbers_of_mean(self) -> HeadNumbers | None:
+        """Return what a token takes for C·V where processes share a text; None: there is none."""
+        return HeadNumbers(self.head_dim, self.head_dim) if self.config.is_centered else None
+
+    def _centre(
+        self, centering: Centering, value: torch.Tensor, values: torch.Tensor, past_sum: torch.Tensor | float
+    ) -> torch.Tensor:
+        """Return C·V, [B, T or 1, H, D]."""
+        shards = shards_of(self)
+        if shards is None or centering.shared_tokens is None:
+            mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
+            return mean.unflatten(-1, (-1, self.head_dim))
+        dealt = deal_heads(shards, value.shape[1], centering.shared_tokens)
+        mean = centering.mean(merge_heads(dealt.whole_texts(value))).unflatten(-1, (-1, self.head_dim))
+        return dealt.own_rows(mean.expand(-1, centering.shared_tokens, -1, -1))
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
@@ -224,7 +242,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         kept, options = (None if is_paged(cache) else cache), {**kwargs, PAGED: cache}
         call = prepare_call(self.config, embedded, attention_mask, position_ids, kept, options, use_cache)
         hidden_states, where = self.positions(embedded, call)
-        where |= block_masks(self.config, call)
+        where |= block_masks(self.config, call, shards_of(self) is not None)
         if self.config.span is not None:
             where |= {"real_tokens": call.real_tokens, "bounds": bounds}
         if call.position_ids is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.spans.attention import SpanWindow
+from hf_efficient_attn.models.spans.groups import SpanWindow
 from hf_efficient_attn.models.spans.module import KINDS, Spans
 
 

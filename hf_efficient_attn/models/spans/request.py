@@ -6,8 +6,8 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.layout.terms import Distance, Label
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.spans.attention import SpanGroup, span_groups
 from hf_efficient_attn.models.spans.config import checked_window
+from hf_efficient_attn.models.spans.groups import SpanGroup, span_groups
 from hf_efficient_attn.models.spans.module import DYNAMIC, FIXED, Spans
 from hf_efficient_attn.patterns.per_head import PerHead
 

@@ -16,12 +16,14 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_patte
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
+from hf_efficient_attn.models.global_tokens.shared_rows import read_together
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
@@ -94,8 +96,10 @@ class SparseAttention(nn.Module):
         cached_globals = None
         if cache is not None:
             key, value, cached_globals = self._update(cache, hidden_states, key, value, rotation)
-        check_chosen(token_mask.global_mask, key.shape[2])
-        followed = replace(self._followed(global_positions, key.shape[2]), shards=shards_of(self))
+        shards = shards_of(self)
+        num_keys = key.shape[2] if shards is None or token_mask.shape is None else token_mask.shape[1]
+        check_chosen(token_mask.global_mask, num_keys)
+        followed = replace(self._followed(global_positions, num_keys), shards=shards)
         options = {
             "tokens": token_mask,
             "query_offset": query_offset,
@@ -111,14 +115,30 @@ class SparseAttention(nn.Module):
             out, weights = self._attend(query, key, value, followed, options)
         out = self.o_proj(out.flatten(2))
         if global_rows is not None:
-            read, read_weights = self.global_attention(hidden_states, global_rows, rotation, cached_globals)
-            # after o_proj, which keeps its input for the backward pass: replacing rows before it would keep a second
-            # copy
-            out = replace_rows(out, global_rows, self.o_proj(read.flatten(2)), 1)
-            if weights is not None:
-                chosen = chosen_rows()
-                rows = global_rows if chosen is None else global_rows.among(chosen)
-                weights = replace_rows(weights, rows, read_weights, 2)
+            return self._with_rows(out, weights, hidden_states, global_rows, rotation, cached_globals)
+        return out, weights
+
+    def _with_rows(
+        self,
+        out: Tensor,
+        weights: Tensor | None,
+        hidden_states: Tensor,
+        rows: GlobalRows,
+        rotation: tuple[Tensor, Tensor] | None,
+        cached: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return output and weights with the rows of global tokens, which have projections of their own."""
+        shards = shards_of(self)
+        if shards is not None:
+            read, rows = read_together(self.global_attention, hidden_states, rows, rotation, shards)
+            return replace_rows(out, rows, self.o_proj(read.flatten(2)), 1), None
+        read, read_weights = self.global_attention(hidden_states, rows, rotation, cached)
+        # after o_proj, which keeps its input for the backward pass: replacing rows before it would keep a second copy
+        out = replace_rows(out, rows, self.o_proj(read.flatten(2)), 1)
+        if weights is not None:
+            chosen = chosen_rows()
+            rows = rows if chosen is None else rows.among(chosen)
+            weights = replace_rows(weights, rows, read_weights, 2)
         return out, weights
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
@@ -131,8 +151,10 @@ class SparseAttention(nn.Module):
         if self.relative is not None:
             reach = (self.config.max_position_embeddings, self.num_heads)
             labels = (reach_of(followed.pattern, *reach),)
+        besides = None
         if self.global_attention is not None:
             notes = (*notes, "Rows of global tokens have projections of their own, and are computed besides.")
+            besides = HeadNumbers(2 * self.head_dim, 0)
         return LayerRequest(
             followed,
             self.num_heads,
@@ -146,6 +168,7 @@ class SparseAttention(nn.Module):
             labels=labels,
             backend=backend_of(self.config),
             notes=notes,
+            besides=besides,
         )
 
     def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
@@ -203,7 +226,8 @@ class SparseAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with relative positions, one group of heads at a time, since each group needs other distances."""
         groups = remembered(self, reach_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
-        query, terms = self.relative(query, groups, key.shape[2], self.scaling)
+        num_keys = key.shape[2] if followed.shards is None else options["tokens"].shape[1]
+        query, terms = self.relative(query, groups, num_keys, self.scaling)
         key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
         parts = []
         for group, term in zip(groups, terms, strict=True):

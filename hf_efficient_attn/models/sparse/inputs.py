@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.overridden import refuse_overridden
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.messages import shown
@@ -21,6 +22,7 @@ from hf_efficient_attn.models.global_tokens.rules import (
     choose_by_rule,
     needs_input_ids,
 )
+from hf_efficient_attn.models.global_tokens.shared_rows import whole_lengths
 from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.prologue import PreparedCall
 
@@ -62,6 +64,7 @@ def global_arguments(
     masks: Mapping[str, Any],
     input_ids: Tensor | None,
     global_attention_mask: Tensor | None,
+    shards: SequenceShards | None = None,
 ) -> dict[str, Any]:
     """Return the masks of a call with its global tokens, as keyword arguments of the attention layers.
 
@@ -69,39 +72,48 @@ def global_arguments(
         masks: of the call (`PreparedCall.masks`).
         input_ids: [B, T]; None if embeddings were given.
         global_attention_mask: [B, cached + T], or None.
+        shards: the processes that share the texts, of which masks and global tokens are then whole.
 
     Raises:
         InputError: a mask or rule that does not fit these inputs.
     """
-    choice = _choice(config, task, call, input_ids, global_attention_mask)
-    token_mask, num_keys, device = masks["token_mask"], call.num_keys, call.embedded.device
+    token_mask, device = masks["token_mask"], call.embedded.device
+    num_queries, num_keys = whole_lengths(shards, call.tokens, call.num_keys, token_mask)
+    choice = _choice(config, task, call, input_ids, global_attention_mask, num_keys)
     check_positions(choice, token_mask, num_keys, device)
     if choice.every is not None:
         choice = GlobalTokenChoice(mask=global_keys(choice, token_mask, call.batch_size, num_keys, device))
-    elif choice.mask is not None and choice.mask.shape[1] < call.num_keys:
+    elif choice.mask is not None and choice.mask.shape[1] < num_keys:
         # a static cache has room for later tokens
-        missing = call.num_keys - choice.mask.shape[1]
+        missing = num_keys - choice.mask.shape[1]
         choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
     rows = None
     if config.global_projections:
-        lengths = (call.batch_size, call.tokens, num_keys)
+        lengths = (call.batch_size, num_queries, num_keys)
         rows = find_global_rows(choice, masks, *lengths, config.is_causal, config.max_global_tokens, device)
     token_mask = replace(token_mask, global_mask=choice.mask)
     return {**masks, "token_mask": token_mask, "global_positions": choice.positions, "global_rows": rows}
 
 
 def _choice(
-    config: Any, task: str | None, call: PreparedCall, input_ids: Tensor | None, marked: Tensor | None
+    config: Any,
+    task: str | None,
+    call: PreparedCall,
+    input_ids: Tensor | None,
+    marked: Tensor | None,
+    num_keys: int,
 ) -> GlobalTokenChoice:
     """Return the global tokens that the call marks or, without a mask, those of the config's rule."""
     mask, past = call.attention_mask, call.past_tokens
     is_token = mask if mask is not None and mask.ndim == 2 else None
     if marked is None:
         rule = resolved_rule(config, task)
-        return choose_by_rule(rule, call.num_keys, input_ids, is_token, config.sep_token_id, past)
+        return choose_by_rule(rule, num_keys, input_ids, is_token, config.sep_token_id, past)
     if config.position_embedding_type == "relative":
         raise InputError(f"{NOT_RELATIVE} Leave global_attention_mask out, or build the model with 'rope'.")
-    known = past + call.tokens if isinstance(past, int) else marked.shape[-1]
+    # a static cache has more keys than are known
+    is_counted = isinstance(past, int) and num_keys == call.num_keys
+    known = past + call.tokens if is_counted else marked.shape[-1]
     if is_token is not None and is_token.shape[1] != known:
         is_token = None
     return choose_by_mask(marked, call.batch_size, known, is_token)

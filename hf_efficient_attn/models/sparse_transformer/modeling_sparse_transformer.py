@@ -19,6 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.global_tokens.generation import extend_global_mask
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -101,7 +102,8 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         call = prepare_call(self.config, inputs_embeds, attention_mask, position_ids, cache, kwargs, use_cache)
         check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
         masks = call.masks(self.config)
-        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask)
+        shards = shards_of(self)
+        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask, shards)
         hidden_states, where = self.embeddings(call, token_type_ids)
         kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in self.layers:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.terms import SoftSpan
 from hf_efficient_attn.layout.token_mask import NO_MASK
-from hf_efficient_attn.models.spans.attention import SpanWindow, attend_spans, groups_of, span_groups, terms_of
+from hf_efficient_attn.models.spans.attention import attend_spans, terms_of
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
+from hf_efficient_attn.models.spans.groups import SpanWindow, groups_of, span_groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
 
