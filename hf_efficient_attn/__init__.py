@@ -145,6 +145,7 @@ from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 from hf_efficient_attn.training.redraw_features import RedrawFeaturesCallback
 from hf_efficient_attn.training.sentence_masking import SentenceMaskingCollator
 from hf_efficient_attn.training.shard_sequence import shard_sequence
+from hf_efficient_attn.training.shared_texts import SharedTextsMixin
 from hf_efficient_attn.training.span_callback import SpanCallback
 from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
 from hf_efficient_attn.training.training_memory import training_memory
@@ -227,6 +228,7 @@ __all__ = [
     "RoutingTransformerModel",
     "SegmentCollator",
     "SentenceMaskingCollator",
+    "SharedTextsMixin",
     "SimplifiedTransformerConfig",
     "SimplifiedTransformerForCausalLM",
     "SimplifiedTransformerForMaskedLM",

@@ -2,12 +2,15 @@
 
     python sharded_trainer_script.py FOLDER                            one process
     torchrun --nproc_per_node 2 sharded_trainer_script.py FOLDER      two processes that share every text
+    torchrun --nproc_per_node 4 sharded_trainer_script.py FOLDER      two pairs of processes with batches of their own
 
-Writes FOLDER/{number of processes}.pt: the weights after a few steps and the losses of training and evaluation.
+Writes FOLDER/{number of processes}.pt: the weights after two epochs and the losses of training and evaluation, both
+also of a training that resumes in the second epoch; and what is refused.
 """
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,69 +18,124 @@ import torch
 import transformers
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.data import DataLoader
+from torch.utils.data import IterableDataset
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
 
-STEPS, ROWS, TOKENS = 3, 2, 25
+# three steps an epoch, the last one of a single batch; the checkpoint is in the second epoch
+STEPS, CHECKPOINT, ROWS, TRAINED, EVALUATED, TOKENS = 6, 4, 2, 10, 4, 25
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+GROUPS = 2 if WORLD == 4 else 1
 
 
-class SequenceTrainer(transformers.Trainer):
-    """Gives every process the same batches, as `hea.shard_sequence` shows."""
-
-    def get_train_dataloader(self) -> Any:
-        order = torch.Generator().manual_seed(self.args.data_seed or self.args.seed)
-        options = {"batch_size": self._train_batch_size, "collate_fn": self.data_collator}
-        return DataLoader(self.train_dataset, shuffle=True, generator=order, **options)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return DataLoader(self.train_dataset, batch_size=self.args.eval_batch_size, collate_fn=self.data_collator)
+class SequenceTrainer(hea.SharedTextsMixin, transformers.Trainer):
+    pass
 
 
-def examples() -> list[dict[str, list[int]]]:
-    """Return texts whose number of labels differs, mostly on the second process."""
-    ids = torch.randint(0, 64, (2 * ROWS * STEPS, TOKENS), generator=torch.Generator().manual_seed(1)).tolist()
-    return [{"input_ids": row, "labels": [-100] * (2 * i) + row[2 * i :]} for i, row in enumerate(ids)]
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(examples(ROWS))
 
 
-def main(folder: Path) -> None:
-    """Train, with two batches a step, and evaluate."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def examples(count: int) -> list[dict[str, Any]]:
+    """Return texts whose number of labels differs, mostly on the second process, with a column for no model."""
+    ids = torch.randint(0, 64, (count, TOKENS), generator=torch.Generator().manual_seed(1)).tolist()
+    return [{"input_ids": row, "labels": [-100] * (2 * i) + row[2 * i :], "row": i} for i, row in enumerate(ids)]
+
+
+def build_model(seed: int) -> Any:
+    """Return a model whose texts are shared by the processes, if there are several."""
+    torch.manual_seed(seed)
     sizes = {"vocab_size": 64, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2)
     model = hea.sparsify(transformers.LlamaForCausalLM(config), Band(4, 0) | GlobalTokens([0]))
-    args = transformers.TrainingArguments(
-        str(folder / f"output-{WORLD}"),
-        max_steps=STEPS,
-        per_device_train_batch_size=ROWS,
-        gradient_accumulation_steps=2,
-        gradient_checkpointing=True,
-        learning_rate=0.5,
-        optim="sgd",
-        max_grad_norm=1.0,
-        use_cpu=True,
-        ddp_backend="gloo" if WORLD > 1 else None,
-        prediction_loss_only=True,
-        dataloader_pin_memory=False,
-        logging_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-    )
     if WORLD > 1:
-        hea.shard_sequence(model, init_device_mesh("cpu", (WORLD,)))
-    collator = transformers.default_data_collator
-    trainer = SequenceTrainer(model=model, args=args, train_dataset=examples(), data_collator=collator)
-    trainer.train()
-    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
-    losses.append(trainer.evaluate()["eval_loss"])
+        mesh = init_device_mesh("cpu", (GROUPS, WORLD // GROUPS), mesh_dim_names=("dp", "sp"))
+        hea.shard_sequence(model, mesh["sp"])
+    return model
+
+
+def build_trainer(folder: Path, seed: int = 0, train_dataset: Any = None, **changes: Any) -> SequenceTrainer:
+    """Return a Trainer of two batches a step, which evaluates as it trains."""
+    args = transformers.TrainingArguments(
+        str(folder / f"output-{WORLD}-{seed}"),
+        **{
+            "max_steps": STEPS,
+            "per_device_train_batch_size": ROWS // GROUPS,
+            "per_device_eval_batch_size": ROWS // GROUPS,
+            "gradient_accumulation_steps": 2,
+            "gradient_checkpointing": True,
+            "learning_rate": 0.5,
+            "optim": "sgd",
+            "max_grad_norm": 1.0,
+            "use_cpu": True,
+            "ddp_backend": "gloo" if WORLD > 1 else None,
+            "dataloader_pin_memory": False,
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "save_steps": CHECKPOINT,
+            "report_to": "none",
+            "disable_tqdm": True,
+            **changes,
+        },
+    )
+    return SequenceTrainer(
+        model=build_model(seed),
+        args=args,
+        train_dataset=train_dataset or examples(TRAINED),
+        # the last batch of one of them has fewer texts
+        eval_dataset={"even": examples(EVALUATED), "uneven": examples(EVALUATED - 1)},
+        data_collator=transformers.default_data_collator,
+    )
+
+
+def found(trainer: SequenceTrainer) -> dict[str, Any]:
+    """Return what a training ends with: losses, the weights that it saved, and how many texts a step had."""
+    names = ("loss", "eval_even_loss", "eval_uneven_loss")
+    losses = {name: [each[name] for each in trainer.state.log_history if name in each] for name in names}
+    saved = transformers.AutoModelForCausalLM.from_pretrained(f"{trainer.args.output_dir}/checkpoint-{STEPS}")
+    texts = trainer.get_total_train_batch_size(trainer.args)
+    return {"weights": saved.state_dict(), "losses": losses, "texts": texts}
+
+
+def raised_by(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except hea.EfficientAttentionError as error:
+        return str(error)
+    return "nothing"
+
+
+def refused(folder: Path) -> dict[str, str]:
+    """Return what is said of what processes that share texts cannot do."""
+    ordered = build_trainer(folder, train_sampling_strategy="group_by_length")
+    streamed = build_trainer(folder, train_dataset=Stream())
+    across = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("sp", "dp"))
+    others = build_trainer(folder)
+    hea.shard_sequence(others.model, across["sp"])
+    return {
+        "logits": raised_by(lambda: build_trainer(folder).predict(examples(ROWS))),
+        "order": raised_by(ordered.get_train_dataloader),
+        "stream": raised_by(streamed.get_train_dataloader),
+        "mesh": raised_by(others.get_train_dataloader),
+    }
+
+
+def main(folder: Path) -> None:
+    """Train in one go, and by resuming with other weights."""
+    torch.set_num_threads(1)
+    if WORLD > 1:
+        distributed.init_process_group("gloo")
+    whole = build_trainer(folder)
+    whole.train()
+    checkpoint = Path(whole.args.output_dir) / f"checkpoint-{CHECKPOINT}"
+    resumed = build_trainer(folder, seed=1)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    report = {"whole": found(whole), "resumed": found(resumed), "said": refused(folder) if WORLD > 2 else {}}
     if RANK == 0:
-        trainer.save_model()
-        saved = transformers.AutoModelForCausalLM.from_pretrained(args.output_dir)
-        weights = saved.state_dict()
-        torch.save({"weights": weights, "losses": losses}, folder / f"{WORLD}.pt")
+        torch.save(report, folder / f"{WORLD}.pt")
     if WORLD > 1:
         distributed.destroy_process_group()
 

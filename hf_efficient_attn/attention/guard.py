@@ -17,9 +17,10 @@ from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
-from hf_efficient_attn.attention.mask_users import mark_tried
+from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
+from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
@@ -65,6 +66,7 @@ def guard(model: PreTrainedModel) -> None:
     """Check the model and its parts before every forward pass, if they have a pattern or run on "efficient"."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and needs_guard(module):
+            keep_own_part(module)
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
             if has_pattern(module.config):
@@ -172,11 +174,15 @@ def check_once(model: Any) -> None:
             return
         check_home(model.config)
         check_class(type(model), model.config)
-        checked_pattern(spec, model.config)
+        keep_encoder(model)
+        if not has_pattern(model.config):
+            return
+        checked_pattern(getattr(model.config, FIELD), model.config)
         # `generate` calls the encoder before the whole model
         is_part = model.config.is_encoder_decoder and model in parts_of(model).values()
         if try_model((is_part and base_class(model.config)) or type(model), model.config):
-            mark_tried(model.config)
+            for config in copies_of(model.config, model):
+                mark_tried(config)
         mark_parts(model)
         watch(model)
         mark_checked(model)

@@ -260,12 +260,13 @@ def is_single(spec: Any) -> bool:
 
 
 def num_layers(config: Any, part: str) -> int:
-    """Return how many layers the encoder or the decoder has; a model that is only one of them counts as both.
+    """Return how many layers the encoder or the decoder has; a model that is only one of them has those of this part.
 
     Raises:
         ConfigurationError: the config does not say how many.
     """
-    names = LAYER_COUNTS[part] if getattr(config, "is_encoder_decoder", False) else ("num_hidden_layers",)
+    is_joined, is_decoder = (getattr(config, name, False) for name in ("is_encoder_decoder", "is_decoder"))
+    names = LAYER_COUNTS[part if is_joined else DECODER] if is_joined or is_decoder else ("num_hidden_layers",)
     for name in names:
         count = getattr(config, name, None)
         if count is not None:

@@ -43,3 +43,9 @@ def mark_tried(config: Any) -> None:
     """Note that the models of a config do not use masks themselves, or that no trial can tell."""
     key = id(config)
     _tried[key] = weakref.ref(config, lambda _: _tried.pop(key, None))
+
+
+def copies_of(config: Any, model: Any) -> list[Any]:
+    """Return a config and the copies of it in the modules of a model: encoder-decoders such as T5 have one a part."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    return [*{id(each): each for each in found if type(each) is type(config)}.values()]

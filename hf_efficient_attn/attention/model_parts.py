@@ -27,7 +27,9 @@ def parts_of(model: Any) -> dict[str, Any]:
         return {ENCODER: model}
     parts = {ENCODER: model.get_encoder(), DECODER: model.get_decoder()}
     if parts[ENCODER] is not parts[DECODER]:
-        return parts
+        # of an encoder alone, transformers takes the model itself for a decoder
+        is_alone = parts[ENCODER] in parts[DECODER].modules()
+        return {ENCODER: parts[ENCODER]} if is_alone else parts
     # a part that is called without the model that it belongs to
     says_so = any(getattr(module, "is_decoder", False) for module in model.modules())
     return {DECODER if says_so or "Decoder" in type(model).__name__ else ENCODER: model}

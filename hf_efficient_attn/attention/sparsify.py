@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.guard import mark_checked
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
-from hf_efficient_attn.attention.mask_users import mark_tried
+from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts
 from hf_efficient_attn.attention.trial import base_class, try_model
@@ -47,7 +47,8 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
             - a list with one pattern per layer, or None for the layer's own attention;
             - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers;
             - {"encoder": ..., "decoder": ...} for an encoder-decoder, each one of the above or None. The other forms
-              are for its encoder, and its decoder keeps its own attention. Cross-attention is always full.
+              are for its encoder, and its decoder keeps its own attention. Cross-attention is always full. Classes that
+              load one part alone (T5EncoderModel, BartForCausalLM) follow what that part has.
 
     Raises:
         ConfigurationError: a pattern of unknown form, or one that does not fit the model's layers or heads.
@@ -77,13 +78,10 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     is_tried = _try(type(model), model.config, pattern)
     spec = _record(model.config, pattern)
     text_config = model.config.get_text_config()
-    copies = []
+    copies = copies_of(text_config, model)
+    for config in copies:
+        _write(config, spec)
     for module in model.modules():
-        # encoder-decoders such as T5 copy their config for each part
-        config: Any = getattr(module, "config", None)
-        if type(config) is type(text_config):
-            _write(config, spec)
-            copies.append(config)
         # a compiled model notices this and is recompiled
         module.__dict__.pop(KNOWN, None)
     if pattern is None:
@@ -95,8 +93,8 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     mark_parts(model)
     watch(model)
     mark_checked(model)
-    if is_tried:
-        mark_tried(text_config)
+    for config in copies if is_tried else ():
+        mark_tried(config)
 
 
 def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> bool:

@@ -30,7 +30,7 @@ def refuse_other_batch(shards: SequenceShards, given: Mapping[str, Any], device:
     names = [name for name, is_other in zip(given, differs[rank].tolist(), strict=True) if is_other]
     raise InputError(
         f"The processes of the mesh share every text, but process {rank} got another batch than process 0 (other "
-        f"{', '.join(names)}). Give all of them the same one; `shard_sequence` shows how with Trainer."
+        f"{', '.join(names)}). Give all of them the same one; with Trainer, SharedTextsMixin does."
     )
 
 

@@ -49,15 +49,11 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     While keys travel, queries that need none of them are computed. `explain` says how many bytes each process sends. If
     a process is lost, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
 
-    Trainer deals out batches to its processes; let all of them have the same one:
+    Trainer deals out batches to its processes; `SharedTextsMixin` lets all of a mesh have the same one, in training and
+    in evaluation:
 
-        class SequenceTrainer(Trainer):
-            def get_train_dataloader(self):
-                order = torch.Generator().manual_seed(self.args.data_seed or self.args.seed)
-                options = {"batch_size": self._train_batch_size, "collate_fn": self.data_collator}
-                return DataLoader(self.train_dataset, shuffle=True, generator=order, **options)
-
-    and evaluate with `prediction_loss_only=True`.
+        class SequenceTrainer(hea.SharedTextsMixin, Trainer):
+            pass
 
     Outputs (logits, hidden states) are those of the process's tokens. With labels, every process returns the loss of
     the whole texts, and its gradients are such that their mean over the processes is the gradient of that loss: wrap

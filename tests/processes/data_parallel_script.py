@@ -3,7 +3,7 @@
     torchrun --nproc_per_node 2 data_parallel_script.py FOLDER [thorough]
 
 Only the main heads unless it is thorough. Writes FOLDER/report.json: by case, head and way of training, the largest
-difference and the largest move of a weight, or the error.
+difference, or the error; and how far a weight moves, and is from that of a process that hears nothing of the others.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from families import BY_NAME, one_each
 from models_cases import checkpoint_activations
-from processes.steps import batch_of, build, largest_difference, train, train_alone, weights_of
+from processes.steps import Alone, batch_of, build, largest_difference, train, train_alone, weights_of
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -69,9 +69,9 @@ def main(folder: Path, is_thorough: bool) -> None:
     distributed.init_process_group("gloo")
     report = {}
     for name, head in chosen:
-        reached, moved = alone.get((name, head), ({}, 0.0))
-        found = train_in_ways(name, head, reached)
-        report[f"{name}-{head}"] = {"moved": moved, **found}
+        one = alone.get((name, head), Alone({}, 0.0, 0.0))
+        found = train_in_ways(name, head, one.weights)
+        report[f"{name}-{head}"] = {"moved": one.moved, "apart": one.apart, **found}
     if rank == 0:
         (folder / "report.json").write_text(json.dumps(report))
     distributed.barrier()

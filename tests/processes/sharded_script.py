@@ -97,13 +97,13 @@ def train_all(folder: Path, is_thorough: bool) -> dict[str, Any]:
     alone = {name: train_alone(case, case.main_head, WORLD) for name, case in CASES.items()}
     distributed.init_process_group("gloo")
     for name, case in CASES.items():
-        reached, moved = alone[name]
-        report[name] = {"moved": moved}
+        one = alone[name]
+        report[name] = {"moved": one.moved, "apart": one.apart}
         for by, is_checkpointed in (way for way in ways_of(name) if is_thorough or way in OFTEN):
             train_one = {"transformers": train_shards, "accelerate": train_with_accelerate}[by]
             trained = train_one(case, folder / name, is_checkpointed)
             way = way_name(by, is_checkpointed)
-            report[name][way] = largest_difference(reached, weights_of(trained))
+            report[name][way] = largest_difference(one.weights, weights_of(trained))
             report[name][f"{way}, whole parameters"] = whole_parameters(trained)
             if by == "transformers":
                 trained.save_pretrained(folder / "shards" / name, distributed_checkpoint=True)

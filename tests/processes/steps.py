@@ -1,16 +1,16 @@
 """Training steps of two processes, and the same steps in one: what the scripts of this folder compare."""
 
-import copy
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from models_cases import scalar, switch_off_dropout
 from torch import Tensor, nn
 
-# the second begins with the weights of all processes, and fails where a parameter got no gradient in the first
-STEPS, LEARNING_RATE = 2, 0.1
+# those after the first begin with the weights of all processes, and fail where a parameter got no gradient before
+STEPS, LEARNING_RATE = 3, 0.1
 WRAPPERS = re.compile(r"^module\.|_checkpoint_wrapped_module\.")
 
 
@@ -28,9 +28,9 @@ def build(case: Any, auto_class: str) -> Any:
 
 
 def batch_of(case: Any, auto_class: str, step: int, rank: int, processes: int) -> dict[str, Tensor]:
-    """Return what a process reads at a step: every example is read by one of them."""
-    inputs = {name: each.roll(step, 0) for name, each in case.inputs(auto_class).items()}
-    return {name: torch.cat((each, each.flip(0)))[rank::processes].contiguous() for name, each in inputs.items()}
+    """Return what a process reads at a step, of three examples: every example is read by one of them."""
+    inputs = case.inputs(auto_class)
+    return {name: each.roll(step, 0)[rank::processes].contiguous() for name, each in inputs.items()}
 
 
 def train(model: nn.Module, batches: Callable[[int], Sequence[dict[str, Tensor]]], optimizer: Any = None) -> None:
@@ -56,10 +56,26 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def train_alone(case: Any, auto_class: str, processes: int) -> tuple[dict[str, Tensor], float]:
-    """Return the weights that one process reaches with what `processes` read, and by how much a weight has moved."""
-    model = build(case, auto_class)
-    start = copy.deepcopy(weights_of(model))
+@dataclass(frozen=True)
+class Alone:
+    """What one process reaches with what several read.
+
+    Attributes:
+        weights: after the last step.
+        moved: by how much the weight that moved most has moved.
+        apart: by how much it differs from one that a process reaches with its own part, told nothing by the others.
+    """
+
+    weights: dict[str, Tensor]
+    moved: float
+    apart: float
+
+
+def train_alone(case: Any, auto_class: str, processes: int) -> Alone:
+    """Return what one process reaches with what `processes` read."""
+    model, own = build(case, auto_class), build(case, auto_class)
+    start = weights_of(model)
     train(model, lambda step: [batch_of(case, auto_class, step, rank, processes) for rank in range(processes)])
+    train(own, lambda step: [batch_of(case, auto_class, step, 0, processes)])
     reached = weights_of(model)
-    return reached, largest_difference(start, reached)
+    return Alone(reached, largest_difference(start, reached), largest_difference(reached, weights_of(own)))

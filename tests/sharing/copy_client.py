@@ -1,8 +1,9 @@
 """A user without the package loads models that bring their code along; a process of its own.
 
-    python copy_client.py '{"FOLDER": "AutoModelForCausalLM", …}'
+    python copy_client.py '{"FOLDER": "AutoModelForCausalLM", …}' ENCODER_DECODER
 
-The package cannot be imported while the models are loaded and used, and then is; prints one line of JSON.
+ENCODER_DECODER is a folder, of which encoders are loaded alone. The package cannot be imported while the models are
+loaded and used, and then is; prints one line of JSON.
 """
 
 import json
@@ -15,6 +16,8 @@ import transformers
 from sharing.hub_client import output_digest
 from sharing.stub_client import PACKAGE, NotInstalled
 from transformers import PreTrainedConfig, dynamic_module_utils
+
+ENCODERS = ("AutoModelForTextEncoding", "AutoModelForTokenClassification")
 
 
 def used(model: Any) -> dict[str, Any]:
@@ -34,12 +37,19 @@ def fresh(folder: str, head: str) -> Any:
     return getattr(transformers, head).from_pretrained(folder, trust_remote_code=True)
 
 
+def encoded(folder: str, head: str) -> list[Any]:
+    """Return what an encoder makes of a text, loaded alone."""
+    model = fresh(folder, head).eval()
+    with torch.no_grad():
+        return model(torch.arange(2, 18)[None], output_hidden_states=True).hidden_states[-1].tolist()
+
+
 def import_files(file: Any, find: Any = dynamic_module_utils.get_relative_import_files) -> list[str]:
     """Return what transformers finds at every loading, four times, and once for every path that leads to a file."""
     return list(dict.fromkeys(find(file)))
 
 
-def main(folders: dict[str, str]) -> dict[str, Any]:
+def main(folders: dict[str, str], encoder_decoder: str) -> dict[str, Any]:
     dynamic_module_utils.get_relative_import_files = cache(import_files)
     refusal = NotInstalled()
     sys.meta_path.insert(0, refusal)
@@ -51,6 +61,7 @@ def main(folders: dict[str, str]) -> dict[str, Any]:
         loaded[folder]["saved_again"] = output_digest(fresh(f"{folder}_again", head))
         [name] = PreTrainedConfig.get_config_dict(folder)[0]["architectures"]
         served[folder] = output_digest(getattr(transformers, name).from_pretrained(folder))
+    encoders = {head: encoded(encoder_decoder, head) for head in ENCODERS}
     # one that has run, and one that has not, before the package comes
     kept = {folder: [fresh(folder, head) for _ in range(2)] for folder, head in folders.items()}
     for model, _ in kept.values():
@@ -66,6 +77,7 @@ def main(folders: dict[str, str]) -> dict[str, Any]:
     return {
         "without": loaded,
         "served": served,
+        "encoders": encoders,
         "ran": ran,
         "was_imported": was_imported,
         "with": found,
@@ -73,4 +85,4 @@ def main(folders: dict[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(json.loads(sys.argv[1]))))
+    print("\n" + json.dumps(main(json.loads(sys.argv[1]), sys.argv[2])))

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from capabilities import family_of
 from forked import server
-from sharing.copy_client import used
+from sharing.copy_client import ENCODERS, used
+from sharing.hub_client import scatter
 from sharing.shared_models import FAMILIES, MODELS, shared_model
 from sharing.test_stub_processes import auto_class_of
 from transformers import PreTrainedConfig
@@ -21,8 +24,17 @@ import hf_efficient_attn as hea
 from hf_efficient_attn import cli
 from hf_efficient_attn.hub.copied_sources import copied_sources
 from hf_efficient_attn.hub.stub import FILE
+from hf_efficient_attn.patterns import Band
 
 CLIENT = Path(__file__).parent / "copy_client.py"
+
+
+def joined() -> Any:
+    """Return an encoder-decoder with a pattern for each part."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    return hea.sparsify(scatter(model), {"encoder": Band(2, 2), "decoder": Band(3, 0)})
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +46,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         model = hea.hub.include_code(shared_model(name))
         model.save_pretrained(place / name)
         heads[name] = auto_class_of(model)
-    words = [sys.executable, CLIENT, json.dumps(heads)]
+    t5 = hea.hub.include_code(joined())
+    t5.save_pretrained(place / "t5")
+    words = [sys.executable, CLIENT, json.dumps(heads), "t5"]
     environment = {**os.environ, "HF_HOME": str(place / ".client"), "OMP_NUM_THREADS": "1"}
     done = server("forked_torch_imports").run(words, place, environment)
     assert done.returncode == 0, done.stderr
@@ -67,6 +81,14 @@ def test_model_of_a_copy_goes_on_under_the_package(name: str, answers: dict[str,
 def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, Any]) -> None:
     first, again = (code_and_map(answers["place"] / each) for each in (name, f"{name}_again"))
     assert first == again
+
+
+@torch.no_grad()
+def test_encoder_of_a_copy_is_loaded_alone(answers: dict[str, Any]) -> None:
+    expected = joined().get_encoder()(torch.arange(2, 18)[None]).last_hidden_state
+    assert answers["encoders"].keys() == set(ENCODERS)
+    for found in answers["encoders"].values():
+        torch.testing.assert_close(torch.tensor(found), expected)
 
 
 def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:

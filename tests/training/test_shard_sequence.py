@@ -178,14 +178,3 @@ def test_what_is_refused(folder: Path, what: str, message: str) -> None:
 def test_a_model_reads_whole_texts_again(folder: Path) -> None:
     alone, together = torch.load(folder / "llama-alone.pt"), torch.load(folder / "llama.pt")
     torch.testing.assert_close(together["whole again"], alone["logits"], atol=1e-6, rtol=0)
-
-
-def test_trainer(tmp_path: Path) -> None:
-    """Accumulated batches, checkpointing and clipping under DistributedDataParallel."""
-    script = SCRIPT.with_name("sharded_trainer_script.py")
-    for processes in (1, 2):
-        run_together(script, tmp_path, processes=processes)
-    alone, together = torch.load(tmp_path / "1.pt"), torch.load(tmp_path / "2.pt")
-    assert together["losses"] == pytest.approx(alone["losses"], abs=2e-6)
-    for name, expected in alone["weights"].items():
-        torch.testing.assert_close(together["weights"][name], expected, atol=1e-6, rtol=0)

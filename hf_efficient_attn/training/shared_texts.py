@@ -1,0 +1,120 @@
+"""`SharedTextsMixin`: a Trainer in which the processes that share texts get the same batches."""
+
+from typing import Any
+
+from torch import Tensor, distributed
+
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+
+# the ways to choose examples for training that are the same in all processes
+ORDERS = ("random", "sequential")
+
+
+class SharedTextsMixin:
+    """Mixin before `Trainer`, for a model of `shard_sequence`: the processes of its mesh get the same batches.
+
+        class SequenceTrainer(hea.SharedTextsMixin, Trainer):
+            pass
+
+    Batches are Trainer's own in all else: as many examples as the arguments say for a device, now for each mesh, in an
+    order that follows from seed and epoch, so that a training that resumes goes on with the examples that come next.
+    Groups of processes, each with a mesh of its own (data parallelism on the other dimension), get different batches.
+    Evaluation gives the loss; a mesh counts as one process in it.
+
+    Raises:
+        ConfigurationError: logits are asked for, of which every process has those of its tokens; examples that process
+            0 deals out, or that every process chooses for itself; a mesh whose processes are not neighbours.
+    """
+
+    model: Any
+    args: Any
+    accelerator: Any
+    gather_function: Any
+
+    def get_train_dataloader(self) -> Any:
+        """Return Trainer's batches of training, the same for all processes of a mesh."""
+        order = self.args.train_sampling_strategy
+        if self._sharing() > 1 and order not in ORDERS:
+            raise ConfigurationError(
+                f"train_sampling_strategy is {shown(order)}, by which every process chooses examples for itself, but "
+                f"processes that share texts need the same ones. It must be one of {', '.join(ORDERS)}."
+            )
+        return self._shared(super().get_train_dataloader())  # type: ignore[misc]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return Trainer's batches of evaluation, the same for all processes of a mesh."""
+        return self._shared(super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return Trainer's batches of prediction, the same for all processes of a mesh."""
+        return self._shared(super().get_test_dataloader(test_dataset))  # type: ignore[misc]
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Return the number of examples in a step, of which all processes of a mesh read the same."""
+        return super().get_total_train_batch_size(args) // self._sharing()  # type: ignore[misc,no-any-return]
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return what Trainer finds where a mesh is one process."""
+        if self._sharing() > 1:
+            if not (self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only):
+                raise ConfigurationError(
+                    "Evaluation asks for logits, but every process has those of its own tokens of a text. Leave out "
+                    "compute_metrics, set prediction_loss_only=True, or predict with a copy that was not sharded."
+                )
+            # until the end of this loop, when Trainer sets its own again
+            self.gather_function = self._gather_once
+        return super().evaluation_loop(dataloader, description, prediction_loss_only, *args, **kwargs)  # type: ignore[misc]
+
+    def _sharing(self) -> int:
+        """Return how many processes share a text."""
+        shards = shards_within(self.model)
+        return 1 if shards is None else shards.size
+
+    def _shared(self, batches: Any) -> Any:
+        """Return what accelerate deals out to processes, dealt out to meshes."""
+        sharing = self._sharing()
+        if sharing == 1:
+            return batches
+        sampler = batches.batch_sampler
+        if not hasattr(sampler, "num_processes"):
+            raise ConfigurationError(
+                f"Examples of a {type(batches.dataset).__name__} are dealt out by process 0 as they come, to each "
+                "process others, but processes that share texts need the same ones. Give a dataset with a length, "
+                "leave out dispatch_batches, or override the method that returns the DataLoader."
+            )
+        sampler.num_processes = self.args.world_size // sharing
+        sampler.process_index = self.args.process_index // sharing
+        if sampler.num_processes == 1:
+            # else the last batch would be filled with the first examples, as between processes
+            sampler.even_batches = False
+        return batches
+
+    def _gather_once(self, tensor: Tensor) -> Tensor:
+        """Return the entries of all meshes, without those that fill the last batch."""
+        gathered = self.accelerator.gather(tensor)
+        once = gathered.unflatten(0, (self.args.world_size, -1))[:: self._sharing()].flatten(0, 1)
+        state = self.accelerator.gradient_state
+        return once[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else once
+
+
+def shards_within(model: Any) -> SequenceShards | None:
+    """Return the processes that share the texts of a model, which may be wrapped; None: it reads whole texts.
+
+    Raises:
+        ConfigurationError: processes that are not neighbours, so that others lie between them in the order of all.
+    """
+    shards = next((found for each in model.modules() if (found := shards_of(each)) is not None), None)
+    if shards is not None:
+        ranks = distributed.get_process_group_ranks(shards.group)
+        first = ranks[0] // shards.size * shards.size
+        if ranks != [*range(first, first + shards.size)]:
+            raise ConfigurationError(
+                f"The mesh that shares texts has the processes {', '.join(map(str, ranks))}, but Trainer deals out "
+                "batches to neighbours. Name its dimension last: init_device_mesh(device, sizes, "
+                "mesh_dim_names=('dp', 'sp'))['sp']."
+            )
+    return shards
