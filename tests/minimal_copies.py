@@ -2,7 +2,7 @@
 
     python minimal_copies.py FOLDER
 
-saves two of them, with the package on PYTHONPATH, and what they compute; and then
+saves three of them, with the package on PYTHONPATH, and what they compute; and then
 
     python minimal_copies.py FOLDER --load
 
@@ -40,14 +40,17 @@ def save(folder: Path) -> None:
     torch.manual_seed(0)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2))
     spans = hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig.modern(**SIZES, span_limit=8))
-    for name, model in {"llama": hea.sparsify(llama, hea.patterns.Band(4, 0)), "spans": spans}.items():
+    config = hea.SparseTransformerConfig(**SIZES, is_causal=True, position_embedding_type="rope")
+    indexed = hea.index_stage(hea.index(hea.SparseTransformerForCausalLM(config), top_k=4, num_heads=2), "sparse")
+    models = {"llama": hea.sparsify(llama, hea.patterns.Band(4, 0)), "spans": spans, "indexed": indexed}
+    for name, model in models.items():
         hea.hub.include_code(model).save_pretrained(folder / name)
         torch.save(used(model), folder / f"{name}.pt")
 
 
 def load(folder: Path) -> None:
     assert importlib.util.find_spec("hf_efficient_attn") is None, "the package is on the path"
-    for name in ("llama", "spans"):
+    for name in ("llama", "spans", "indexed"):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder / name, trust_remote_code=True)
         expected, found = torch.load(folder / f"{name}.pt"), used(model)
         for quantity, value in expected.items():
@@ -55,7 +58,7 @@ def load(folder: Path) -> None:
         assert torch.equal(found["text"], found["without cache"]), name
         assert not torch.equal(found["trained"], found["logits"]), name
     print(
-        f"two models load with their code alone on torch {torch.__version__}, transformers {transformers.__version__}"
+        f"three models load with their code alone on torch {torch.__version__}, transformers {transformers.__version__}"
     )
 
 

@@ -103,14 +103,15 @@ def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, 
             model = model_class(copy.deepcopy(config)).eval()
     # the layers of our families that do not call the attention interface say it themselves
     own: list[Any] = [module for module in model.modules() if hasattr(module, "layer_request")]
+    text_config = config.get_text_config()
+    field = getattr(text_config, INDEXER, None)
     if own:
-        return [module.layer_request(num_keys, getattr(model, "task", None)) for module in own]
+        return [with_indexer(module.layer_request(num_keys, getattr(model, "task", None)), field) for module in own]
     check_class(model_class, config)
     asked = trial_requests(model_class, config) or []
-    text_config = config.get_text_config()
     notes = getattr(text_config, "attention_notes", ())
     # trials leave indexers out
-    found = [with_indexer(each, getattr(text_config, INDEXER, None)) for each in asked]
+    found = [with_indexer(each, field) for each in asked]
     return [replace(each, notes=(*each.notes, *notes)) for each in found]
 
 

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.hub.copied_sources import copied_sources, flat_name, written
@@ -16,6 +17,7 @@ T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
 INTERFACE = "hf_efficient_attn.attention.interface"
 ARCHITECTURES = "hf_efficient_attn.attention.saved_architectures"
+INDEXERS = "hf_efficient_attn.models.indexed.loaded_indexers"
 # every kind of pattern that a saved config can name
 PATTERNS = "hf_efficient_attn.patterns"
 
@@ -63,12 +65,16 @@ def copy_files(config: PreTrainedConfig) -> dict[str, str]:
     if is_in_tree(config):
         return {**_sources((AUTO_CLASSES, PATTERNS)), f"{SPARSIFIED}.py": _sparsified()}
     modeling, name = _modeling(config), f"{_modules(config)[0]}.py"
-    files = _sources((modeling, INTERFACE, PATTERNS, ARCHITECTURES))
+    roots = (modeling, INTERFACE, PATTERNS, ARCHITECTURES)
+    # only models with indexers have them built
+    files = _sources((*roots, INDEXERS) if has_indexer(config) else roots)
     lines = written(f".{flat_name(PATTERNS)}", ["__all__ as _"])
     lines += written(f".{flat_name(INTERFACE)}", ["register_attention"])
     lines += written(f".{flat_name(ARCHITECTURES)}", ["name_classes"])
     named = f"name_classes({', '.join(cls.__name__ for cls in family_classes()[type(config)].values())})"
     calls = [*lines, "", "# as importing the package would do", "register_attention()", named]
+    if has_indexer(config):
+        calls += [*written(f".{flat_name(INDEXERS)}", ["build_indexers"]), "build_indexers()"]
     registration = ["", *calls, ""]
     return {**files, name: files[name] + "\n".join(registration)}
 

@@ -14,6 +14,7 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
 from hf_efficient_attn.models.global_tokens.projections import CopiedLinear, GlobalAttention
+from hf_efficient_attn.models.indexed.own_rotary import own_rotary
 from hf_efficient_attn.models.parts.deepspeed_parameters import is_in_shards
 
 
@@ -50,6 +51,14 @@ class FamilyPreTrainedModel(PreTrainedModel):
         if getattr(distributed_config, "fsdp_size", 1) > 1:
             model.register_forward_pre_hook(refuse_uneven_vocabulary)
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
+
+    def index_rotary(self) -> Any:
+        """Return the module of the rotary positions that all layers have, for `index`.
+
+        Raises:
+            UnsupportedBackendError: the layers cannot have indexers.
+        """
+        return own_rotary(self)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

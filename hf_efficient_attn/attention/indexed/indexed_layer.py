@@ -19,6 +19,7 @@ from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
 from hf_efficient_attn.layout.chosen.token_choice import choose_tokens
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.bands import Causal
 
 # keyword arguments that travel through a model to its attention function: the states of a layer's indexer, and lists to
 # which layers add their losses, and the share of the attention that their choices have
@@ -52,7 +53,7 @@ def indexed_choice(
     field = getattr(module.config, INDEXER, None)
     if field is None or field["stage"] == DENSE:
         return chosen
-    check_layer(module, options, followed, matrix)
+    check_layer(module, options, followed, tokens, matrix)
     states: IndexStates = options[STATES]
     if states.keys.shape[1] != key.shape[2]:
         raise InputError(
@@ -65,7 +66,9 @@ def indexed_choice(
     return None if listed is None or states.stage != SPARSE else ChosenTokens(listed)
 
 
-def check_layer(module: nn.Module, options: Mapping[str, Any], followed: LayerPattern, matrix: Tensor | None) -> None:
+def check_layer(
+    module: nn.Module, options: Mapping[str, Any], followed: LayerPattern, tokens: TokenMask, matrix: Tensor | None
+) -> None:
     """Raise UnsupportedBackendError if a layer's scores or masks are not what its indexer learns from."""
     if options.get(STATES) is None:
         raise UnsupportedBackendError(
@@ -74,8 +77,12 @@ def check_layer(module: nn.Module, options: Mapping[str, Any], followed: LayerPa
     found = [name for name in OTHER_SCORES if options.get(name) is not None]
     if matrix is not None:
         found.append("a mask over all pairs")
-    if not followed.is_own or followed.shards is not None:
-        found.append("an attention_pattern" if followed.shards is None else "texts that processes share")
+    if not followed.is_own and followed.pattern != Causal():
+        found.append("an attention_pattern")
+    if followed.shards is not None:
+        found.append("texts that processes share")
+    if tokens.global_mask is not None:
+        found.append("global tokens")
     if found:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has an indexer (hea.index), which does not work with {', '.join(found)}."

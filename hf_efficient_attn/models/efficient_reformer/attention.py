@@ -141,9 +141,13 @@ class LSHAttention(ReformerAttention):
         self.qk_proj = nn.Linear(
             config.hidden_size, config.num_attention_heads * config.head_dim, bias=config.attention_bias
         )
-        self.factors = config.bucket_factors
-        # rotations that never change, by device
-        self.fixed: dict[torch.device, Tensor] = {}
+        # by device, the rotations of evaluation, and the numbers that decided them
+        self.fixed: dict[torch.device, tuple[tuple[Any, ...], Tensor]] = {}
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """The factors of the number of buckets, which the config may change at any time, like the number of rounds."""
+        return self.config.bucket_factors
 
     def forward(
         self,
@@ -187,17 +191,18 @@ class LSHAttention(ReformerAttention):
 
     def rotations(self, hash_step: Tensor | None, device: torch.device) -> Tensor:
         """Return the rotations of a call, [H, D, r, Σ factors / 2]."""
-        sizes = (self.config.num_attention_heads, self.head_dim, self.config.num_hashes, self.factors)
-        seed = self.config.hash_seed or 0
+        config = self.config
+        sizes = (config.num_attention_heads, self.head_dim, config.num_hashes, self.factors)
+        drawn_from = (*sizes, config.hash_seed or 0, self.layer_idx)
         if hash_step is not None:
-            return draw_rotations(*sizes, seed, self.layer_idx, hash_step)
+            return draw_rotations(*drawn_from, hash_step)
         first = torch.zeros((), dtype=torch.long, device=device)
         if torch.compiler.is_compiling():
-            return draw_rotations(*sizes, seed, self.layer_idx, first)
+            return draw_rotations(*drawn_from, first)
         known = self.fixed.get(device)
-        if known is None or known.shape[2] != self.config.num_hashes:
-            self.fixed[device] = known = draw_rotations(*sizes, seed, self.layer_idx, first)
-        return known
+        if known is None or known[0] != drawn_from:
+            self.fixed[device] = known = (drawn_from, draw_rotations(*drawn_from, first))
+        return known[1]
 
     def chosen(self, buckets: Tensor, token_mask: TokenMask, matrix: Tensor | None, batch_size: int) -> ChunkedOrder:
         """Return the order in which this call's tokens read each other."""

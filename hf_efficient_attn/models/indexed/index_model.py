@@ -1,4 +1,4 @@
-"""`index`: give every layer of a decoder of transformers an indexer, which learns which keys are worth reading."""
+"""`index`: give every layer of a decoder an indexer, which learns which keys are worth reading."""
 
 import inspect
 from typing import Any
@@ -8,11 +8,13 @@ from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER, has_indexer
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, STAGES, WARMUP, LightningIndexer, indexers_of
-from hf_efficient_attn.attention.layer_patterns import FIELD, FULL_ATTENTION, NAME
+from hf_efficient_attn.attention.layer_patterns import FIELD, FULL_ATTENTION, NAME, config_patterns
+from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.indexed.index_training import add_index_loss
 from hf_efficient_attn.models.indexed.layer_hook import rotated_dims, with_index_states
+from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.checks import is_integer
 
 
@@ -42,7 +44,9 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     'sparse'
 
     Args:
-        model: a decoder of transformers with rotary positions and full causal attention.
+        model: a decoder of transformers with rotary positions and full causal attention, or such a SparseTransformer or
+            SimplifiedTransformer. Shaped attention then takes its mean over the keys that are read, too. Without a
+            head it has the loss of its indexers as `auxiliary_loss` alone.
         top_k: how many keys a query reads; texts of up to so many tokens are read as before. DeepSeek-V3.2 reads 2,048.
         num_heads, head_dim: of the indexer; head_dim None: as many dimensions as the model rotates. The paper's has 64
             heads of 128.
@@ -105,10 +109,11 @@ def checked_rotation(model: Any) -> int:
         raise ConfigurationError(f"index takes a model of transformers, not {type(model).__name__}.")
     if has_indexer(model.config):
         raise ConfigurationError("This model has indexers already. Call hea.index_stage(model, stage).")
-    if getattr(model.config, FIELD, None) is not None:
+    if not reads_all_before(model.config):
         raise ConfigurationError("This model has an attention_pattern; take it away with sparsify(model, None).")
     name, base = type(model).__name__, model.base_model
-    rotary, layers = getattr(base, "rotary_emb", None), getattr(base, "layers", None)
+    rotary = model.index_rotary() if hasattr(model, "index_rotary") else getattr(base, "rotary_emb", None)
+    layers = getattr(base, "layers", None)
     kinds = set(getattr(model.config, "layer_types", None) or [FULL_ATTENTION])
     if layers is None or rotary is None or not all(takes_states(getattr(layer, "self_attn", None)) for layer in layers):
         raise UnsupportedBackendError(f"{name} is not a decoder with rotary positions as Llama is; index needs one.")
@@ -121,6 +126,13 @@ def checked_rotation(model: Any) -> int:
     return rotated
 
 
+def reads_all_before(config: Any) -> bool:
+    """Return whether the `attention_pattern` of a causal model lets every layer read all earlier tokens, or is None."""
+    spec = getattr(config, FIELD, None)
+    patterns = () if spec is None else config_patterns(spec, config, ENCODER) or ()
+    return all(pattern is None or pattern.causal() == Causal() for pattern in patterns)
+
+
 def takes_states(attention: Any) -> bool:
     """Return whether a module is attention that passes further arguments on to the attention function."""
     kinds = () if attention is None else inspect.signature(attention.forward).parameters.values()
@@ -128,12 +140,12 @@ def takes_states(attention: Any) -> bool:
 
 
 def add_indexers(model: Any) -> None:
-    """Give the layers of a model the indexers that its config has, unless they have them, and its losses theirs."""
+    """Give the layers of a model the indexers that its config has, unless they have them, and the losses theirs."""
     field, config = getattr(model.config, INDEXER), model.config
     for layer in model.base_model.layers:
         attention = layer.self_attn
         if not hasattr(attention, "indexer"):
             attention.indexer = LightningIndexer(config.hidden_size, field["num_heads"], field["head_dim"])
             attention.register_forward_pre_hook(with_index_states, with_kwargs=True)
-    if model.base_model is not model:
-        add_index_loss(model)
+    for each in (model.base_model, model):
+        add_index_loss(each)

@@ -15,16 +15,19 @@ from hf_efficient_attn.models.heads.outputs import with_auxiliary_loss
 
 
 def add_index_loss(model: Any) -> None:
-    """Have the forward of a model with a head add the loss of its indexers, also where PEFT calls it directly."""
+    """Have the forward of a model add the loss of its indexers, also where PEFT calls it directly."""
     if "forward" not in model.__dict__:
         forward = functools.partial(forward_with_loss, model)
         model.forward = functools.update_wrapper(forward, type(model).forward.__get__(model))
 
 
 def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
-    """Return the outputs of a model with a head; in training, the indexers' loss is `auxiliary_loss`, and in `loss`."""
+    """Return the outputs of a model; in training, the indexers' loss is `auxiliary_loss`, and part of a `loss`.
+
+    The base of a model with a head gives its layers the list of the head, which adds up what they put there.
+    """
     forward, stage = type(model).forward, getattr(model.config, INDEXER)["stage"]
-    if not model.training or not torch.is_grad_enabled() or stage == DENSE:
+    if not model.training or not torch.is_grad_enabled() or stage == DENSE or LOSSES in options:
         return forward(model, *inputs, **options)
     losses: list[Tensor] = []
     outputs = forward(model, *inputs, **{**options, LOSSES: losses, "return_dict": True})
@@ -34,7 +37,7 @@ def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
             "The losses of the indexers have no gradient, as in gradient checkpointing with use_reentrant=True. Give "
             "gradient_checkpointing_kwargs={'use_reentrant': False}."
         )
-    if outputs.loss is not None:
+    if getattr(outputs, "loss", None) is not None:
         # only the indexers learn, whatever else has a gradient
         own = outputs.loss.detach() if stage == WARMUP else outputs.loss
         outputs.loss = add_auxiliary_loss(own, total, options.get("labels"), options.get("num_items_in_batch"))

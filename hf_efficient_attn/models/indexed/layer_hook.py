@@ -12,6 +12,7 @@ from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, IndexSt
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.indexed.own_rotary import READS_CHOICE
 
 # cache layers, and those that also keep the keys of an indexer
 INDEXED_LAYERS: dict[type, Any] = {DynamicLayer: DynamicIndexedLayer, StaticLayer: StaticIndexedLayer}
@@ -26,7 +27,7 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
     field = getattr(module.config, INDEXER)
     if field["stage"] == DENSE:
         return None
-    if module.config._attn_implementation != NAME:
+    if module.config._attn_implementation not in getattr(module, READS_CHOICE, (NAME,)):
         raise UnsupportedBackendError(
             f"{type(module).__name__} has an indexer, but its attn_implementation is "
             f"{shown(module.config._attn_implementation)}, which would read all keys. Call "

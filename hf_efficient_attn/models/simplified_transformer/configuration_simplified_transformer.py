@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
@@ -51,7 +52,7 @@ class SimplifiedTransformerConfig(
             W^V and W^P, and the last map of the MLP at the start. W^Q starts at 0 in shaped attention; otherwise,
             and for the others, `initializer_range`.
         identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head. With an
-            `attention_pattern` C, too, is over the keys that it allows or, as `BlockTopK`, chooses.
+            `attention_pattern` C, too, is over the keys that it allows or, as `BlockTopK`, chooses; so with `index`.
         per_head_gains: False shares one α, β, γ among the heads of a layer.
         attention_skip_gain, attention_gain, mlp_skip_gain, mlp_gain: α_SA, β_SA, α_FF, β_FF of sequential blocks.
         combined_skip_gain: the one skip of parallel blocks, in place of the two skip gains above.
@@ -206,7 +207,7 @@ class SimplifiedTransformerConfig(
     @property
     def attention_notes(self) -> tuple[str, ...]:
         """What `explain` says of every layer."""
-        if not self.is_centered or getattr(self, "attention_pattern", None) is None:
+        if not self.is_centered or (getattr(self, "attention_pattern", None) is None and not has_indexer(self)):
             return ()
         return ("Shaped attention also takes the mean of what it reads, which costs as much again where it is sparse.",)
 

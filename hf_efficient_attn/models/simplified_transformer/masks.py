@@ -12,6 +12,7 @@ from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
 from .centering import Centering, build_centering
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
+from .pattern_mean import uses_indexer
 from .running_sum_cache import attach_running_sums
 
 
@@ -23,7 +24,8 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shar
     given = call.attention_mask
     if config.span is not None:
         return {**call.masks(config), "centering": None}
-    if call.cache is not None and config.is_centered:
+    # with indexers, whose keys a cache keeps, too, C has no running sum
+    if call.cache is not None and config.is_centered and not uses_indexer(config):
         attach_running_sums(call.cache, config.num_hidden_layers)
     if isinstance(given, dict):
         # made by `MaskGeneration`

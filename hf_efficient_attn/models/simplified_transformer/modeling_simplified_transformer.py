@@ -24,6 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import append_paged, is_paged, takes_cache
+from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import PAGED
 from hf_efficient_attn.attention.processes import compare_processes
@@ -53,7 +54,7 @@ from .centering import Centering
 from .checks import BlockChecks, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import MaskGeneration, block_masks
-from .pattern_mean import follows_pattern, mean_over_pattern
+from .pattern_mean import mean_of_read, reads_selected
 from .projections import Gain, build_projection
 from .running_sum_cache import append_and_sum, merge_heads
 from .spanned_attention import SpannedAttention
@@ -61,6 +62,9 @@ from .spanned_attention import SpannedAttention
 
 class SimplifiedTransformerAttention(nn.Module):
     """Plain or shaped multi-head attention. [B, T, hidden_size] → the same, the weights A or None, the mean span."""
+
+    # under which it reads what an indexer (`index`) chooses
+    index_implementations = (NAME,)
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
@@ -101,8 +105,8 @@ class SimplifiedTransformerAttention(nn.Module):
         if position_embeddings is not None:
             query, key = (rotate(each, *position_embeddings) for each in (query, key))
 
-        has_pattern = centering is not None and follows_pattern(self)
-        if has_pattern:
+        is_of_read = centering is not None and reads_selected(self)
+        if is_of_read:
             # of all tokens
             centering = None
         past_sum: torch.Tensor | float = 0.0
@@ -121,8 +125,8 @@ class SimplifiedTransformerAttention(nn.Module):
             out, weights = attention(
                 self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
             )
-        if has_pattern:
-            centre = mean_over_pattern(self, query, key, value, attention_mask, **kwargs)
+        if is_of_read:
+            centre = mean_of_read(self, query, key, value, attention_mask, **kwargs)
         if centering is not None:
             centre = self._centre(centering, value, values, past_sum)
         if self.has_head_gains:

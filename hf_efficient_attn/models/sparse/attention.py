@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
@@ -24,7 +25,7 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
 from hf_efficient_attn.models.global_tokens.shared_rows import read_together
-from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION, backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.positions import rotate
@@ -46,6 +47,9 @@ class SparseAttention(nn.Module):
     `attention_output_bias`, `attention_dropout`, `attention_pattern`, `is_causal`, `global_projections`,
     `random_blocks_in_eval`, `full_attention_up_to`, `position_embedding_type`, and `rope_theta_per_layer`.
     """
+
+    # under which it reads what an indexer (`index`) chooses
+    index_implementations = tuple(BACKEND_OF_IMPLEMENTATION)
 
     def __init__(self, config: Any, layer_idx: int, is_decoder: bool = False) -> None:
         super().__init__()
@@ -109,6 +113,8 @@ class SparseAttention(nn.Module):
             "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
             "backend": backend_of(self.config),
         }
+        masks, states = (token_mask, query_offset, attention_mask), (query, key, self.scaling)
+        options["chosen"] = indexed_choice(self, kwargs, followed, *masks, *states, None)
         if self.relative is not None:
             out, weights = self._attend_relative(query, key, value, followed, options)
         else:

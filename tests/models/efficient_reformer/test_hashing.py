@@ -1,5 +1,8 @@
 """Rotations are normal numbers that only their arguments decide; buckets are those of the definition, and balanced."""
 
+from typing import Any
+
+import pytest
 import torch
 from families import BY_NAME
 
@@ -63,13 +66,19 @@ def test_training_draws_new_rotations_which_a_seed_repeats_and_evaluation_none()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_more_rounds_in_evaluation() -> None:
+@pytest.mark.parametrize("changed", [{"hash_seed": 7}, {"num_hashes": 7}, {"num_buckets": [2, 4]}])
+def test_what_hashing_depends_on_may_change_between_calls(changed: dict[str, Any]) -> None:
     case = BY_NAME["reformer-masked"]
-    model, inputs = case.model().eval(), case.inputs()
+    model, inputs = case.model(num_buckets=[8]).eval(), case.inputs()
+    fresh = case.model(**{"num_buckets": [8], **changed}).eval()
+    fresh.load_state_dict(model.state_dict())
     with torch.no_grad():
         first = model(**inputs).logits
-        model.config.num_hashes = 7
-        assert not torch.equal(model(**inputs).logits, first)
+        for name, value in changed.items():
+            setattr(model.config, name, value)
+        second = model(**inputs).logits
+        assert not torch.equal(second, first)
+        assert torch.equal(second, fresh(**inputs).logits)
 
 
 def test_bucket_factors_of_long_texts() -> None:

@@ -7,6 +7,7 @@ import torch
 from models.simplified_transformer.dense_reference import centring_matrix, softmax_matrix
 from models_cases import TINY, random_ids, randomize
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
@@ -21,6 +22,16 @@ def build(pattern: Any, **fields: Any) -> Any:
     options = {"block": "sas", "position_embedding_type": "none", **TINY, **fields}
     config = hea.SimplifiedTransformerConfig(**options, attention_pattern=pattern)
     return hea.SimplifiedTransformerForCausalLM._from_config(config, attn_implementation="efficient").eval()
+
+
+def test_a_pattern_in_the_config_is_followed_by_default() -> None:
+    options = {"block": "sas", "position_embedding_type": "none", **TINY}
+    config = hea.SimplifiedTransformerConfig(**options, attention_pattern=BlockTopK(4, 2))
+    model = AutoModelForCausalLM.from_config(config)
+    assert model.config._attn_implementation == "efficient"
+    model(random_ids(1, TOKENS)).logits.sum().backward()
+    plain = AutoModelForCausalLM.from_config(hea.SimplifiedTransformerConfig(**options))
+    assert plain.config._attn_implementation == "sdpa"
 
 
 def reads(pattern: Any, query: Tensor, key: Tensor) -> Tensor:

@@ -1,0 +1,50 @@
+"""Which models of the families can have indexers, and the rotary positions by which these turn their keys."""
+
+from typing import Any
+
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.messages import shown
+
+# the attribute of attention modules that read what an indexer chooses: under which attention implementations they do
+READS_CHOICE = "index_implementations"
+# fields of configs that let a layer read otherwise than all earlier tokens
+OTHER_READING = ("span", "global_tokens")
+
+
+def own_rotary(model: Any) -> Any:
+    """Return the module that gives cosines and sines to all layers of a model of the families.
+
+    Raises:
+        UnsupportedBackendError: its layers cannot have indexers.
+    """
+    base, config, name = model.base_model, model.config, type(model).__name__
+    # a class that inherits from one of these may compute its attention otherwise
+    kinds = {type(getattr(layer, "self_attn", None)) for layer in getattr(base, "layers", ())}
+    if not kinds or not all(READS_CHOICE in vars(kind) for kind in kinds):
+        raise UnsupportedBackendError(
+            f"What the layers of {name} read follows from their own mechanism, which no indexer replaces. Of the "
+            "families, index takes SparseTransformer and SimplifiedTransformer."
+        )
+    if not config.is_causal:
+        raise UnsupportedBackendError(
+            f"{name} has is_causal=False, and an indexer scores the keys before a query. Build it with is_causal=True."
+        )
+    for field in OTHER_READING:
+        if getattr(config, field, None) is not None:
+            raise UnsupportedBackendError(
+                f"{name} has {field}={shown(getattr(config, field))}; index needs layers that read all earlier tokens, "
+                f"as with {field}=None."
+            )
+    kind = config.position_embedding_type
+    if kind != "rope":
+        raise UnsupportedBackendError(
+            f"{name} has position_embedding_type={shown(kind)}, and an indexer turns its keys by rotary positions. "
+            'Build it with position_embedding_type="rope".'
+        )
+    rotary = next(each.rotary for each in base.modules() if hasattr(each, "rotary"))
+    if rotary is None:
+        raise UnsupportedBackendError(
+            f"{name} has rope_theta_per_layer, by which each layer turns its keys otherwise; an indexer needs one "
+            "rotation for all. Give rope_parameters instead."
+        )
+    return rotary
