@@ -26,6 +26,7 @@ from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.lse import row_lse
+from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"
@@ -64,7 +65,7 @@ def _refused_inputs(call: AttentionCall) -> str | None:
 
 
 def _refused_program(call: AttentionCall) -> str | None:
-    if _is_exporting():
+    if is_exporting():
         return "flex is compiled for the device at hand and not exported: use blocked or sdpa."
     if is_drawn(call.layout.pattern) and not is_length_known(call.layout):
         return (
@@ -75,12 +76,6 @@ def _refused_program(call: AttentionCall) -> str | None:
         # torch's compiler for CPUs takes no captured tensors that the program computes itself
         return "flex on cpu cannot be compiled with masks or terms: use blocked or sdpa there."
     return None
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_exporting() -> bool:
-    # asked by traced code, torch 2.11 says yes whatever it compiles for
-    return torch.compiler.is_exporting()
 
 
 def _refused_pattern(call: AttentionCall) -> str | None:

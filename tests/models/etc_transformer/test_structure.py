@@ -47,12 +47,13 @@ def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
 
 def test_chunks_are_counted_over_the_real_tokens_of_a_document() -> None:
     states, real = torch.zeros(2, 7, 1), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
-    found = find_chunks(states, real, None, 3, 64)
+    found = find_chunks(hea.EtcTransformerConfig(chunk_tokens=3), states, real, None)
     assert found.links[..., 0].tolist() == [[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 2]]
     assert found.real.tolist() == [[True, True, False], [True, True, True]]
-    packed = find_chunks(states, real, torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]), 2, 64)
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
+    packed = find_chunks(hea.EtcTransformerConfig(chunk_tokens=2, spare_chunks=1), states, real, documents)
     assert packed.links[..., 0].tolist() == [[-1, -1, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3]]
-    assert packed.documents.tolist() == [[0, 1, 1, -1], [0, 0, 0, 0]]
+    assert packed.documents.tolist() == [[0, 1, 1, -1, -1], [0, 0, 0, 0, -1]]
 
 
 def test_a_hard_mask_lets_a_sentence_tell_of_itself_alone() -> None:
@@ -109,6 +110,7 @@ def test_texts_that_cannot_be_taken_apart() -> None:
         ({"local_radius": -1}, "local_radius=-1 must be at least 0"),
         ({"global_token_id": 61, "vocab_size": 61}, "must be a token of the vocabulary"),
         ({"type_vocab_size": 1}, "Give at least 2 types"),
+        ({"spare_chunks": -1}, "must be at least 0, or None"),
         ({"cpc_loss_weight": -0.5}, "must be at least 0"),
         ({"position_embedding_type": "learned"}, "has no absolute positions"),
         ({"attention_pattern": CompressedKeys(2, 2)}, "whose keys are its tokens"),
