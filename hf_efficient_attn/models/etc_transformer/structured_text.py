@@ -50,8 +50,8 @@ def structured_inputs(
 ) -> BatchEncoding:
     """Return the inputs of an ETC for texts, as tensors, with a global token for every part of a text.
 
-    A token belongs to each part in which it begins; parts may lie within each other, as sentences in paragraphs do.
-    Parts of which no token is left are left out.
+    A token belongs to each part in which its first letter is; parts may lie within each other, as sentences in
+    paragraphs do. Parts of which no token is left are left out.
 
     Args:
         tokenizer: a fast one, which tells where in the text its tokens are.
@@ -83,7 +83,8 @@ def structured_inputs(
     offsets = encoded.pop("offset_mapping").tolist()
     if not offsets[0]:
         raise InputError(f"None of the {len(texts)} texts has a token: they are empty. Leave them out.")
-    linked = [_links(*each, has_whole_text) for each in zip(offsets, parts, strict=True)]
+    places = [first_letters(text, each) for text, each in zip(texts, offsets, strict=True)]
+    linked = [_links(*each, has_whole_text) for each in zip(places, parts, strict=True)]
     num_global = [count for _, count in linked]
     levels = max([1, *(len(numbers) for links, _ in linked for numbers in links)])
     padded = [[[*numbers, *[-1] * (levels - len(numbers))] for numbers in links] for links, _ in linked]
@@ -98,19 +99,34 @@ def structured_inputs(
     return encoded
 
 
-def _links(offsets: list[list[int]], parts: Sequence[Interval], has_whole_text: bool) -> tuple[list[list[int]], int]:
+def first_letters(text: str, offsets: Sequence[Interval]) -> list[int | None]:
+    """Return where in its text the first letter of each token is; None: the token is none of the text.
+
+    Byte-level and SentencePiece tokens begin with the space before their word, which is in no sentence. A token of
+    nothing but white space is where it begins.
+
+    >>> first_letters("It is.", [(0, 0), (0, 2), (2, 5), (5, 6)])
+    [None, 0, 3, 5]
+    """
+    places: list[int | None] = []
+    for start, stop in offsets:
+        token = text[start:stop]
+        # special tokens begin and end at 0
+        places.append(None if stop <= start else start + (len(token) - len(token.lstrip())) % len(token))
+    return places
+
+
+def _links(places: list[int | None], parts: Sequence[Interval], has_whole_text: bool) -> tuple[list[list[int]], int]:
     """Return the numbers of the global tokens of each token, and how many global tokens there are."""
     for interval in parts:
         if len(interval) != 2 or not 0 <= interval[0] < interval[1]:
             raise InputError(f"parts has {shown(interval)}; give (start, stop) in characters, with 0 <= start < stop.")
-    # special tokens begin and end at 0
-    tokens = [start if stop > start else None for start, stop in offsets]
-    inside = [[at is not None and start <= at < stop for at in tokens] for start, stop in parts]
+    inside = [[at is not None and start <= at < stop for at in places] for start, stop in parts]
     kept = [row for row in inside if any(row)]
     if has_whole_text or not kept:
         # a text without parts has a global token all the same
-        kept = [[at is not None for at in tokens], *kept]
-    return [[number for number, row in enumerate(kept) if row[token]] for token in range(len(tokens))], len(kept)
+        kept = [[at is not None for at in places], *kept]
+    return [[number for number, row in enumerate(kept) if row[token]] for token in range(len(places))], len(kept)
 
 
 __all__ = ["structured_inputs"]

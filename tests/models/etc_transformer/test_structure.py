@@ -1,10 +1,13 @@
 """Global tokens from texts, from chunks, and as a call gives them; what contradicts itself is refused."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from models.etc_transformer.tiny_models import build, random_ids
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
@@ -12,6 +15,7 @@ from hf_efficient_attn.models.etc_transformer.structure import find_chunks
 from hf_efficient_attn.models.etc_transformer.structured_text import paragraphs, sentences
 from hf_efficient_attn.patterns import CompressedKeys
 
+SPACED = "w1 w2. w3 w4 w5! w6 w7. w8 w9."
 TEXTS = ["w1 w2. w3 w4 w5!\n\nw6 w7", "w8 w9"]
 
 
@@ -32,6 +36,40 @@ def test_every_sentence_has_a_global_token() -> None:
         assert len(sentences(text)) == int(found["global_mask"][row].sum())
     with torch.no_grad():
         assert build()(**found).global_hidden_state.shape == (2, 3, 32)
+
+
+def spaced_tokenizer(is_byte_level: bool) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of words that begin with the space before them, in their offsets, too."""
+    splits = pre_tokenizers.ByteLevel(add_prefix_space=False) if is_byte_level else pre_tokenizers.Metaspace()
+    words = ["[PAD]", "[MASK]", *sorted({piece for piece, _ in splits.pre_tokenize_str(SPACED)})]
+    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
+    raw.pre_tokenizer = splits
+    raw.decoder = decoders.ByteLevel() if is_byte_level else decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", mask_token="[MASK]")
+
+
+@pytest.mark.parametrize("is_byte_level", [True, False])
+def test_a_space_before_a_sentence_leaves_no_word_of_it_out(is_byte_level: bool) -> None:
+    tokenizer = spaced_tokenizer(is_byte_level)
+    found = hea.structured_inputs(tokenizer, [SPACED])
+    for number, (start, stop) in enumerate(sentences(SPACED)):
+        own = found["input_ids"][0][found["long_to_global"][0, :, 0] == number]
+        assert tokenizer.decode(own).strip() == SPACED[start:stop]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_byte_level", [True, False])
+def test_no_word_of_a_masked_sentence_can_be_read(is_byte_level: bool, seed: int) -> None:
+    """In contrastive predictive coding."""
+    tokenizer = spaced_tokenizer(is_byte_level)
+    torch.manual_seed(seed)
+    batch = hea.SentenceMaskingCollator(tokenizer, mlm_share=1e-9, cpc_share=0.5)([{"text": SPACED}])
+    chosen = batch["cpc_mask"][0].nonzero().flatten().tolist()
+    assert len(chosen) == 2
+    hidden = [word for number in chosen for word in re.findall(r"w\d", SPACED[slice(*sentences(SPACED)[number])])]
+    masked = batch["input_ids"][0] == tokenizer.mask_token_id
+    for token, is_masked in zip(batch["cpc_input_ids"][0].tolist(), masked.tolist(), strict=True):
+        assert is_masked or tokenizer.decode([token]).strip() not in hidden
 
 
 def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
