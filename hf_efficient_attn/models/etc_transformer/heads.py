@@ -19,27 +19,34 @@ class EtcTextHead(ClassificationHead):
     """Classifies texts by their global tokens.
 
     Raises:
-        InputError: rows of several packed documents. Compiled models do not see them.
+        InputError: rows of several packed documents; in a compiled model, positions that may be theirs.
     """
 
     def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
         """Return the backbone's outputs for these inputs, by name, and the logits."""
         outputs = self.model(**inputs)
-        documents = outputs.global_documents
-        if documents is not None and not is_tracing(documents) and _num_documents(documents) > 1:
-            raise InputError(
-                f"A row holds {_num_documents(documents)} packed documents, and {type(self).__name__} gives a row one "
-                "result, from its global tokens. Pass one text in each row."
-            )
+        _refuse_documents(outputs.global_documents, type(self).__name__)
         pooled = pool(
             outputs.global_hidden_state, outputs.global_mask != 0, self.config.classifier_pooling, is_causal=False
         )
         return outputs, self.classifier(self.dense(self.dropout(pooled)))
 
 
-def _num_documents(documents: Tensor) -> int:
-    """Return the most documents that a row holds; documents: of each global token, [B, G], -1: it is none."""
-    return 1 + int(on_host(documents).max())
+def _refuse_documents(documents: Tensor | None, head: str) -> None:
+    """Raise InputError for rows of several documents; documents: of each global token, [B, G], -1: it is none."""
+    if documents is None:
+        return
+    if is_tracing(documents):
+        raise InputError(
+            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may hold packed documents, and it gives a "
+            "row one result, from its global tokens. Pass one text in each row, and none of them."
+        )
+    most = 1 + int(on_host(documents).max()) if documents.numel() else 0
+    if most > 1:
+        raise InputError(
+            f"A row holds {most} packed documents, and {head} gives a row one result, from its global tokens. Pass one "
+            "text in each row."
+        )
 
 
 @dataclass
