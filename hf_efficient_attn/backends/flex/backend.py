@@ -51,8 +51,6 @@ def _refused_inputs(call: AttentionCall) -> str | None:
         return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
     if inputs.dtype not in DTYPES:
         return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa."
-    if call.lse_needs_grad:
-        return "flex gives no gradient of the log-sum-exp: use blocked, or torch.no_grad()."
     if call.dropout > 0:
         return f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa."
     if inputs.device == "cpu" and inputs.needs_grad:
@@ -180,5 +178,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         # why_not has refused devices whose kernels return none
         out, lse = join_sinks(out, cast(Tensor, aux.lse), call.sinks)
         masked = call.masked_queries
-        return out, lse.detach() if masked is None else lse.detach().masked_fill(masked[..., 0], -torch.inf)
-    return out, row_lse(q, k, call) if aux.lse is None else aux.lse.detach()
+        lse = lse if masked is None else lse.masked_fill(masked[..., 0], -torch.inf)
+    else:
+        lse = row_lse(q, k, call) if aux.lse is None else aux.lse
+    return out, lse if call.lse_needs_grad else lse.detach()
