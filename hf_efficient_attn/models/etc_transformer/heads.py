@@ -103,7 +103,10 @@ class EtcAnswerHead(QuestionAnsweringHead):
             long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
             long_logits = long_logits.masked_fill(outputs.global_mask == 0, torch.finfo(long_logits.dtype).min)
         if long_answer_positions is not None and long_logits is not None:
-            losses.append(nn.functional.cross_entropy(long_logits.float(), long_answer_positions.to(logits.device)))
+            right = long_answer_positions.to(logits.device)
+            total = nn.functional.cross_entropy(long_logits.float(), right, reduction="sum")
+            # a batch may have no answer
+            losses.append(total / (right != -100).sum().clamp(min=1))
         loss = torch.stack(losses).mean() if losses else None
         fields = {"start_logits": start_logits, "end_logits": end_logits, "long_answer_logits": long_logits}
         return self.output(outputs, loss, **fields)
