@@ -5,6 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source environment.sh test,neighbours
+# one file of it is read; what it imports is pinned to versions that others here do not take
+"$python" -m pip install -q --no-compile --no-deps FastNLP==1.0.1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # DeepSpeed compiles what its processes on CPUs talk through, by the ninja of this environment; a compilation that was
 # killed would leave a lock, for which the next waits forever

@@ -56,10 +56,6 @@ def why_not(call: AttentionCall) -> str | None:
         return "sdpa cannot compile a query_offset that is a tensor: use blocked."
     if call.softcap is not None:
         return f"sdpa cannot cap scores (softcap is {call.softcap:g}): use blocked."
-    if call.lse_needs_grad:
-        return "sdpa gives no gradient of the log-sum-exp: use blocked, or torch.no_grad()."
-    if call.sinks is not None and call.inputs.needs_grad:
-        return "sdpa gives no gradient of the log-sum-exp, which sinks need: use blocked, or torch.no_grad()."
     if call.sinks is not None and call.dropout > 0:
         return f"sdpa gives no log-sum-exp beside dropout ({call.dropout}), which sinks need: use blocked."
     return None
@@ -99,6 +95,7 @@ def cost(call: AttentionCall) -> float:
         start, stop, _ = plain
         return computed_pairs(call) + costs.key * layout.num_heads * (stop - start)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
+    is_unfused = is_unfused or call.differentiates_lse
     if maskless(layout) is not None and not is_unfused and call.chosen is None:
         per_key = layout.num_queries + costs.key
     else:
@@ -111,7 +108,7 @@ def cost(call: AttentionCall) -> float:
 
 def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
     """Return `maskless` of a call that a fused kernel computes without a mask; None for others."""
-    is_unfused = call.inputs.device == "cpu" and has_no_kernel(call)
+    is_unfused = (call.inputs.device == "cpu" and has_no_kernel(call)) or call.differentiates_lse
     has_mask = call.terms or not call.tokens.is_empty or call.chosen is not None
     return None if has_mask or is_unfused else maskless(call.layout)
 
@@ -170,7 +167,8 @@ def working_bytes(call: AttentionCall) -> int:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
     num_bytes += BYTES_PER_CHOSEN_PAIR * num_examples * num_counted(call.chosen, layout)
     # torch's kernel for CPUs has no gradient of the mask
-    if inputs.device == "cpu" and (has_no_kernel(call) or (call.terms and inputs.needs_grad)):
+    is_unfused = inputs.device == "cpu" and (has_no_kernel(call) or (call.terms and inputs.needs_grad))
+    if is_unfused or call.differentiates_lse:
         num_bytes += NUMBERS_PER_SCORE * max(4, inputs.dtype.itemsize) * inputs.batch_size * layout.num_pairs
     return num_bytes
 
@@ -188,13 +186,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         # kernels apply the causal mask (-inf) before they scale, and -inf times 0 or a negative number masks nothing
         scaled, scale = q * scale, 1.0
     need_lse = need_lse or call.sinks is not None
+    # no kernel gives its gradient: all scores are computed, and kept, beside it
+    is_kernels = need_lse and not call.differentiates_lse
     # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
     if len(intervals) > 1 and _is_joined(k, intervals, call):
-        out, lse = _joined(scaled, k, v, intervals, mask, scale, need_lse)
+        out, lse = _joined(scaled, k, v, intervals, mask, scale, is_kernels)
     else:
         keys, values = (gathered(each, intervals) if intervals else each for each in (k, v))
-        out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, need_lse)
+        out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, is_kernels)
     if need_lse and lse is None:
         lse = row_lse(q, k, call)
     if keyless is not None:
@@ -203,6 +203,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     if lse is not None and call.sinks is not None:
         out, lse = join_sinks(out, lse, call.sinks)
         lse = lse if call.masked_queries is None else lse.masked_fill(call.masked_queries[..., 0], -torch.inf)
+        lse = lse if call.lse_needs_grad else lse.detach()
     return out, lse
 
 
@@ -289,4 +290,5 @@ def is_bare(call: AttentionCall) -> bool:
     """Return whether torch's fused kernels compute a call without a mask, and so without memory beyond its tensors."""
     # `len`, since a compiler cannot evaluate a tuple of terms as a bool
     is_plain = call.tokens.is_empty and len(call.terms) == 0 and call.dropout == 0.0 and call.chosen is None
-    return is_plain and call.inputs.head_dim == call.inputs.value_dim and maskless(call.layout) is not None
+    is_plain = is_plain and call.inputs.head_dim == call.inputs.value_dim and not call.differentiates_lse
+    return is_plain and maskless(call.layout) is not None

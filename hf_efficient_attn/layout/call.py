@@ -79,6 +79,11 @@ class AttentionCall:
         return self.layout, self.inputs, labels, exist, *numbers, chosen
 
     @property
+    def differentiates_lse(self) -> bool:
+        """Whether the log-sum-exp without sinks has a gradient: its own, or that of the sinks that join it."""
+        return self.lse_needs_grad or (self.sinks is not None and self.inputs.needs_grad)
+
+    @property
     def masked_queries(self) -> Tensor | None:
         """The masked queries, bool [batch, 1, queries, 1]; None: there are none."""
         mask = self.tokens.query_mask if self.layout.is_cross else self.tokens.key_mask

@@ -42,6 +42,8 @@ HEADS = (
 # heads whose class is not named as their Auto class
 RENAMED_HEADS = {"ConditionalGeneration": "Seq2SeqLM"}
 
+LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
+
 
 def register_families() -> None:
     """Register each family's config, backbone and heads; calling it again changes nothing."""
@@ -51,6 +53,10 @@ def register_families() -> None:
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
         for name, model_class in classes.items():
             getattr(transformers, name).register(config, model_class, exist_ok=True)
+        trained = [classes[name] for name in LANGUAGE_MODELS if name in classes]
+        # a family with two of them says only by its config which it is trained as
+        if len(trained) == 1:
+            transformers.AutoModelForPreTraining.register(config, trained[0], exist_ok=True)
         name_classes(*classes.values())
 
 

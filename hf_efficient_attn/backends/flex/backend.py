@@ -26,6 +26,7 @@ from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.lse import row_lse
+from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"
@@ -50,8 +51,6 @@ def _refused_inputs(call: AttentionCall) -> str | None:
         return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
     if inputs.dtype not in DTYPES:
         return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa."
-    if call.lse_needs_grad:
-        return "flex gives no gradient of the log-sum-exp: use blocked, or torch.no_grad()."
     if call.dropout > 0:
         return f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa."
     if inputs.device == "cpu" and inputs.needs_grad:
@@ -64,7 +63,7 @@ def _refused_inputs(call: AttentionCall) -> str | None:
 
 
 def _refused_program(call: AttentionCall) -> str | None:
-    if _is_exporting():
+    if is_exporting():
         return "flex is compiled for the device at hand and not exported: use blocked or sdpa."
     if is_drawn(call.layout.pattern) and not is_length_known(call.layout):
         return (
@@ -75,12 +74,6 @@ def _refused_program(call: AttentionCall) -> str | None:
         # torch's compiler for CPUs takes no captured tensors that the program computes itself
         return "flex on cpu cannot be compiled with masks or terms: use blocked or sdpa there."
     return None
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_exporting() -> bool:
-    # asked by traced code, torch 2.11 says yes whatever it compiles for
-    return torch.compiler.is_exporting()
 
 
 def _refused_pattern(call: AttentionCall) -> str | None:
@@ -185,5 +178,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         # why_not has refused devices whose kernels return none
         out, lse = join_sinks(out, cast(Tensor, aux.lse), call.sinks)
         masked = call.masked_queries
-        return out, lse.detach() if masked is None else lse.detach().masked_fill(masked[..., 0], -torch.inf)
-    return out, row_lse(q, k, call) if aux.lse is None else aux.lse.detach()
+        lse = lse if masked is None else lse.masked_fill(masked[..., 0], -torch.inf)
+    else:
+        lse = row_lse(q, k, call) if aux.lse is None else aux.lse
+    return out, lse if call.lse_needs_grad else lse.detach()

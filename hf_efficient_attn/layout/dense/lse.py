@@ -1,5 +1,6 @@
 """The log-sum-exp of the scores of every query, for kernels that do not return it."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -15,12 +16,16 @@ from hf_efficient_attn.layout.terms import Term
 CHUNK_QUERIES = 256
 
 
-@torch.no_grad()
 def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     """Return the log-sum-exp of each query's scores without sinks, [batch, heads, queries]; -inf without keys.
 
-    It takes memory for CHUNK_QUERIES queries at a time.
+    It takes memory for CHUNK_QUERIES queries at a time; with a gradient, for all. Without keys the gradient is 0.
     """
+    with nullcontext() if call.differentiates_lse else torch.no_grad():
+        return _row_lse(q, k, call)
+
+
+def _row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     layout, tokens = call.layout, call.tokens
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
     chunks = []

@@ -15,7 +15,6 @@ Shapes: B rows, T long tokens, G global tokens, H heads, D head size. Source: Ai
 section 3.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +35,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import Band
 
-from .dense_piece import attend_pairs
+from .dense_piece import Labelled, attend_pairs
 from .labels import LINKED, NOT_LINKED, labels_by_distance
 from .structure import Structure
 
@@ -173,16 +172,9 @@ class EtcAttention(nn.Module):
         self, query: Tensor, among: KeysAndValues, to_long: KeysAndValues, structure: Structure, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return what global tokens read, of each other and of the long tokens, and the weights."""
-        of_links = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3))
-        by_label = None if self.global_labels is None else self.global_labels(query, slice(None), self.scaling)
-
-        def added(part: slice) -> Tensor | None:
-            if by_label is None:
-                return None
-            values = by_label[:, :, part]
-            index = structure.labels[:, :, part].expand(*values.shape[:3], -1)
-            return torch.cat((values.gather(-1, index), of_links(part)), -1)
-
+        added = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3))
+        if self.global_labels is not None and structure.labels is not None:
+            added = ((self.global_labels(query, slice(None), self.scaling), structure.labels), *added)
         key, value = (torch.cat(each, 2) for each in zip(among, to_long, strict=True))
         allowed = torch.cat((structure.global_to_global, structure.global_to_long), -1)
         dense: dict[str, Any] = {
@@ -193,13 +185,12 @@ class EtcAttention(nn.Module):
         out, _, weights = attend_pairs(query, key, value, added, allowed, **dense)
         return out.to(query.dtype), None if weights is None else weights.to(query.dtype)
 
-    def of_links(self, table: RelativeTable | None, query: Tensor, linked: Tensor) -> Callable[[slice], Tensor | None]:
-        """Return what is added to the scores of some queries, by whether a global and a long token belong together."""
+    def of_links(self, table: RelativeTable | None, query: Tensor, linked: Tensor) -> tuple[Labelled, ...]:
+        """Return what is added to the scores of queries, by whether a global and a long token belong together."""
         if table is None:
-            return lambda part: None
+            return ()
         first = 2 * self.config.max_relative_distance
-        apart, together = table(query, [first + NOT_LINKED, first + LINKED], self.scaling).split(1, -1)
-        return lambda part: torch.where(linked[:, :, part], together[:, :, part], apart[:, :, part])
+        return ((table(query, [first + NOT_LINKED, first + LINKED], self.scaling), linked),)
 
     def terms(self, query: Tensor) -> tuple[Term, ...]:
         """Return the labels of distances as a learned part of the scores."""

@@ -23,6 +23,10 @@ def check_etc(config: Any) -> None:
     for name, least in (("local_radius", 0), ("max_relative_distance", 0)):
         if getattr(config, name) < least:
             raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
+    if config.spare_chunks is not None and config.spare_chunks < 0:
+        raise ConfigurationError(
+            f"spare_chunks={config.spare_chunks} must be at least 0, or None for a number that grows with the length."
+        )
     needed, size = num_labels(config.max_relative_distance), config.relative_vocab_size
     if size is not None and size < needed:
         raise ConfigurationError(

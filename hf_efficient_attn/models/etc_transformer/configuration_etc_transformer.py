@@ -28,6 +28,9 @@ class EtcTransformerConfig(
         attention_pattern: which long tokens a long token reads, instead of the band of `local_radius`, in any form that
             `sparsify` takes.
         chunk_tokens: long tokens for each global token, where a call gives no global tokens.
+        spare_chunks: how many more global tokens rows of packed documents have than a text of their length, since every
+            document begins a chunk: at most its number of documents − 1 are needed. None: 8, and one for each four
+            chunks. Rows that need more get more, unless the model is compiled or exported: there they are refused.
         global_token_id: what every global token is, where a call does not say; its embedding is one of the vocabulary.
         max_relative_distance: k, the largest distance between two long or two global tokens that has a label of its
             own.
@@ -83,6 +86,7 @@ class EtcTransformerConfig(
     local_radius: int = 84
     attention_pattern: Any = None
     chunk_tokens: int = 32
+    spare_chunks: int | None = None
     global_token_id: int = 1
     max_relative_distance: int = 12
     relative_vocab_size: int | None = 32

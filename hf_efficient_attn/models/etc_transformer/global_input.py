@@ -74,7 +74,7 @@ def find_globals(
         named = [name for name, each in {**given, "long_to_global": links}.items() if each is not None]
         if named:
             raise InputError(f"{', '.join(named)} given without global_input_ids, which says what they are about.")
-        chunks = find_chunks(call.embedded, real, call.documents, config.chunk_tokens, config.max_position_embeddings)
+        chunks = find_chunks(config, call.embedded, real, call.documents)
         return torch.full(chunks.real.shape, config.global_token_id, device=chunks.real.device), chunks
     if call.documents is not None:
         raise InputError(

@@ -19,27 +19,34 @@ class EtcTextHead(ClassificationHead):
     """Classifies texts by their global tokens.
 
     Raises:
-        InputError: rows of several packed documents. Compiled models do not see them.
+        InputError: rows of several packed documents; in a compiled model, positions that may be theirs.
     """
 
     def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
         """Return the backbone's outputs for these inputs, by name, and the logits."""
         outputs = self.model(**inputs)
-        documents = outputs.global_documents
-        if documents is not None and not is_tracing(documents) and _num_documents(documents) > 1:
-            raise InputError(
-                f"A row holds {_num_documents(documents)} packed documents, and {type(self).__name__} gives a row one "
-                "result, from its global tokens. Pass one text in each row."
-            )
+        _refuse_documents(outputs.global_documents, type(self).__name__)
         pooled = pool(
             outputs.global_hidden_state, outputs.global_mask != 0, self.config.classifier_pooling, is_causal=False
         )
         return outputs, self.classifier(self.dense(self.dropout(pooled)))
 
 
-def _num_documents(documents: Tensor) -> int:
-    """Return the most documents that a row holds; documents: of each global token, [B, G], -1: it is none."""
-    return 1 + int(on_host(documents).max())
+def _refuse_documents(documents: Tensor | None, head: str) -> None:
+    """Raise InputError for rows of several documents; documents: of each global token, [B, G], -1: it is none."""
+    if documents is None:
+        return
+    if is_tracing(documents):
+        raise InputError(
+            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may hold packed documents, and it gives a "
+            "row one result, from its global tokens. Pass one text in each row, and none of them."
+        )
+    most = 1 + int(on_host(documents).max()) if documents.numel() else 0
+    if most > 1:
+        raise InputError(
+            f"A row holds {most} packed documents, and {head} gives a row one result, from its global tokens. Pass one "
+            "text in each row."
+        )
 
 
 @dataclass
@@ -96,7 +103,10 @@ class EtcAnswerHead(QuestionAnsweringHead):
             long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
             long_logits = long_logits.masked_fill(outputs.global_mask == 0, torch.finfo(long_logits.dtype).min)
         if long_answer_positions is not None and long_logits is not None:
-            losses.append(nn.functional.cross_entropy(long_logits.float(), long_answer_positions.to(logits.device)))
+            right = long_answer_positions.to(logits.device)
+            total = nn.functional.cross_entropy(long_logits.float(), right, reduction="sum")
+            # a batch may have no answer
+            losses.append(total / (right != -100).sum().clamp(min=1))
         loss = torch.stack(losses).mean() if losses else None
         fields = {"start_logits": start_logits, "end_logits": end_logits, "long_answer_logits": long_logits}
         return self.output(outputs, loss, **fields)

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
+from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.layout.host_copies import derived, on_host
 
 from .labels import OTHER_CONTEXT, labels_of_offsets
+
+# global tokens of packed rows beyond those of a text of their length, where a config does not say: so many, and one for
+# each so many chunks
+LEAST_SPARE, CHUNKS_PER_SPARE = 8, 4
+TOO_MANY = (
+    "A row of packed documents has more chunks than a compiled model of its length has global tokens for. Build it "
+    "with spare_chunks of the most documents that a row holds, or do not compile it."
+)
 
 
 @dataclass(frozen=True)
@@ -58,25 +67,25 @@ class Structure:
         return replace(self, **moved)
 
 
-def find_chunks(
-    states: Tensor, real: Tensor | None, documents: Tensor | None, chunk_tokens: int, most_tokens: int
-) -> GlobalInput:
+def find_chunks(config: Any, states: Tensor, real: Tensor | None, documents: Tensor | None) -> GlobalInput:
     """Return a global token for every chunk of neighbouring real tokens of a document, counted from its first.
 
     Args:
         states: [B, T, X], of which only shape and device matter.
         real: which tokens are no padding, bool [B, T]; None: all.
         documents: the number of each token's packed document, [B, T]; None: every row is one.
-        most_tokens: the longest text of an exported program, whose number of global tokens is fixed.
     """
     batch_size, tokens = states.shape[:2]
-    if documents is not None:
-        return _packed_chunks(real, documents, chunk_tokens)
+    chunk_tokens = config.chunk_tokens
     num_global = (tokens + chunk_tokens - 1) // chunk_tokens
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # a quotient of a length that is any is no size of a program
-        torch._check(tokens <= most_tokens)
-        num_global = -(-most_tokens // chunk_tokens)
+        torch._check(tokens <= config.max_position_embeddings)
+        num_global = -(-config.max_position_embeddings // chunk_tokens)
+    if documents is not None:
+        spare = config.spare_chunks
+        spare = LEAST_SPARE + num_global // CHUNKS_PER_SPARE if spare is None else spare
+        return _packed_chunks(real, documents, chunk_tokens, num_global + spare)
     numbers = torch.arange(num_global, device=states.device).unsqueeze(0)
     if real is None:
         index = torch.arange(tokens, device=states.device)
@@ -87,12 +96,15 @@ def find_chunks(
     return GlobalInput(numbers * chunk_tokens < real.sum(1, keepdim=True), links.unsqueeze(-1))
 
 
-def _packed_chunks(real: Tensor | None, documents: Tensor, chunk_tokens: int) -> GlobalInput:
+def _packed_chunks(real: Tensor | None, documents: Tensor, chunk_tokens: int, num_global: int) -> GlobalInput:
     starts = derived(chunk_starts, real, documents, chunk_tokens)
     known = torch.ones_like(starts) if real is None else real
-    # a tracer does not know how many there are, and gives every token one
-    num_global = starts.shape[1] if is_tracing(starts) else max(1, int(on_host(starts).sum(1).max()))
-    links = torch.where(known, starts.long().cumsum(1) - 1, num_global)
+    if is_tracing(starts):
+        # the sizes of a program cannot depend on what positions say
+        torch._assert_async((starts.sum(1) <= num_global).all(), TOO_MANY)
+    else:
+        num_global = max(num_global, int(on_host(starts).sum(1).max()) if len(starts) else 0)
+    links = torch.where(known, starts.long().cumsum(1) - 1, num_global).clamp(max=num_global)
     # the last column is that of masked tokens
     owners = documents.new_full((documents.shape[0], num_global + 1), -1).scatter(1, links, documents)[:, :-1]
     return GlobalInput(owners >= 0, links.where(known, -1).unsqueeze(-1), owners)

@@ -5,12 +5,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import BatchEncoding
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
 
-Interval = tuple[int, int]
+from .structured_rows import (
+    GLOBAL_QUESTION_TYPE,
+    PARAGRAPH_TYPE,
+    QUESTION_TYPE,
+    TEXT_TYPE,
+    Interval,
+    Row,
+    answer_positions,
+    first_letters,
+    link,
+)
 
 # a sentence ends behind one of .!? and what closes after it, before a space, or where a paragraph ends
 SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s|$)|(?=\n\s*\n)|$)", re.DOTALL)
@@ -42,75 +53,145 @@ def paragraphs(text: str) -> list[Interval]:
 
 def structured_inputs(
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Sequence[str | tuple[str, str]],
     parts: Sequence[Sequence[Interval]] | None = None,
     global_token_id: int = 1,
     max_length: int | None = None,
     has_whole_text: bool = False,
+    answers: Sequence[Interval | None] | None = None,
+    question_token_ids: tuple[int, int] = (3, 5),
 ) -> BatchEncoding:
     """Return the inputs of an ETC for texts, as tensors, with a global token for every part of a text.
 
-    A token belongs to each part in which it begins; parts may lie within each other, as sentences in paragraphs do.
-    Parts of which no token is left are left out.
+    A token belongs to each part in which its first letter is; parts may lie within each other, as sentences in
+    paragraphs do. Parts of which no token is left are left out.
+
+    A pair is a question and a text, as the authors have Natural Questions: every token of the question has a global
+    token, too, before those of the parts, which are the text's `paragraphs`.
 
     Args:
         tokenizer: a fast one, which tells where in the text its tokens are.
+        texts: all of them texts, or all of them pairs (question, text).
         parts: for each text the intervals of its parts, in characters, in the order of their global tokens; None: its
-            `sentences`.
-        global_token_id: what every global token is; as in the config.
-        max_length: tokens at which texts are cut; None: nowhere.
+            `sentences`, in a pair its `paragraphs`.
+        global_token_id: what every global token is; as in the config. In pairs, only that of the whole text.
+        max_length: tokens at which texts are cut, beside the whole question; None: nowhere.
         has_whole_text: whether a first global token stands for the whole text, and reads all of it whatever
             `hard_global_to_long` says.
+        answers: for each pair the interval of the answer in the text, in characters, or None if it has none.
+        question_token_ids: in pairs, what the global tokens of question tokens and of parts are. The authors have 3 and
+            5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
 
     Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
     [texts, global tokens], and `long_to_global` [texts, tokens, levels], see `EtcTransformerModel.forward`. Texts are
-    padded as the tokenizer does, global tokens on the right.
+    padded as the tokenizer does, global tokens on the right. Of pairs, also the authors' `token_type_ids` and
+    `global_token_type_ids`, which go up to 7: leave them out for a model of fewer types. With `answers` also
+    `start_positions` and `end_positions` [texts], 0 without an answer, and `long_answer_positions` [texts], the global
+    token of the first part in which the answer begins, −100 without one.
 
     Raises:
-        InputError: a slow tokenizer, no texts, none with a token, or parts that are not one list for each text.
+        InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, or parts or answers that are
+            not one for each text.
     """
-    texts = [] if isinstance(texts, str) else list(texts)
+    questions, texts = _taken_apart(tokenizer, texts)
+    find = sentences if questions is None else paragraphs
+    parts = [find(text) for text in texts] if parts is None else parts
+    if len(parts) != len(texts):
+        raise InputError(f"parts has {len(parts)} lists for {len(texts)} texts; give one for each text.")
+    if answers is not None and (questions is None or len(answers) != len(texts)):
+        raise InputError(
+            f"answers has {len(answers)} of {len(texts)} {'texts' if questions is None else 'pairs'}; give one, or "
+            "None, for each pair (question, text)."
+        )
+    encoded, offsets = _encoded(tokenizer, questions, texts, max_length)
+    own = 0 if questions is None else 1
+    sequences = [encoded.sequence_ids(row) for row in range(len(texts))]
+    places = [
+        [at if number == own else None for at, number in zip(first_letters(text, each), numbers, strict=True)]
+        for text, each, numbers in zip(texts, offsets, sequences, strict=True)
+    ]
+    rows = [
+        link(at, [own == 1 and each == 0 for each in numbers], of_text, has_whole_text)
+        for at, numbers, of_text in zip(places, sequences, parts, strict=True)
+    ]
+    _add_globals(encoded, rows, global_token_id, has_whole_text)
+    if questions is not None:
+        _add_types(encoded, rows, sequences, question_token_ids)
+    if answers is not None:
+        each_answer = zip(rows, places, offsets, texts, answers, strict=True)
+        found = torch.tensor([answer_positions(*given) for given in each_answer])
+        for name, column in zip(("start_positions", "end_positions", "long_answer_positions"), found.T, strict=True):
+            encoded[name] = column.contiguous()
+    return encoded
+
+
+def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str]]:
+    """Return the questions, if there are any, and the texts.
+
+    Raises:
+        InputError: a slow tokenizer, no texts, or something else than texts alone or pairs alone.
+    """
+    texts = [] if isinstance(given, str) else list(given)
     if not texts or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"structured_inputs got {len(texts)} texts and the tokenizer {type(tokenizer).__name__}; it needs a list "
             "of at least one text, and a fast tokenizer, which tells where in a text its tokens begin."
         )
-    parts = [sentences(text) for text in texts] if parts is None else parts
-    if len(parts) != len(texts):
-        raise InputError(f"parts has {len(parts)} lists for {len(texts)} texts; give one for each text.")
-    options = {"return_offsets_mapping": True, "padding": True, "return_tensors": "pt"}
-    encoded = tokenizer(texts, truncation=max_length is not None, max_length=max_length, **options)
+    if all(isinstance(each, str) for each in texts):
+        return None, texts
+    for each in texts:
+        if not (isinstance(each, tuple | list) and len(each) == 2 and all(isinstance(one, str) for one in each)):
+            raise InputError(
+                f"texts has {shown(each)}; give texts alone, or pairs (question, text) of two strings alone."
+            )
+    return [question for question, _ in texts], [text for _, text in texts]
+
+
+def _encoded(
+    tokenizer: Any, questions: list[str] | None, texts: list[str], max_length: int | None
+) -> tuple[BatchEncoding, list[list[Interval]]]:
+    """Return the tokens of the batch and their offsets."""
+    options = {"return_offsets_mapping": True, "padding": True, "return_tensors": "pt", "max_length": max_length}
+    given, longest = ((texts,), True) if questions is None else ((questions, texts), "only_second")
+    encoded = tokenizer(*given, truncation=False if max_length is None else longest, **options)
     offsets = encoded.pop("offset_mapping").tolist()
     if not offsets[0]:
         raise InputError(f"None of the {len(texts)} texts has a token: they are empty. Leave them out.")
-    linked = [_links(*each, has_whole_text) for each in zip(offsets, parts, strict=True)]
-    num_global = [count for _, count in linked]
-    levels = max([1, *(len(numbers) for links, _ in linked for numbers in links)])
-    padded = [[[*numbers, *[-1] * (levels - len(numbers))] for numbers in links] for links, _ in linked]
-    real = torch.arange(max(num_global)) < torch.tensor(num_global).unsqueeze(1)
+    return encoded, offsets
+
+
+def _add_globals(encoded: BatchEncoding, rows: Sequence[Row], token_id: int, has_whole_text: bool) -> None:
+    """Add the global tokens, their masks, and links."""
+    levels = max([1, *(len(numbers) for row in rows for numbers in row.links)])
+    padded = [[[*numbers, *[-1] * (levels - len(numbers))] for numbers in row.links] for row in rows]
     encoded["long_to_global"] = torch.tensor(padded)
-    encoded["global_input_ids"] = torch.full(real.shape, global_token_id)
-    encoded["global_mask"] = real.long()
-    reads_all = torch.zeros_like(real, dtype=torch.long)
+    encoded["global_mask"] = _padded([[1] * len(row.global_types) for row in rows])
+    encoded["global_input_ids"] = torch.full_like(encoded["global_mask"], token_id)
+    encoded["global_reads_all"] = torch.zeros_like(encoded["global_mask"])
     if has_whole_text:
-        reads_all[:, 0] = 1
-    encoded["global_reads_all"] = reads_all
-    return encoded
+        encoded["global_reads_all"][:, 0] = 1
 
 
-def _links(offsets: list[list[int]], parts: Sequence[Interval], has_whole_text: bool) -> tuple[list[list[int]], int]:
-    """Return the numbers of the global tokens of each token, and how many global tokens there are."""
-    for interval in parts:
-        if len(interval) != 2 or not 0 <= interval[0] < interval[1]:
-            raise InputError(f"parts has {shown(interval)}; give (start, stop) in characters, with 0 <= start < stop.")
-    # special tokens begin and end at 0
-    tokens = [start if stop > start else None for start, stop in offsets]
-    inside = [[at is not None and start <= at < stop for at in tokens] for start, stop in parts]
-    kept = [row for row in inside if any(row)]
-    if has_whole_text or not kept:
-        # a text without parts has a global token all the same
-        kept = [[at is not None for at in tokens], *kept]
-    return [[number for number, row in enumerate(kept) if row[token]] for token in range(len(tokens))], len(kept)
+def _add_types(
+    encoded: BatchEncoding, rows: Sequence[Row], sequences: Sequence[list[int | None]], token_ids: tuple[int, int]
+) -> None:
+    """Add the types of tokens of pairs, and the ids of their global tokens.
+
+    sequences: 0 of tokens of a question, 1 of those of its text.
+    """
+    types = _padded([row.global_types for row in rows])
+    for kind, number in zip((GLOBAL_QUESTION_TYPE, PARAGRAPH_TYPE), token_ids, strict=True):
+        encoded["global_input_ids"][types == kind] = number
+    encoded["global_token_type_ids"] = types
+    encoded["token_type_ids"] = torch.tensor(
+        [[QUESTION_TYPE if each == 0 else TEXT_TYPE for each in numbers] for numbers in sequences]
+    )
+
+
+def _padded(rows: Sequence[list[int]]) -> Tensor:
+    """Return rows of numbers as one tensor, with zeros on the right."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
 
 
 __all__ = ["structured_inputs"]

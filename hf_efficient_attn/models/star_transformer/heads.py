@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.heads.parts import DenseActivation, pool, real_tokens
@@ -42,7 +43,8 @@ class StarTextHead(StarClassificationHead):
             first, second = (self.pooled(hidden, relays[:, number], real & (types == number)) for number in (0, 1))
             features = torch.cat((first, second, (first - second).abs(), first * second), -1)
         else:
-            self._refuse_documents(relays)
+            if outputs.pooler_output is None:
+                self._refuse_documents(relays)
             features = self.pooled(hidden, relays[:, 0], real)
         return outputs, self.classify(features)
 
@@ -58,11 +60,14 @@ class StarTextHead(StarClassificationHead):
         return highest if how == "max" else (relay + highest) / 2
 
     def _refuse_documents(self, relays: Tensor) -> None:
-        if not torch.compiler.is_compiling() and relays.shape[1] > 1:
-            raise InputError(
-                f"A row holds {relays.shape[1]} packed documents, and {type(self).__name__} gives a row one result. "
-                "Pass one text in each row, or build the model with separate_sentences=True for pairs of sentences."
-            )
+        """Raise InputError for a row of several packed documents, each with a relay."""
+        # a compiler gives every token one, since it does not know how many documents there are
+        said = "position_ids, cu_seq_lens_q or seq_idx of a compiled model may hold"
+        held = said if is_tracing(relays) else f"A row holds {relays.shape[1]}"
+        raise InputError(
+            f"{held} packed documents, and {type(self).__name__} gives a row one result. Pass one text in each row, "
+            "and none of these while compiling, or build the model with separate_sentences=True for pairs of sentences."
+        )
 
 
 class StarTokenHead(StarClassificationHead):

@@ -47,6 +47,24 @@ def test_states_and_gradients_are_those_of_the_formula(form: str) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-7)
 
 
+def test_other_implementations_train() -> None:
+    """sdpa and eager; flex has no backward pass on CPUs, and trains on CUDA."""
+    ids, mask, gradients = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long), {}
+    mask[0, :3] = 0
+    for name in ("efficient", "sdpa", "eager", "flex_attention"):
+        model = build(num_hidden_layers=1).double() if name != "flex_attention" else build(num_hidden_layers=1)
+        model.set_attn_implementation(name)
+        if name == "flex_attention":
+            with pytest.raises(hea.UnsupportedBackendError, match="flex has no backward pass on cpu"):
+                model(ids, mask)
+            continue
+        found = model(ids, mask)
+        total = found.last_hidden_state[mask.bool()].sin().sum() + found.global_hidden_state.cos().sum()
+        gradients[name] = torch.autograd.grad(total, tuple(model.parameters()))
+    torch.testing.assert_close(gradients["sdpa"], gradients["efficient"])
+    torch.testing.assert_close(gradients["eager"], gradients["efficient"])
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_given_structure_is_that_of_the_formula(side: str) -> None:
     """Two levels of links, contexts, and a global token that reads all; two texts, of which one is padded."""

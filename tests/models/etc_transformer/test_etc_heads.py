@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from models.etc_transformer.dense_etc import Text, dense_etc
 from models.etc_transformer.tiny_models import build, random_ids
 
@@ -94,3 +95,8 @@ def test_rows_of_several_texts_have_no_class() -> None:
     choices = build("AutoModelForMultipleChoice")
     with pytest.raises(hea.InputError, match=r"A row holds 2 packed documents"):
         choices(ids.unsqueeze(0), position_ids=two.unsqueeze(0))
+
+
+def test_it_is_pre_trained_as_a_masked_language_model() -> None:
+    model = transformers.AutoModelForPreTraining.from_config(build().config)
+    assert type(model) is hea.EtcTransformerForMaskedLM

@@ -1,10 +1,13 @@
 """Global tokens from texts, from chunks, and as a call gives them; what contradicts itself is refused."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from models.etc_transformer.tiny_models import build, random_ids
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
@@ -12,6 +15,7 @@ from hf_efficient_attn.models.etc_transformer.structure import find_chunks
 from hf_efficient_attn.models.etc_transformer.structured_text import paragraphs, sentences
 from hf_efficient_attn.patterns import CompressedKeys
 
+SPACED = "w1 w2. w3 w4 w5! w6 w7. w8 w9."
 TEXTS = ["w1 w2. w3 w4 w5!\n\nw6 w7", "w8 w9"]
 
 
@@ -34,6 +38,40 @@ def test_every_sentence_has_a_global_token() -> None:
         assert build()(**found).global_hidden_state.shape == (2, 3, 32)
 
 
+def spaced_tokenizer(is_byte_level: bool) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of words that begin with the space before them, in their offsets, too."""
+    splits = pre_tokenizers.ByteLevel(add_prefix_space=False) if is_byte_level else pre_tokenizers.Metaspace()
+    words = ["[PAD]", "[MASK]", *sorted({piece for piece, _ in splits.pre_tokenize_str(SPACED)})]
+    raw = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}))
+    raw.pre_tokenizer = splits
+    raw.decoder = decoders.ByteLevel() if is_byte_level else decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", mask_token="[MASK]")
+
+
+@pytest.mark.parametrize("is_byte_level", [True, False])
+def test_a_space_before_a_sentence_leaves_no_word_of_it_out(is_byte_level: bool) -> None:
+    tokenizer = spaced_tokenizer(is_byte_level)
+    found = hea.structured_inputs(tokenizer, [SPACED])
+    for number, (start, stop) in enumerate(sentences(SPACED)):
+        own = found["input_ids"][0][found["long_to_global"][0, :, 0] == number]
+        assert tokenizer.decode(own).strip() == SPACED[start:stop]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_byte_level", [True, False])
+def test_no_word_of_a_masked_sentence_can_be_read(is_byte_level: bool, seed: int) -> None:
+    """In contrastive predictive coding."""
+    tokenizer = spaced_tokenizer(is_byte_level)
+    torch.manual_seed(seed)
+    batch = hea.SentenceMaskingCollator(tokenizer, mlm_share=1e-9, cpc_share=0.5)([{"text": SPACED}])
+    chosen = batch["cpc_mask"][0].nonzero().flatten().tolist()
+    assert len(chosen) == 2
+    hidden = [word for number in chosen for word in re.findall(r"w\d", SPACED[slice(*sentences(SPACED)[number])])]
+    masked = batch["input_ids"][0] == tokenizer.mask_token_id
+    for token, is_masked in zip(batch["cpc_input_ids"][0].tolist(), masked.tolist(), strict=True):
+        assert is_masked or tokenizer.decode([token]).strip() not in hidden
+
+
 def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
     parts = [[*paragraphs(text), *sentences(text)] for text in TEXTS]
     found = encode(parts=parts, has_whole_text=True)
@@ -47,12 +85,13 @@ def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
 
 def test_chunks_are_counted_over_the_real_tokens_of_a_document() -> None:
     states, real = torch.zeros(2, 7, 1), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
-    found = find_chunks(states, real, None, 3, 64)
+    found = find_chunks(hea.EtcTransformerConfig(chunk_tokens=3), states, real, None)
     assert found.links[..., 0].tolist() == [[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 2]]
     assert found.real.tolist() == [[True, True, False], [True, True, True]]
-    packed = find_chunks(states, real, torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]), 2, 64)
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
+    packed = find_chunks(hea.EtcTransformerConfig(chunk_tokens=2, spare_chunks=1), states, real, documents)
     assert packed.links[..., 0].tolist() == [[-1, -1, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3]]
-    assert packed.documents.tolist() == [[0, 1, 1, -1], [0, 0, 0, 0]]
+    assert packed.documents.tolist() == [[0, 1, 1, -1, -1], [0, 0, 0, 0, -1]]
 
 
 def test_a_hard_mask_lets_a_sentence_tell_of_itself_alone() -> None:
@@ -109,6 +148,7 @@ def test_texts_that_cannot_be_taken_apart() -> None:
         ({"local_radius": -1}, "local_radius=-1 must be at least 0"),
         ({"global_token_id": 61, "vocab_size": 61}, "must be a token of the vocabulary"),
         ({"type_vocab_size": 1}, "Give at least 2 types"),
+        ({"spare_chunks": -1}, "must be at least 0, or None"),
         ({"cpc_loss_weight": -0.5}, "must be at least 0"),
         ({"position_embedding_type": "learned"}, "has no absolute positions"),
         ({"attention_pattern": CompressedKeys(2, 2)}, "whose keys are its tokens"),

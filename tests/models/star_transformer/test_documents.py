@@ -105,6 +105,15 @@ def test_a_row_of_documents_has_no_single_class() -> None:
         model(random_ids(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
+def test_a_class_of_what_may_be_several_documents_is_refused_while_compiling() -> None:
+    torch.compiler.reset()
+    model, ids = build("AutoModelForSequenceClassification", num_hidden_layers=1), random_ids(1, 6)
+    step = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(ids).logits, model(ids).logits)
+    with pytest.raises(Exception, match="may hold packed documents"):
+        step(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+
+
 def test_a_matrix_may_close_padding_alone() -> None:
     model, ids = build("AutoModel"), random_ids(1, 5)
     with pytest.raises(hea.InputError, match="closes pairs of real tokens"):

@@ -1,0 +1,69 @@
+"""Questions and texts as inputs of an ETC: global tokens of question tokens and paragraphs, and answers."""
+
+from typing import Any
+
+import pytest
+from models.etc_transformer.tiny_models import build
+from word_tokenizer import word_tokenizer
+
+import hf_efficient_attn as hea
+
+PAIRS = [("w1 w2 w3", "w4 w5\n\nw6 w7 w8"), ("w9", "w10 w11 w12\n\nw13 w14")]
+
+
+def encode(**options: Any) -> Any:
+    return hea.structured_inputs(word_tokenizer(61, writes_end=True), PAIRS, **options)
+
+
+def test_question_tokens_and_paragraphs_have_global_tokens() -> None:
+    found = encode(has_whole_text=True)
+    assert found["global_input_ids"].tolist() == [[1, 3, 3, 3, 5, 5], [1, 3, 5, 5, 1, 1]]
+    assert found["global_token_type_ids"].tolist() == [[0, 5, 5, 5, 7, 7], [0, 5, 7, 7, 0, 0]]
+    assert found["global_mask"].sum(1).tolist() == [6, 4]
+    # question, text, end; a token of the text is of the whole and of its paragraph
+    assert found["long_to_global"][0].tolist() == [
+        *([1, -1], [2, -1], [3, -1]),
+        *([0, 4], [0, 4], [0, 5], [0, 5], [0, 5]),
+        [-1, -1],
+    ]
+    assert found["token_type_ids"][0].tolist() == [3, 3, 3, 1, 1, 1, 1, 1, 1]
+
+
+def test_an_answer_is_tokens_and_a_paragraph() -> None:
+    text = PAIRS[0][1]
+    answers = [(text.index("w7"), text.index("w8") + 2), None]
+    found = encode(answers=answers)
+    assert [found[name].tolist() for name in ("start_positions", "end_positions")] == [[6, 0], [7, 0]]
+    assert found["long_answer_positions"].tolist() == [4, -100]
+    # cut away, at least its end
+    cut = encode(answers=answers, max_length=8)
+    assert cut["long_answer_positions"].tolist() == [-100, -100]
+    assert cut["end_positions"].tolist() == [0, 0]
+    model = build("AutoModelForQuestionAnswering", long_answers=True)
+    outputs = model(**found)
+    assert outputs.long_answer_logits.shape == (2, 5)
+    assert outputs.loss.isfinite()
+    # a batch in which no example has an answer
+    assert model(**cut).loss.isfinite()
+
+
+def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
+    found = encode(question_token_ids=(41, 43), parts=[[(0, 5)], [(0, 3)]])
+    assert found["global_input_ids"].tolist() == [[41, 41, 41, 43], [41, 43, 1, 1]]
+    assert found["global_reads_all"].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([("w1", "w2", "w3")], {}, r"texts has \('w1', 'w2', 'w3'\); give texts alone, or pairs"),
+        (["w1", ("w1", "w2")], {}, "texts has 'w1'; give texts alone, or pairs"),
+        ([3], {}, "texts has 3; give texts alone"),
+        (["w1 w2"], {"answers": [(0, 2)]}, "answers has 1 of 1 texts"),
+        (PAIRS, {"answers": [None]}, "answers has 1 of 2 pairs"),
+        (PAIRS, {"answers": [(4, 400), None]}, r"answers has \(4, 400\); give \(start, stop\) in characters"),
+    ],
+)
+def test_what_is_neither_texts_nor_pairs(texts: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.InputError, match=message):
+        hea.structured_inputs(word_tokenizer(61), texts, **options)
