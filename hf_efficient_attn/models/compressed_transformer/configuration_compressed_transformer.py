@@ -63,7 +63,8 @@ class CompressedTransformerConfig(
         num_features: how many of these a head has; None: head_dim · ln(head_dim), as the authors.
         feature_seed, feature_redraw_steps: of their draw, and after how many steps of training
             `RedrawFeaturesCallback` replaces them; None: never.
-        normalizer_epsilon: what is added to the sum of weights of linear attention.
+        normalizer_epsilon: what is added to the sum of weights of linear attention, but for random features, whose sums
+            are divided by their largest terms instead.
         chunk_tokens: tokens of a chunk of causal linear attention, of which all pairs are computed; how fast it is, and
             not what is computed.
         num_landmarks: m of a Nyströmformer; texts of at most as many tokens have full attention.
@@ -187,7 +188,8 @@ class CompressedTransformerConfig(
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
         if self.mechanism_of_layer(layer_idx) == "linear":
-            return self.num_attention_heads * self.features_of_head * (self.head_dim + 1)
+            exponents = int(self.feature_map == "positive_random")
+            return self.num_attention_heads * (self.features_of_head * (self.head_dim + 1) + exponents)
         if self.mechanism_of_layer(layer_idx) == "memory_compressed":
             slots = max(1, num_tokens // self.compression_tokens)
             return 2 * (self.compression_tokens - 1 + slots) * self.hidden_size
