@@ -106,8 +106,8 @@ class CompressedTransformerConfig(
     attention_cost = (
         "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
         "2 · n · num_landmarks + num_landmarks² of nystrom; n² / compression_tokens of memory_compressed, half of that "
-        "if causal; the pairs of attention_pattern, without one n², of pattern and prior; n² of talking_heads "
-        "and residual_scores"
+        "if causal; the pairs of attention_pattern, without one n², of the others: in layer l of residual_scores with "
+        "keys of l · head_dim numbers, in talking_heads of num_attention_heads · head_dim"
     )
     keys_to_ignore_at_inference = ["past_key_values"]
 

@@ -48,8 +48,9 @@ from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
 from .memory_compressed import MemoryCompressedAttention
 from .nystrom import NystromAttention
+from .passed_states import PassedStates
 from .prior import PriorAttention
-from .residual_scores import PassedScores, ResidualScoresAttention
+from .residual_scores import ResidualScoresAttention
 from .slot_cache import SlotLayer
 from .state_cache import StateLayer, attach_states
 from .talking_heads import TalkingHeadsAttention
@@ -154,6 +155,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         kwargs = {**kwargs, **where, **self.arguments(call)}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
+        kwargs["passed_states"].check_gradients()
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), past_key_values=cache)
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -182,7 +184,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             "texts": texts,
             "shared_maps": shared,
             "past_key_values": call.cache,
-            "passed_scores": PassedScores(),
+            "passed_states": PassedStates(),
         }
 
 

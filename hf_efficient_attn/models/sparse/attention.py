@@ -84,16 +84,14 @@ class SparseAttention(nn.Module):
             global_rows: where they are among the T queries; only with global projections.
             position_embeddings: cosines and sines of rotary positions, or those of each theta.
         """
-        query, key, value = (
-            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = self._states(hidden_states)
         rotation = self._rotation(position_embeddings)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         cached_globals = None
         if past_key_values is not None:
             key, value, cached_globals = self._update(past_key_values, hidden_states, key, value, rotation)
+        query, key = self._compared(query, key, kwargs)
         check_chosen(token_mask.global_mask, key.shape[2])
         followed = replace(self._followed(global_positions, key.shape[2]), shards=shards_of(self))
         options = {
@@ -147,6 +145,21 @@ class SparseAttention(nn.Module):
             backend=backend_of(self.config),
             notes=notes,
         )
+
+    def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of new tokens, [B, heads, T, head_dim] each."""
+        query, key, value = (
+            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return query, key, value
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the queries and all keys of which products are scores; a family may add those of other layers.
+
+        kwargs: keyword arguments of `forward` that are the family's own.
+        """
+        return query, key
 
     def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
         if isinstance(position_embeddings, dict):

@@ -1,0 +1,55 @@
+"""Queries and keys that a layer passes on to layers above, which compare them again: memory grows as the text does."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+
+
+class PassedStates:
+    """What the layers of one forward pass pass on: by index of a layer its queries and keys, [B, H, T or K, D].
+
+    No dict, of which libraries that move or cast arguments would give each layer a copy.
+    """
+
+    def __init__(self) -> None:
+        self._of_layer: dict[int, tuple[Tensor, Tensor]] = {}
+        self._have_gradients = True
+
+    def keep(self, layer: int, query: Tensor, key: Tensor) -> None:
+        """Pass on the queries of the new tokens of a layer, and all its keys, the cached ones first."""
+        self._of_layer[layer] = query, key
+        self._have_gradients &= torch.is_grad_enabled()
+
+    def joined(self, layers: Sequence[int], own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of which the products are the sums of those of layers, one beside the other.
+
+        own: states of the layer that reads, for as many keys: [B, any, K, any].
+
+        Raises:
+            InputError: the cache of a layer holds other tokens.
+        """
+        queries, keys = zip(*(self._of_layer[layer] for layer in layers), strict=True)
+        if any(key.shape[2] != own.shape[2] for key in keys):
+            counts = ", ".join(f"layer {layer} {key.shape[2]}" for layer, key in zip(layers, keys, strict=True))
+            raise InputError(
+                f"Keys of several layers are read together, but they are of different tokens: of {counts}, and "
+                f"{own.shape[2]} are read. Generate with the default cache, which holds all keys of all layers."
+            )
+        query, key = (torch.cat([each.to(own.device) for each in states], -1) for states in (queries, keys))
+        return query, key
+
+    def check_gradients(self) -> None:
+        """Refuse layers that were computed without gradients in a pass that has them.
+
+        Raises:
+            UnsupportedBackendError: they were; layers below would get no gradient from those that read with theirs.
+        """
+        if torch.is_grad_enabled() and not self._have_gradients:
+            raise UnsupportedBackendError(
+                "Layers read with the queries and keys of layers below, which were computed without gradients, as in "
+                "gradient checkpointing with use_reentrant=True. Give "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
