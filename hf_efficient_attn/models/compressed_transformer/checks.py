@@ -110,6 +110,12 @@ def check_landmarks(config: Any) -> None:
     """Raise ConfigurationError for landmarks or a convolution that a Nyströmformer cannot have."""
     if config.num_landmarks < 1:
         raise ConfigurationError(f"num_landmarks={config.num_landmarks} must be at least 1.")
+    if config.layers_with("nystrom") and config.num_landmarks > config.max_position_embeddings:
+        raise ConfigurationError(
+            f"num_landmarks={config.num_landmarks} are more than the max_position_embeddings="
+            f"{config.max_position_embeddings} tokens that they are means of. Give fewer; as many as that are full "
+            "attention at every length."
+        )
     size = config.conv_kernel_size
     if size is not None and (size < 1 or size % 2 == 0):
         raise ConfigurationError(

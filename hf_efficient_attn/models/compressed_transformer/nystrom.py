@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
@@ -51,25 +52,33 @@ class NystromAttention(MechanismAttention):
         with autocast_off(query.device.type):
             query, key, states = (wide(each) for each in (query, key, value))
             query, key = (each * self.head_dim**-0.25 for each in (query, key))
-            means, is_landmark, is_short = segments(query, real, self.num_landmarks)
-            queries, keys = means @ query, means @ key
-            # F, without the landmarks that a short text does not have
-            read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
-            inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale)
-            gathered = queries @ key.mT
-            if real is not None:
-                gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
-            gathered = inverse @ gathered.softmax(-1)
-            # the landmarks of a short text are its tokens, and F is full attention
-            gathered = torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
+            # a graph that is traced is for texts of any length
+            if not is_tracing(key) and key.shape[2] <= self.num_landmarks:
+                read, gathered = all_read(query, key, real), None
+            else:
+                read, gathered = self._by_landmarks(query, key, real)
             weights = None
             if need_weights:
                 warn_of_weights()
-                weights = read @ gathered
-            out = self.dropout(read) @ (gathered @ states)
+                weights = read if gathered is None else read @ gathered
+            out = self.dropout(read) @ (states if gathered is None else gathered @ states)
         out = out.to(dtype)
         out = out if self.conv is None else out + self.conv(value)
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
+
+    def _by_landmarks(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; of short texts the weights of full attention, and 1."""
+        means, is_landmark, is_short = segments(query, real, self.num_landmarks)
+        queries, keys = means @ query, means @ key
+        # F, without the landmarks that a short text does not have
+        read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
+        inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale)
+        gathered = queries @ key.mT
+        if real is not None:
+            gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
+        gathered = inverse @ gathered.softmax(-1)
+        # the landmarks of a short text are its tokens, and F is full attention
+        return read, torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
 
     def _between(self, queries: Tensor, keys: Tensor, is_landmark: Tensor) -> Tensor:
         """Return A, [R, H, m, m]; landmarks that a text does not have read themselves, and nothing reads them."""
@@ -103,6 +112,16 @@ class HeadConvolution(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return nn.functional.conv2d(states, self.weight, padding=(self.size // 2, 0), groups=self.num_heads)
+
+
+def all_read(query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
+    """Return the weights of full attention of texts, [R, H, L, L], with queries and keys divided by D^¼ each."""
+    scores = query @ key.mT
+    if real is not None:
+        # a text of padding alone keeps one key, which is 0
+        counts = real.sum(1).clamp(min=1).view(-1, 1, 1, 1)
+        scores = scores.masked_fill(torch.arange(real.shape[1], device=real.device) >= counts, -torch.inf)
+    return scores.softmax(-1)
 
 
 def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"projected_tokens": 5, "projection_type": "mean"}, "does not divide 64"),
     ({"projection_type": "mean", "projection_bias": True}, "has no parameters"),
     ({"projection_first": True, "projection_sharing": "none"}, "not cut into heads yet"),
+    ({"mechanism": "nystrom", "num_landmarks": 65}, "more than the max_position_embeddings=64"),
     ({"compression_tokens": 0}, "must be at least 1"),
 ]
 
