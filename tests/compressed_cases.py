@@ -11,7 +11,8 @@ from hf_efficient_attn.patterns import Band, BlockLocal
 
 def compressed(name: str, **fields: Any) -> Case:
     """Return a case whose layers read fewer keys than its texts have tokens."""
-    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {"projected_tokens": 4, **fields})
+    projected = {"projected_tokens": 4} if "linformer" in fields.get("mechanism", "linformer") else {}
+    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {**projected, **fields})
 
 
 COMPRESSED = Family(

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.models.inputs.axes import check_positions
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 
 
@@ -79,14 +80,15 @@ def prepare_call(
         use_cache: make a cache for a causal model that was given none.
 
     Raises:
-        InputError: a mask of another length or other values than 0 and 1; documents and positions that contradict each
-            other, or that follow cached tokens.
+        InputError: a mask or positions of another length, a mask of other values than 0 and 1; documents and positions
+            that contradict each other, or that follow cached tokens.
     """
     batch_size, tokens = embedded.shape[:2]
     if use_cache and config.is_causal and cache is None:
         cache = DynamicCache(config=config)
     past_tokens, num_keys = lengths(cache, tokens)
     check_mask(attention_mask, batch_size, tokens, past_tokens, room=num_keys)
+    check_positions(position_ids, batch_size, tokens)
     position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
     documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)

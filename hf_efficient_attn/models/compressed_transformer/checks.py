@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.layer_patterns import FIELD, is_single
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
+from hf_efficient_attn.patterns.layers import patterns_per_layer
 
 # those that follow attention_pattern, and may share keys among heads
 FOLLOWERS = ("pattern", "prior", "residual_scores", "talking_heads")
@@ -15,6 +16,28 @@ NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
     "nystrom": "each of its landmarks is a mean over a segment of the whole text, so that a token would read what "
     "follows it",
+}
+# fields that only layers of one mechanism read
+OWN_FIELDS: dict[str, tuple[str, ...]] = {
+    "linformer": (
+        "projected_tokens",
+        "projection_sharing",
+        "projection_type",
+        "projection_first",
+        "projection_bias",
+        "projection_padding",
+    ),
+    "linear": (
+        "feature_map",
+        "num_features",
+        "feature_seed",
+        "feature_redraw_steps",
+        "normalizer_epsilon",
+        "chunk_tokens",
+    ),
+    "nystrom": ("num_landmarks", "conv_kernel_size", "inverse_scale"),
+    "memory_compressed": ("compression_tokens", "compression_by_head", "compression_null_key"),
+    "prior": ("prior_width_tokens", "prior_is_trained"),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("learned", "sinusoidal", "none"),
@@ -47,11 +70,39 @@ def check_mechanisms(config: Any) -> None:
         raise ConfigurationError(
             f"mechanism lists {len(listed)} mechanisms for {config.num_hidden_layers} layers; give one each."
         )
-    if getattr(config, FIELD, None) is not None and not set(FOLLOWERS) & set(listed):
+    check_followers(config)
+
+
+def check_followers(config: Any) -> None:
+    """Raise ConfigurationError for a pattern of layers that follow none."""
+    spec = getattr(config, FIELD, None)
+    if spec is None:
+        return
+    names = ", ".join(shown(each) for each in FOLLOWERS)
+    listed = [config.mechanism_of_layer(layer) for layer in _layers(config)]
+    if not set(FOLLOWERS) & set(listed):
         raise ConfigurationError(
-            f"{FIELD}={shown(getattr(config, FIELD))}: no layer follows a pattern. Give mechanism='pattern', 'prior' "
-            "or 'talking_heads' to those that shall, in a list with one for each layer, or leave the pattern out."
+            f"{FIELD}={shown(spec)}: no layer follows a pattern. Give one of the mechanisms {names} to those that "
+            "shall, in a list with one for each layer, or leave the pattern out."
         )
+    for layer, pattern in enumerate([] if is_single(spec) else patterns_per_layer(spec, len(listed))):
+        if pattern is not None and listed[layer] not in FOLLOWERS:
+            raise ConfigurationError(
+                f"{FIELD} has a pattern for layer {layer}, whose mechanism {shown(listed[layer])} follows none. Give "
+                f"None for this layer, or one of the mechanisms {names}."
+            )
+
+
+def check_unused(config: Any) -> None:
+    """Raise ConfigurationError for a field of a mechanism that no layer has."""
+    for mechanism, names in OWN_FIELDS.items():
+        for name in () if config.layers_with(mechanism) else names:
+            value, default = getattr(config, name), getattr(type(config), name)
+            if value != default:
+                raise ConfigurationError(
+                    f"{name}={shown(value)}, but no layer has mechanism={shown(mechanism)}, which alone reads it. "
+                    f"Leave it out (it is then {shown(default)}), or give a layer that mechanism."
+                )
 
 
 def check_projections(config: Any) -> None:
@@ -90,6 +141,12 @@ def check_projections(config: Any) -> None:
 
 def check_features(config: Any) -> None:
     """Raise ConfigurationError for features that linear attention cannot have."""
+    epsilon = config.normalizer_epsilon
+    if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
+        raise ConfigurationError(
+            f"normalizer_epsilon={epsilon}, but to sums of feature_map='positive_random' nothing is added. Leave it "
+            "out, or use feature_map='elu' or 'constant'."
+        )
     if config.num_features is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
             f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "

@@ -21,6 +21,7 @@ from .checks import (
     check_mechanisms,
     check_projections,
     check_softmax_heads,
+    check_unused,
 )
 
 
@@ -40,7 +41,7 @@ class CompressedTransformerConfig(
             the same with the scores of the layer below added; "talking_heads", the same with heads that mix scores and
             weights; a list gives one per layer, so that they mix.
         attention_pattern: who reads whom in layers of the last four, in any form that `sparsify` takes; None: all read
-            all, or if causal all before.
+            all, or if causal all before. A list has None for the other layers.
         is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
         projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
             one number per layer.
@@ -212,6 +213,7 @@ class CompressedTransformerConfig(
         check_fields(self, CHOICES)
         self.check_head_sizes()
         check_mechanisms(self)
+        check_unused(self)
         check_projections(self)
         check_features(self)
         check_landmarks(self)

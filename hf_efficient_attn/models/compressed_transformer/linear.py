@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
@@ -140,10 +139,9 @@ class LinearAttention(MechanismAttention):
             keys = keys * (exponents - exponents.amax(-1, keepdim=True)).exp().unsqueeze(-1)
         return self._divided(queries @ keys.mT, normalizer)
 
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+    def costs(self, num_keys: int) -> str:
         numbers = self.config.features_of_head * (self.head_dim + 1)
-        self.costs = (
+        return (
             f"A layer of linear attention computes no scores of pairs: for {num_keys:,} tokens, a head adds up "
             f"{numbers:,} numbers of each, where full attention computes {num_keys**2:,} scores."
         )
-        return super().layer_request(num_keys, task)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.layout.autocast import autocast_off
 
@@ -87,14 +86,13 @@ class NystromAttention(MechanismAttention):
         own = torch.eye(none.shape[1], dtype=torch.bool, device=none.device)
         return torch.where(none[:, None, :, None], own.to(scores.dtype), scores.softmax(-1))
 
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+    def costs(self, num_keys: int) -> str:
         landmarks = min(num_keys, self.num_landmarks)
         scores = num_keys**2 if landmarks == num_keys else 2 * num_keys * landmarks + landmarks**2
-        self.costs = (
+        return (
             f"A layer of a Nyströmformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
             f"attention computes {num_keys**2:,}: those of tokens and {landmarks:,} landmarks, and of landmarks."
         )
-        return super().layer_request(num_keys, task)
 
 
 class HeadConvolution(nn.Module):

@@ -46,7 +46,7 @@ def linformer_large(cls: type[Config], **fields: Any) -> Config:
 
 
 def performer_base(cls: type[Config], **fields: Any) -> Config:
-    """Return linear attention with positive random features in RoBERTa-base's layout, so that its weights fit.
+    """Return linear attention with positive random features in RoBERTa-base's layout.
 
     `RedrawFeaturesCallback` redraws the features every 1,000 steps, a number of ours.
     """
