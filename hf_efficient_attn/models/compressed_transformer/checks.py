@@ -8,8 +8,12 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 
-# those that follow attention_pattern, and may share keys among heads
-FOLLOWERS = ("pattern", "prior", "residual_scores", "talking_heads")
+# those that follow attention_pattern
+FOLLOWERS = ("pattern", "prior", "residual_scores", "reused_weights", "talking_heads", "collaborative_heads")
+# those that may share keys and values among heads
+SHARERS = tuple(name for name in FOLLOWERS if name != "collaborative_heads")
+# those whose weights a layer above may read with
+REUSABLE = ("pattern", "residual_scores", "collaborative_heads")
 MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", *FOLLOWERS)
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
@@ -38,6 +42,7 @@ OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "nystrom": ("num_landmarks", "conv_kernel_size", "inverse_scale"),
     "memory_compressed": ("compression_tokens", "compression_by_head", "compression_null_key"),
     "prior": ("prior_width_tokens", "prior_is_trained"),
+    "collaborative_heads": ("shared_key_width",),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("learned", "sinusoidal", "none"),
@@ -70,6 +75,7 @@ def check_mechanisms(config: Any) -> None:
         raise ConfigurationError(
             f"mechanism lists {len(listed)} mechanisms for {config.num_hidden_layers} layers; give one each."
         )
+    check_reused(config)
     check_followers(config)
 
 
@@ -85,11 +91,30 @@ def check_followers(config: Any) -> None:
             f"{FIELD}={shown(spec)}: no layer follows a pattern. Give one of the mechanisms {names} to those that "
             "shall, in a list with one for each layer, or leave the pattern out."
         )
-    for layer, pattern in enumerate([] if is_single(spec) else patterns_per_layer(spec, len(listed))):
+    patterns = patterns_per_layer(spec, len(listed))
+    for layer, pattern in enumerate([] if is_single(spec) else patterns):
         if pattern is not None and listed[layer] not in FOLLOWERS:
             raise ConfigurationError(
                 f"{FIELD} has a pattern for layer {layer}, whose mechanism {shown(listed[layer])} follows none. Give "
                 f"None for this layer, or one of the mechanisms {names}."
+            )
+        if pattern is not None and listed[layer] == "reused_weights" and pattern != patterns[layer - 1]:
+            raise ConfigurationError(
+                f"{FIELD} has a pattern for layer {layer}, which reads with the weights of the layer below, and so by "
+                "its pattern. Give None for this layer."
+            )
+
+
+def check_reused(config: Any) -> None:
+    """Raise ConfigurationError for layers that have no weights below to read with."""
+    for layer in config.layers_with("reused_weights"):
+        below = config.mechanism_of_layer(layer - 1) if layer else None
+        allowed = (*REUSABLE, "reused_weights")
+        if below not in allowed:
+            raise ConfigurationError(
+                f"mechanism has 'reused_weights' for layer {layer}, which reads with the weights of the layer below. "
+                f"That must be of one of the mechanisms {', '.join(allowed)}; "
+                + ("there is none." if below is None else f"it is {shown(below)}.")
             )
 
 
@@ -188,10 +213,20 @@ def check_softmax_heads(config: Any) -> None:
         raise ConfigurationError(
             f"num_key_value_heads={groups} must divide num_attention_heads={config.num_attention_heads}."
         )
-    if config.key_value_heads != config.num_attention_heads and not listed <= set(FOLLOWERS):
+    if config.key_value_heads != config.num_attention_heads and not listed <= set(SHARERS):
         raise ConfigurationError(
             f"num_key_value_heads={groups} shares keys and values among heads, which layers of the mechanisms "
-            f"{', '.join(FOLLOWERS)} can, and {', '.join(sorted(listed - set(FOLLOWERS)))} cannot. Leave it out."
+            f"{', '.join(SHARERS)} can, and {', '.join(sorted(listed - set(SHARERS)))} cannot. Leave it out."
+        )
+
+
+def check_shared_keys(config: Any) -> None:
+    """Raise ConfigurationError for queries and keys that collaborative heads cannot share."""
+    width, heads = config.shared_key_width, config.num_attention_heads
+    if width is not None and not heads <= width <= config.hidden_size:
+        raise ConfigurationError(
+            f"shared_key_width={width} must be from num_attention_heads={heads} to hidden_size={config.hidden_size}, "
+            "or None: each head starts with its share of these numbers."
         )
 
 

@@ -41,6 +41,7 @@ from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
+from .collaborative_heads import CollaborativeHeadsAttention
 from .configuration_compressed_transformer import CompressedTransformerConfig
 from .feature_maps import PositiveRandomFeatures
 from .linear import LinearAttention
@@ -48,9 +49,10 @@ from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
 from .memory_compressed import MemoryCompressedAttention
 from .nystrom import NystromAttention
-from .passed_states import PassedStates
+from .passed_states import PassedStates, PassingAttention
 from .prior import PriorAttention
 from .residual_scores import ResidualScoresAttention
+from .reused_weights import ReusedWeightsAttention
 from .slot_cache import SlotLayer
 from .state_cache import StateLayer, attach_states
 from .talking_heads import TalkingHeadsAttention
@@ -61,10 +63,12 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "nystrom": NystromAttention,
     "memory_compressed": MemoryCompressedAttention,
-    "pattern": SparseAttention,
+    "pattern": PassingAttention,
     "prior": PriorAttention,
     "residual_scores": ResidualScoresAttention,
+    "reused_weights": ReusedWeightsAttention,
     "talking_heads": TalkingHeadsAttention,
+    "collaborative_heads": CollaborativeHeadsAttention,
 }
 
 

@@ -1,11 +1,14 @@
 """Queries and keys that a layer passes on to layers above, which compare them again: memory grows as the text does."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 
 class PassedStates:
@@ -52,4 +55,34 @@ class PassedStates:
                 "Layers read with the queries and keys of layers below, which were computed without gradients, as in "
                 "gradient checkpointing with use_reentrant=True. Give "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+
+
+class PassingAttention(SparseAttention):
+    """Attention that follows a pattern, and passes its queries and keys on where a layer above reads with them."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        above = range(layer_idx + 1, config.num_hidden_layers)
+        self.passes_on = any(layer_idx in config.compared_layers(layer) for layer in above)
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        if self.passes_on:
+            kwargs["passed_states"].keep(self.layer_idx, query, key)
+        return query, key
+
+
+def check_cached_width(cache: Cache, layer_idx: int, keys: tuple[int, int], values: tuple[int, int]) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by code that does not know what a layer keeps.
+
+    keys, values: their heads, and numbers of a head.
+    """
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    for name, wanted in (("keys", keys), ("values", values)):
+        held = getattr(layer, name, None)
+        if held is not None and held.ndim == 4 and held.shape[2] and (held.shape[1], held.shape[3]) != wanted:
+            raise UnsupportedBackendError(
+                f"The cache holds {name} of {held.shape[1]} heads and {held.shape[3]} numbers, but layer {layer_idx} "
+                f"keeps {wanted[0]} and {wanted[1]}. Prefix tuning cannot give it keys; use prompt tuning or LoRA "
+                "instead."
             )

@@ -21,25 +21,24 @@ from typing import Any
 from torch import Tensor
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.models.sparse.attention import SparseAttention
 
-from .passed_states import PassedStates
+from .passed_states import PassedStates, PassingAttention
 
 
-class ResidualScoresAttention(SparseAttention):
+class ResidualScoresAttention(PassingAttention):
     """Attention that follows a pattern and adds the scores of the layer below."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        layers = config.layers_with("residual_scores")
-        self.compared_layers, self.is_alone = [each for each in layers if each <= layer_idx], len(layers) == 1
+        self.compared_layers = config.compared_layers(layer_idx)
+        self.passes_on |= len(self.compared_layers) > 1
 
     def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        if self.is_alone:
+        query, key = super()._compared(query, key, kwargs)
+        if len(self.compared_layers) == 1:
             return query, key
         passed: PassedStates = kwargs["passed_states"]
-        passed.keep(self.layer_idx, query, key)
         return passed.joined(self.compared_layers, key)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), head_dim=len(self.compared_layers) * self.head_dim)
+        return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))

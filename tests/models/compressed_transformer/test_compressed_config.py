@@ -39,7 +39,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"mechanism": ["pattern", "linear"], "attention_pattern": [Band(1, 1), Band(2, 2)]},
         "has a pattern for layer 1, whose mechanism 'linear' follows none",
     ),
-    ({"mechanism": "linear", "attention_pattern": Band(1, 1)}, "'prior', 'residual_scores', 'talking_heads'"),
+    ({"mechanism": "linear", "attention_pattern": Band(1, 1)}, "'residual_scores', 'reused_weights', 'talking_heads'"),
 ]
 
 
@@ -77,6 +77,14 @@ def test_presets_have_the_parameters_of_encoders_of_their_size(
     block = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     expected = (vocabulary + positions + types + 2) * 768 + 12 * block + kernels
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_linformer_is_an_alias_that_no_config_of_transformers_collides_with() -> None:
+    config = hea.CompressedTransformerConfig.linformer(**TINY, projected_tokens=4)
+    assert config.to_dict() == hea.CompressedTransformerConfig(**TINY, projected_tokens=4).to_dict()
+    assert config.model_type == "compressed_transformer"
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'mechanism'"):
+        hea.CompressedTransformerConfig.linformer(mechanism="linear")
 
 
 def test_nystromformer_has_as_many_parameters_as_that_of_transformers() -> None:
