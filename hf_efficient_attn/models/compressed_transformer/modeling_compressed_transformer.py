@@ -2,12 +2,12 @@
 
 It differs from BERT and RoBERTa only in what a layer reads, which the config's `mechanism` says, for all layers or for
 each: a file of this folder per mechanism, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be
-padded on either side, have masked tokens between others, and hold packed documents: a mechanism is given texts that
-begin at their first place (`texts.py`).
+padded on either side, have masked tokens between others, and hold packed documents: a mechanism that follows no pattern
+is given texts that begin at their first place (`texts.py`).
 
-Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
-Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al., "Nyströmformer"
-(arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
+Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
+(arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
+"Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
 """
 
 from functools import partial

@@ -195,6 +195,9 @@ def test_tokens_are_decoded_by_the_engine(mechanism: str, monkeypatch: pytest.Mo
     expected = model.generate(ids, use_cache=False, **options)
     for kind in ("dynamic", "static"):
         assert torch.equal(model.generate(ids, cache_implementation=kind, **options), expected)
+    kept = hea.PatternCache(model.config)
+    assert torch.equal(model.generate(ids, past_key_values=kept, **options), expected)
+    assert {layer.keys.shape[2] for layer in kept.layers} == {4}
 
 
 def test_keys_of_other_tokens_are_refused() -> None:

@@ -113,6 +113,9 @@ def test_caches_hold_what_layers_keep(below: str) -> None:
     expected = model.generate(ids, use_cache=False, **options)
     for kind in ("dynamic", "static"):
         assert torch.equal(model.generate(ids, cache_implementation=kind, **options), expected)
+    kept = hea.PatternCache(model.config)
+    assert torch.equal(model.generate(ids, past_key_values=kept, **options), expected)
+    assert {layer.keys.shape[2] for layer in kept.layers} == {6}
 
 
 def gradients(checkpointing: dict[str, bool] | None) -> dict[str, Tensor]:
