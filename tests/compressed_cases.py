@@ -11,7 +11,8 @@ from hf_efficient_attn.patterns import Band, BlockLocal
 
 def compressed(name: str, **fields: Any) -> Case:
     """Return a case whose layers read fewer keys than its texts have tokens."""
-    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {"projected_tokens": 4, **fields})
+    projected = {"projected_tokens": 4} if "linformer" in fields.get("mechanism", "linformer") else {}
+    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {**projected, **fields})
 
 
 COMPRESSED = Family(
@@ -77,6 +78,20 @@ COMPRESSED = Family(
         compressed(
             "residual-causal",
             mechanism="residual_scores",
+            attention_pattern=[Band(6, 0), None],
+            is_causal=True,
+            num_key_value_heads=2,
+        ),
+        compressed(
+            "collaborative-causal",
+            mechanism="collaborative_heads",
+            shared_key_width=12,
+            attention_pattern=Band(6, 0),
+            is_causal=True,
+        ),
+        compressed(
+            "reused-causal",
+            mechanism=["pattern", "reused_weights"],
             attention_pattern=[Band(6, 0), None],
             is_causal=True,
             num_key_value_heads=2,
