@@ -138,6 +138,20 @@ COMPRESSED = Family(
                 is_causal=True,
                 num_key_value_heads=2,
             ),
+            compressed(
+                "passing",
+                mechanism=["pattern", "reused_weights", "residual_scores", "residual_scores", "reused_weights"],
+                attention_pattern=[Band(6, 0), None, Band(4, 0), Band(9, 0), None],
+                num_hidden_layers=5,
+                is_causal=True,
+                num_key_value_heads=2,
+            ),
+            compressed(
+                "sharing",
+                mechanism=["collaborative_heads", "reused_weights"],
+                attention_pattern=[Band(5, 5), None],
+                shared_key_width=12,
+            ),
         )
     },
     refuses={"prefix": "Prefix tuning cannot give it keys"},
