@@ -11,7 +11,8 @@ from hf_efficient_attn.patterns import Band, BlockLocal
 
 def compressed(name: str, **fields: Any) -> Case:
     """Return a case whose layers read fewer keys than its texts have tokens."""
-    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {"projected_tokens": 4, **fields})
+    projected = {"projected_tokens": 4} if "linformer" in fields.get("mechanism", "linformer") else {}
+    return case_of(f"compressed-{name}", hea.CompressedTransformerConfig, {**projected, **fields})
 
 
 COMPRESSED = Family(
@@ -81,6 +82,20 @@ COMPRESSED = Family(
             is_causal=True,
             num_key_value_heads=2,
         ),
+        compressed(
+            "collaborative-causal",
+            mechanism="collaborative_heads",
+            shared_key_width=12,
+            attention_pattern=Band(6, 0),
+            is_causal=True,
+        ),
+        compressed(
+            "reused-causal",
+            mechanism=["pattern", "reused_weights"],
+            attention_pattern=[Band(6, 0), None],
+            is_causal=True,
+            num_key_value_heads=2,
+        ),
         compressed("nystrom", mechanism="nystrom", num_landmarks=4, conv_kernel_size=5),
     ),
     decoder="compressed-linear-mixed",
@@ -122,6 +137,20 @@ COMPRESSED = Family(
                 num_hidden_layers=3,
                 is_causal=True,
                 num_key_value_heads=2,
+            ),
+            compressed(
+                "passing",
+                mechanism=["pattern", "reused_weights", "residual_scores", "residual_scores", "reused_weights"],
+                attention_pattern=[Band(6, 0), None, Band(4, 0), Band(9, 0), None],
+                num_hidden_layers=5,
+                is_causal=True,
+                num_key_value_heads=2,
+            ),
+            compressed(
+                "sharing",
+                mechanism=["collaborative_heads", "reused_weights"],
+                attention_pattern=[Band(5, 5), None],
+                shared_key_width=12,
             ),
         )
     },

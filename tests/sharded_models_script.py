@@ -24,11 +24,12 @@ from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.compressed_transformer import talking_heads
 
 ROWS, TOKENS, WIDTH = 2, 27, 24
 # the first row is packed, with a document that lies on several processes
 LENGTHS = (5, 13, 9)
-# cases whose heads cannot be dealt out
+# cases with talking heads, which cannot be dealt out where all scores are computed
 MIXING = ("compressed-mixing",)
 # whose bytes `explain` cannot say: the text decides, or heads of other distances are computed apart
 UNSAID = ("sparse-chosen", "sparse-relative")
@@ -167,6 +168,11 @@ def main(folder: Path) -> None:
         if path.name in MIXING:
             divided = hea.shard_sequence(model, mesh, "heads")
             found["said"] = raised_by(lambda divided=divided, inputs=inputs: divided(**inputs))
+            # as of long texts, by the engine
+            with patch.object(talking_heads, "FEW_KEYS", 0):
+                for mode in ("halo", "heads"):
+                    found[mode] = together(hea.shard_sequence(model, mesh, mode), inputs)
+                check_bytes(hea.shard_sequence(model, mesh))
         if path.name == "sparse-chosen":
             # of which the first process holds none that is too far
             far = torch.arange(TOKENS).expand(ROWS, -1) + model.config.max_position_embeddings - TOKENS + 3

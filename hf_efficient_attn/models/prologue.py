@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.cache_argument import is_paged, takes_cache
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.models.inputs.axes import check_positions
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 
 
@@ -81,8 +82,8 @@ def prepare_call(
         use_cache: make a cache for a causal model that was given none.
 
     Raises:
-        InputError: a mask of another length or other values than 0 and 1; documents and positions that contradict each
-            other, or that follow cached tokens.
+        InputError: a mask or positions of another length, a mask of other values than 0 and 1; documents and positions
+            that contradict each other, or that follow cached tokens.
     """
     refuse_paged(config, cache)
     batch_size, tokens = embedded.shape[:2]
@@ -90,6 +91,7 @@ def prepare_call(
         cache = DynamicCache(config=config)
     past_tokens, num_keys = lengths(cache, tokens)
     check_mask(attention_mask, batch_size, tokens, past_tokens, room=num_keys)
+    check_positions(position_ids, batch_size, tokens)
     position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
     documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)

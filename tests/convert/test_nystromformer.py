@@ -89,7 +89,10 @@ def test_what_cannot_be_converted_is_refused(
     ("fields", "message"),
     [
         ({"num_landmarks": 50}, "Convert with max_position_embeddings=100"),
-        ({"mechanism": "linear"}, "nystromformer models cannot have: mechanism='linear'"),
+        (
+            {"mechanism": "linear", "num_landmarks": 64, "conv_kernel_size": 65},
+            "nystromformer models cannot have: mechanism='linear'",
+        ),
         ({"conv_kernel_size": None}, "no nystromformer config can be made"),
     ],
 )

@@ -126,9 +126,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_processes_compute_what_one_does(folder: Path, name: str, capability: Any) -> None:
-    alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
+def check_alike(name: str, alone: dict[str, Any], together: dict[str, Any]) -> None:
+    """Check what processes compute of a case, but for the logits of padding."""
     is_token = batch(name, SIZES["vocab_size"]).get("attention_mask", torch.ones(1, 1)).bool()[..., None]
     for quantity, expected in alone.items():
         found = together[quantity]
@@ -138,6 +137,11 @@ def test_processes_compute_what_one_does(folder: Path, name: str, capability: An
         tolerance = 1e-10 if name not in OTHERS else 1e-6
         atol = tolerance * max(float(expected.abs().max()), 1e-2)
         assert float((found - expected).abs().max()) <= atol, quantity
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_compute_what_one_does(folder: Path, name: str, capability: Any) -> None:
+    check_alike(name, torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt"))
     capability(family_of(build(name).config), "Ulysses" if "heads" in name else "halo")
 
 
@@ -150,6 +154,12 @@ def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> 
 def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
     said = torch.load(folder / f"{name}.pt")["said"]
     assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of TalkingHeadsAttention", said)
+
+
+@pytest.mark.parametrize("mode", ["halo", "heads"])
+@pytest.mark.parametrize("name", MIXING)
+def test_heads_that_are_mixed_by_the_engine_share_keys_or_are_dealt_out(folder: Path, name: str, mode: str) -> None:
+    check_alike(name, torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")[mode])
 
 
 @pytest.mark.parametrize(

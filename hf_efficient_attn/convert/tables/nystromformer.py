@@ -50,6 +50,9 @@ def to_theirs(config: Any) -> dict[str, Any]:
         ConfigurationError: more landmarks than half a text has tokens, and fewer than a text.
     """
     longest, landmarks = config.max_position_embeddings, config.num_landmarks
+    if not config.layers_with("nystrom"):
+        # refused when fields are compared
+        landmarks = 1
     tokens = max(landmarks, longest // landmarks * landmarks)
     if tokens == landmarks < longest:
         raise ConfigurationError(

@@ -2,19 +2,47 @@
 
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.layer_patterns import FIELD, is_single
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
+from hf_efficient_attn.patterns.layers import patterns_per_layer
 
-# those that follow attention_pattern, and may share keys among heads
-FOLLOWERS = ("pattern", "prior", "residual_scores", "talking_heads")
+# those that follow attention_pattern
+FOLLOWERS = ("pattern", "prior", "residual_scores", "reused_weights", "talking_heads", "collaborative_heads")
+# those that may share keys and values among heads
+SHARERS = tuple(name for name in FOLLOWERS if name != "collaborative_heads")
+# those whose weights a layer above may read with
+REUSABLE = ("pattern", "residual_scores", "collaborative_heads")
 MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", *FOLLOWERS)
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
     "nystrom": "each of its landmarks is a mean over a segment of the whole text, so that a token would read what "
     "follows it",
+}
+# fields that only layers of one mechanism read
+OWN_FIELDS: dict[str, tuple[str, ...]] = {
+    "linformer": (
+        "projected_tokens",
+        "projection_sharing",
+        "projection_type",
+        "projection_first",
+        "projection_bias",
+        "projection_padding",
+    ),
+    "linear": (
+        "feature_map",
+        "num_features",
+        "feature_seed",
+        "feature_redraw_steps",
+        "normalizer_epsilon",
+        "chunk_tokens",
+    ),
+    "nystrom": ("num_landmarks", "conv_kernel_size", "inverse_scale"),
+    "memory_compressed": ("compression_tokens", "compression_by_head", "compression_null_key"),
+    "prior": ("prior_width_tokens", "prior_is_trained"),
+    "collaborative_heads": ("shared_key_width",),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("learned", "sinusoidal", "none"),
@@ -47,11 +75,59 @@ def check_mechanisms(config: Any) -> None:
         raise ConfigurationError(
             f"mechanism lists {len(listed)} mechanisms for {config.num_hidden_layers} layers; give one each."
         )
-    if getattr(config, FIELD, None) is not None and not set(FOLLOWERS) & set(listed):
+    check_reused(config)
+    check_followers(config)
+
+
+def check_followers(config: Any) -> None:
+    """Raise ConfigurationError for a pattern of layers that follow none."""
+    spec = getattr(config, FIELD, None)
+    if spec is None:
+        return
+    names = ", ".join(shown(each) for each in FOLLOWERS)
+    listed = [config.mechanism_of_layer(layer) for layer in _layers(config)]
+    if not set(FOLLOWERS) & set(listed):
         raise ConfigurationError(
-            f"{FIELD}={shown(getattr(config, FIELD))}: no layer follows a pattern. Give mechanism='pattern', 'prior' "
-            "or 'talking_heads' to those that shall, in a list with one for each layer, or leave the pattern out."
+            f"{FIELD}={shown(spec)}: no layer follows a pattern. Give one of the mechanisms {names} to those that "
+            "shall, in a list with one for each layer, or leave the pattern out."
         )
+    patterns = patterns_per_layer(spec, len(listed))
+    for layer, pattern in enumerate([] if is_single(spec) else patterns):
+        if pattern is not None and listed[layer] not in FOLLOWERS:
+            raise ConfigurationError(
+                f"{FIELD} has a pattern for layer {layer}, whose mechanism {shown(listed[layer])} follows none. Give "
+                f"None for this layer, or one of the mechanisms {names}."
+            )
+        if pattern is not None and listed[layer] == "reused_weights" and pattern != patterns[layer - 1]:
+            raise ConfigurationError(
+                f"{FIELD} has a pattern for layer {layer}, which reads with the weights of the layer below, and so by "
+                "its pattern. Give None for this layer."
+            )
+
+
+def check_reused(config: Any) -> None:
+    """Raise ConfigurationError for layers that have no weights below to read with."""
+    for layer in config.layers_with("reused_weights"):
+        below = config.mechanism_of_layer(layer - 1) if layer else None
+        allowed = (*REUSABLE, "reused_weights")
+        if below not in allowed:
+            raise ConfigurationError(
+                f"mechanism has 'reused_weights' for layer {layer}, which reads with the weights of the layer below. "
+                f"That must be of one of the mechanisms {', '.join(allowed)}; "
+                + ("there is none." if below is None else f"it is {shown(below)}.")
+            )
+
+
+def check_unused(config: Any) -> None:
+    """Raise ConfigurationError for a field of a mechanism that no layer has."""
+    for mechanism, names in OWN_FIELDS.items():
+        for name in () if config.layers_with(mechanism) else names:
+            value, default = getattr(config, name), getattr(type(config), name)
+            if value != default:
+                raise ConfigurationError(
+                    f"{name}={shown(value)}, but no layer has mechanism={shown(mechanism)}, which alone reads it. "
+                    f"Leave it out (it is then {shown(default)}), or give a layer that mechanism."
+                )
 
 
 def check_projections(config: Any) -> None:
@@ -90,6 +166,12 @@ def check_projections(config: Any) -> None:
 
 def check_features(config: Any) -> None:
     """Raise ConfigurationError for features that linear attention cannot have."""
+    epsilon = config.normalizer_epsilon
+    if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
+        raise ConfigurationError(
+            f"normalizer_epsilon={epsilon}, but to sums of feature_map='positive_random' nothing is added. Leave it "
+            "out, or use feature_map='elu' or 'constant'."
+        )
     if config.num_features is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
             f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
@@ -110,6 +192,12 @@ def check_landmarks(config: Any) -> None:
     """Raise ConfigurationError for landmarks or a convolution that a Nyströmformer cannot have."""
     if config.num_landmarks < 1:
         raise ConfigurationError(f"num_landmarks={config.num_landmarks} must be at least 1.")
+    if config.layers_with("nystrom") and config.num_landmarks > config.max_position_embeddings:
+        raise ConfigurationError(
+            f"num_landmarks={config.num_landmarks} are more than the max_position_embeddings="
+            f"{config.max_position_embeddings} tokens that they are means of. Give fewer; as many as that are full "
+            "attention at every length."
+        )
     size = config.conv_kernel_size
     if size is not None and (size < 1 or size % 2 == 0):
         raise ConfigurationError(
@@ -125,10 +213,20 @@ def check_softmax_heads(config: Any) -> None:
         raise ConfigurationError(
             f"num_key_value_heads={groups} must divide num_attention_heads={config.num_attention_heads}."
         )
-    if config.key_value_heads != config.num_attention_heads and not listed <= set(FOLLOWERS):
+    if config.key_value_heads != config.num_attention_heads and not listed <= set(SHARERS):
         raise ConfigurationError(
             f"num_key_value_heads={groups} shares keys and values among heads, which layers of the mechanisms "
-            f"{', '.join(FOLLOWERS)} can, and {', '.join(sorted(listed - set(FOLLOWERS)))} cannot. Leave it out."
+            f"{', '.join(SHARERS)} can, and {', '.join(sorted(listed - set(SHARERS)))} cannot. Leave it out."
+        )
+
+
+def check_shared_keys(config: Any) -> None:
+    """Raise ConfigurationError for queries and keys that collaborative heads cannot share."""
+    width, heads = config.shared_key_width, config.num_attention_heads
+    if width is not None and not heads <= width <= config.hidden_size:
+        raise ConfigurationError(
+            f"shared_key_width={width} must be from num_attention_heads={heads} to hidden_size={config.hidden_size}, "
+            "or None: each head starts with its share of these numbers."
         )
 
 

@@ -20,7 +20,9 @@ from .checks import (
     check_landmarks,
     check_mechanisms,
     check_projections,
+    check_shared_keys,
     check_softmax_heads,
+    check_unused,
 )
 
 
@@ -31,16 +33,18 @@ class CompressedTransformerConfig(
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
     The presets `linformer_base`, `linformer_large`, `performer_base`, `nystromformer_base` and `t_dmca` are in the
-    layouts of the papers; every field can be changed on top.
+    layouts of the papers; every field can be changed on top. `linformer` is an alias for a Linformer of any size.
 
     Args:
         mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; "nystrom",
             attention through landmarks; "memory_compressed", to one key for every few tokens; or "pattern", softmax
             attention that follows `attention_pattern`; "prior", the same with a prior by distance; "residual_scores",
-            the same with the scores of the layer below added; "talking_heads", the same with heads that mix scores and
-            weights; a list gives one per layer, so that they mix.
-        attention_pattern: who reads whom in layers of the last four, in any form that `sparsify` takes; None: all read
-            all, or if causal all before.
+            the same with the scores of the layer below added; "reused_weights", with the weights of the layer below,
+            without queries and keys; "talking_heads", with heads that mix scores and weights; "collaborative_heads",
+            with queries and keys that heads share; a list gives one per layer, so that they mix.
+        attention_pattern: who reads whom in layers from "pattern" on, in any form that `sparsify` takes; None: all read
+            all, or if causal all before. A list has None for the other layers, and for "reused_weights", which follows
+            the layer below.
         is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
         projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
             one number per layer.
@@ -63,7 +67,8 @@ class CompressedTransformerConfig(
         num_features: how many of these a head has; None: head_dim · ln(head_dim), as the authors.
         feature_seed, feature_redraw_steps: of their draw, and after how many steps of training
             `RedrawFeaturesCallback` replaces them; None: never.
-        normalizer_epsilon: what is added to the sum of weights of linear attention.
+        normalizer_epsilon: what is added to the sum of weights of linear attention, but for random features, whose sums
+            are divided by their largest terms instead.
         chunk_tokens: tokens of a chunk of causal linear attention, of which all pairs are computed; how fast it is, and
             not what is computed.
         num_landmarks: m of a Nyströmformer; texts of at most as many tokens have full attention.
@@ -75,7 +80,10 @@ class CompressedTransformerConfig(
         compression_null_key: each head has a learned key and value, 0 at the start, that all tokens read; without, the
             first f - 1 tokens of a causal layer read nothing there.
         num_key_value_heads: how many heads of keys and values the query heads share, in models whose layers have the
-            mechanisms "pattern", "prior", "residual_scores" and "talking_heads"; None: none are shared.
+            mechanisms "pattern", "prior", "residual_scores", "reused_weights" and "talking_heads"; None: none are
+            shared.
+        shared_key_width: how many numbers the queries and keys have that collaborative heads share, from
+            num_attention_heads to hidden_size; None: hidden_size, with which they start as ordinary heads.
         prior_width_tokens: σ of the Gaussian by which the weight of a key falls with its distance.
         prior_is_trained: each head trains its w and b, which start from it; False: the Gaussian is predefined.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
@@ -92,7 +100,9 @@ class CompressedTransformerConfig(
     (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
     "Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences"
     (arXiv:1801.10198); He et al., "RealFormer" (arXiv:2012.11747); Shazeer et al., "Talking-Heads Attention"
-    (arXiv:2003.02436); Lin et al., "A Survey of Transformers" (arXiv:2106.04554), section 4.5.
+    (arXiv:2003.02436); Cordonnier et al., "Multi-Head Attention: Collaborate Instead of Concatenate"
+    (arXiv:2006.16362); Ying et al., "LazyFormer" (arXiv:2102.12702); Lin et al., "A Survey of Transformers"
+    (arXiv:2106.04554), sections 4.5 and 4.6.
 
     >>> config = CompressedTransformerConfig.linformer_base()
     >>> config.mechanism, config.projected_tokens, config.projection_sharing
@@ -100,13 +110,24 @@ class CompressedTransformerConfig(
     """
 
     model_type = "compressed_transformer"
-    papers = ("2006.04768", "2006.16236", "2009.14794", "2102.03902", "1801.10198", "2012.11747", "2003.02436")
+    papers = (
+        "2006.04768",
+        "2006.16236",
+        "2009.14794",
+        "2102.03902",
+        "1801.10198",
+        "2012.11747",
+        "2003.02436",
+        "2006.16362",
+        "2102.12702",
+    )
     # scores of a head in a layer, for n tokens
     attention_cost = (
         "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
         "2 · n · num_landmarks + num_landmarks² of nystrom; n² / compression_tokens of memory_compressed, half of that "
-        "if causal; the pairs of attention_pattern, without one n², of pattern and prior; n² of talking_heads "
-        "and residual_scores"
+        "if causal; the pairs of attention_pattern, without one n², of the others: in layer l of residual_scores with "
+        "keys of l · head_dim numbers, in talking_heads of num_attention_heads · head_dim, in collaborative_heads of "
+        "shared_key_width"
     )
 
     vocab_size: int = 30_522
@@ -141,6 +162,7 @@ class CompressedTransformerConfig(
     compression_null_key: bool = False
 
     num_key_value_heads: int | None = None
+    shared_key_width: int | None = None
     prior_width_tokens: float | int = 16
     prior_is_trained: bool = True
 
@@ -165,6 +187,7 @@ class CompressedTransformerConfig(
     eos_token_id: int | list[int] | None = None
     sep_token_id: int | None = None
 
+    linformer = classmethod(presets.linformer)
     linformer_base = classmethod(presets.linformer_base)
     linformer_large = classmethod(presets.linformer_large)
     performer_base = classmethod(presets.performer_base)
@@ -181,11 +204,38 @@ class CompressedTransformerConfig(
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
         if self.mechanism_of_layer(layer_idx) == "linear":
-            return self.num_attention_heads * self.features_of_head * (self.head_dim + 1)
+            exponents = int(self.feature_map == "positive_random")
+            return self.num_attention_heads * (self.features_of_head * (self.head_dim + 1) + exponents)
         if self.mechanism_of_layer(layer_idx) == "memory_compressed":
             slots = max(1, num_tokens // self.compression_tokens)
             return 2 * (self.compression_tokens - 1 + slots) * self.hidden_size
-        return 2 * num_tokens * self.key_value_heads * self.head_dim
+        values = self.key_value_heads * self.head_dim
+        if self.mechanism_of_layer(layer_idx) == "reused_weights":
+            return num_tokens * values
+        keys = self.width_of_shared_keys if self.mechanism_of_layer(layer_idx) == "collaborative_heads" else values
+        return num_tokens * (keys + values)
+
+    @property
+    def width_of_shared_keys(self) -> int:
+        """How many numbers queries and keys have that collaborative heads share."""
+        return self.shared_key_width or self.num_attention_heads * self.head_dim
+
+    def compared_layers(self, layer_idx: int) -> list[int]:
+        """Return the layers of which queries and keys a layer that follows a pattern compares, together."""
+        mechanism = self.mechanism_of_layer(layer_idx)
+        if mechanism == "reused_weights":
+            return self.compared_layers(layer_idx - 1)
+        return (
+            [each for each in self.layers_with(mechanism) if each <= layer_idx]
+            if mechanism == "residual_scores"
+            else [layer_idx]
+        )
+
+    def compared_width(self, layer_idx: int) -> int:
+        """Return how many numbers a head compares for a pair in such a layer."""
+        layers = self.compared_layers(layer_idx)
+        shares = self.mechanism_of_layer(layers[-1]) == "collaborative_heads"
+        return self.width_of_shared_keys if shares else len(layers) * self.head_dim
 
     def mechanism_of_layer(self, layer_idx: int) -> str:
         """Return the mechanism of a layer."""
@@ -204,11 +254,13 @@ class CompressedTransformerConfig(
         check_fields(self, CHOICES)
         self.check_head_sizes()
         check_mechanisms(self)
+        check_unused(self)
         check_projections(self)
         check_features(self)
         check_landmarks(self)
         check_compression(self)
         check_softmax_heads(self)
+        check_shared_keys(self)
         write_pattern(self)
 
 

@@ -1,6 +1,8 @@
 """What queries and keys are mapped to, so that a product of features takes the place of the exponential of a score.
 
-Features are at least 0 and in float32 or wider, so that the sums over a text neither overflow nor lose small terms.
+Features are at least 0 and in float32 or wider, so that the sums over a text neither overflow nor lose small terms. A
+map returns them with an exponent for each token, [R, H, L], or None: those of the token are exp(exponent) times as
+large.
 Shapes: R texts, H heads, L places, D head size, F features.
 """
 
@@ -16,11 +18,11 @@ from transformers import initialization as init
 class EluFeatures(nn.Module):
     """elu(x) + 1: as many features as the head has numbers. Katharopoulos et al. (arXiv:2006.16236), section 3.3."""
 
-    def forward(self, states: Tensor, is_query: bool) -> Tensor:
-        """Return the features, [R, H, L, D] → the same."""
+    def forward(self, states: Tensor) -> tuple[Tensor, None]:
+        """Return the features, [R, H, L, D] → the same, as large as they are."""
         states = wide(states)
         # torch's elu, compiled, has gradients of other strides than its graph was made for
-        return states.clamp(max=0).exp() + relu(states)
+        return states.clamp(max=0).exp() + relu(states), None
 
 
 class ConstantFeatures(nn.Module):
@@ -30,9 +32,9 @@ class ConstantFeatures(nn.Module):
     without their feed-forward network and gate; Lin et al. (arXiv:2106.04554), section 4.5.4.
     """
 
-    def forward(self, states: Tensor, is_query: bool) -> Tensor:
-        """Return the feature, [R, H, L, D] → [R, H, L, 1]."""
-        return torch.ones_like(wide(states[..., :1]))
+    def forward(self, states: Tensor) -> tuple[Tensor, None]:
+        """Return the feature, [R, H, L, D] → [R, H, L, 1], as large as it is."""
+        return torch.ones_like(wide(states[..., :1])), None
 
 
 class PositiveRandomFeatures(nn.Module):
@@ -82,16 +84,16 @@ class PositiveRandomFeatures(nn.Module):
 
         return super()._apply(move, recurse)
 
-    def forward(self, states: Tensor, is_query: bool) -> Tensor:
-        """Return the features, [R, H, L, D] → [R, H, L, F].
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features, [R, H, L, D] → [R, H, L, F], divided by the largest of each token, and its exponent.
 
-        Those of a query are divided by their largest, which the normaliser takes out again: they cannot all underflow.
+        So they cannot all underflow, however long the token's vector is. Exponents have no gradient: attention divides
+        by what they multiply.
         """
         states = wide(states) * self.head_dim**-0.25
         exponents = states @ self.vectors.to(states.dtype).mT - states.square().sum(-1, keepdim=True) / 2
-        if is_query:
-            exponents = exponents - exponents.detach().amax(-1, keepdim=True)
-        return (exponents - math.log(self.vectors.shape[0]) / 2).exp()
+        largest = exponents.detach().amax(-1, keepdim=True)
+        return (exponents - largest).exp(), largest.squeeze(-1) - math.log(self.vectors.shape[0]) / 2
 
 
 def wide(states: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from torch.nn.functional import pad
 from transformers import initialization as init
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
-from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.parts.blocks import drop_rate
@@ -150,13 +149,12 @@ class LinformerAttention(MechanismAttention):
             return projection(compressed)
         return projection(dealt.all_heads(compressed, self.head_dim))[..., dealt.own_channels(self.head_dim)]
 
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+    def costs(self, num_keys: int) -> str:
         scores = num_keys * self.num_slots
-        self.costs = (
+        return (
             f"A layer of a Linformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
             f"attention computes {num_keys**2:,}: every token reads {self.num_slots:,} projected keys."
         )
-        return super().layer_request(num_keys, task)
 
 
 def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_dim: int) -> Tensor:

@@ -22,7 +22,6 @@ class MechanismAttention(nn.Module):
     A mechanism defines `read`, which is given texts that all begin at their first place, and `costs`.
     """
 
-    costs: ClassVar[str]
     # whether its weights are those of the tokens of a text, and not of fewer keys
     reads_tokens: ClassVar[bool] = False
 
@@ -99,13 +98,17 @@ class MechanismAttention(nn.Module):
         """Return [R, L, H · D] as [R, H, L, D]."""
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
+    def costs(self, num_keys: int) -> str:
+        """Return in a sentence what a head computes for so many tokens."""
+        raise NotImplementedError
+
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Refuse: nothing is asked of the engine.
 
         Raises:
             UnsupportedBackendError: always; it says what is computed instead.
         """
-        raise UnsupportedBackendError(f"{self.costs} It computes them itself, and no backend is chosen.")
+        raise UnsupportedBackendError(f"{self.costs(num_keys)} It computes them itself, and no backend is chosen.")
 
 
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:

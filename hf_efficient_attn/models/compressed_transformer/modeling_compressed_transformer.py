@@ -2,12 +2,12 @@
 
 It differs from BERT and RoBERTa only in what a layer reads, which the config's `mechanism` says, for all layers or for
 each: a file of this folder per mechanism, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be
-padded on either side, have masked tokens between others, and hold packed documents: a mechanism is given texts that
-begin at their first place (`texts.py`).
+padded on either side, have masked tokens between others, and hold packed documents: a mechanism that follows no pattern
+is given texts that begin at their first place (`texts.py`).
 
-Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
-Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al., "Nyströmformer"
-(arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
+Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
+(arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
+"Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
 """
 
 from functools import partial
@@ -43,6 +43,7 @@ from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
+from .collaborative_heads import CollaborativeHeadsAttention
 from .configuration_compressed_transformer import CompressedTransformerConfig
 from .feature_maps import PositiveRandomFeatures
 from .linear import LinearAttention
@@ -50,8 +51,10 @@ from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
 from .memory_compressed import MemoryCompressedAttention
 from .nystrom import NystromAttention
+from .passed_states import PassedStates, PassingAttention
 from .prior import PriorAttention
-from .residual_scores import PassedScores, ResidualScoresAttention
+from .residual_scores import ResidualScoresAttention
+from .reused_weights import ReusedWeightsAttention
 from .slot_cache import SlotLayer
 from .state_cache import StateLayer, attach_states
 from .talking_heads import TalkingHeadsAttention
@@ -62,10 +65,12 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
     "linear": LinearAttention,
     "nystrom": NystromAttention,
     "memory_compressed": MemoryCompressedAttention,
-    "pattern": SparseAttention,
+    "pattern": PassingAttention,
     "prior": PriorAttention,
     "residual_scores": ResidualScoresAttention,
+    "reused_weights": ReusedWeightsAttention,
     "talking_heads": TalkingHeadsAttention,
+    "collaborative_heads": CollaborativeHeadsAttention,
 }
 
 
@@ -163,6 +168,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         kwargs = {**kwargs, **where, **arguments}
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
+        kwargs["passed_states"].check_gradients()
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: cache})
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -192,7 +198,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             "texts": texts,
             "shared_maps": shared,
             "cache": call.cache,
-            "passed_scores": PassedScores(),
+            "passed_states": PassedStates(),
         }
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.layout.autocast import autocast_off
@@ -56,26 +56,36 @@ class NystromAttention(MechanismAttention):
         with autocast_off(query.device.type):
             query, key, values = (wide(each) for each in (query, key, value))
             query, key = (each * self.head_dim**-0.25 for each in (query, key))
-            means, is_landmark, is_short = segments(query, real, self.num_landmarks)
-            queries, keys = means @ query, means @ key
-            # F, without the landmarks that a short text does not have
-            read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
-            inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale, dealt)
-            gathered = queries @ key.mT
-            if real is not None:
-                gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
-            gathered = inverse @ gathered.softmax(-1)
-            # the landmarks of a short text are its tokens, and F is full attention
-            gathered = torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
+            # a graph that is traced is for texts of any length
+            if not is_tracing(key) and key.shape[2] <= self.num_landmarks:
+                read, gathered = all_read(query, key, real), None
+            else:
+                read, gathered = self._by_landmarks(query, key, real, dealt)
             weights = None
             if need_weights:
                 warn_of_weights()
-                weights = read @ gathered
-            out = self.dropout(read) @ (gathered @ values)
+                weights = read if gathered is None else read @ gathered
+            out = self.dropout(read) @ (values if gathered is None else gathered @ values)
         out = out.to(dtype)
         own = slice(None) if dealt is None else dealt.own
         out = out if self.conv is None else out + self.conv(value, own)
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
+
+    def _by_landmarks(
+        self, query: Tensor, key: Tensor, real: Tensor | None, dealt: DealtHeads | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; of short texts the weights of full attention, and 1."""
+        means, is_landmark, is_short = segments(query, real, self.num_landmarks)
+        queries, keys = means @ query, means @ key
+        # F, without the landmarks that a short text does not have
+        read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
+        inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale, dealt)
+        gathered = queries @ key.mT
+        if real is not None:
+            gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
+        gathered = inverse @ gathered.softmax(-1)
+        # the landmarks of a short text are its tokens, and F is full attention
+        return read, torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
 
     def _between(self, queries: Tensor, keys: Tensor, is_landmark: Tensor) -> Tensor:
         """Return A, [R, H, m, m]; landmarks that a text does not have read themselves, and nothing reads them."""
@@ -84,14 +94,13 @@ class NystromAttention(MechanismAttention):
         own = torch.eye(none.shape[1], dtype=torch.bool, device=none.device)
         return torch.where(none[:, None, :, None], own.to(scores.dtype), scores.softmax(-1))
 
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+    def costs(self, num_keys: int) -> str:
         landmarks = min(num_keys, self.num_landmarks)
         scores = num_keys**2 if landmarks == num_keys else 2 * num_keys * landmarks + landmarks**2
-        self.costs = (
+        return (
             f"A layer of a Nyströmformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
             f"attention computes {num_keys**2:,}: those of tokens and {landmarks:,} landmarks, and of landmarks."
         )
-        return super().layer_request(num_keys, task)
 
 
 class HeadConvolution(nn.Module):
@@ -110,6 +119,16 @@ class HeadConvolution(nn.Module):
     def forward(self, states: Tensor, heads: slice) -> Tensor:
         weight = self.weight[heads]
         return nn.functional.conv2d(states, weight, padding=(self.size // 2, 0), groups=len(weight))
+
+
+def all_read(query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
+    """Return the weights of full attention of texts, [R, H, L, L], with queries and keys divided by D^¼ each."""
+    scores = query @ key.mT
+    if real is not None:
+        # a text of padding alone keeps one key, which is 0
+        counts = real.sum(1).clamp(min=1).view(-1, 1, 1, 1)
+        scores = scores.masked_fill(torch.arange(real.shape[1], device=real.device) >= counts, -torch.inf)
+    return scores.softmax(-1)
 
 
 def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[Tensor, Tensor, Tensor]:

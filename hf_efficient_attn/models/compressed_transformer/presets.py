@@ -31,6 +31,15 @@ LARGE: dict[str, Any] = {
 }
 
 
+def linformer(cls: type[Config], **fields: Any) -> Config:
+    """Return a Linformer of any size: every layer projects, and other fields are as they are given, or by default.
+
+    It is an alias: `model_type` stays "compressed_transformer", and `AutoConfig` knows no other, since a later
+    transformers may have a "linformer" of its own.
+    """
+    return cls(mechanism="linformer", **fields)
+
+
 def linformer_base(cls: type[Config], **fields: Any) -> Config:
     """Return Linformer in RoBERTa-base's layout: 512 tokens, 128 projected keys, one matrix for all layers.
 
@@ -46,7 +55,7 @@ def linformer_large(cls: type[Config], **fields: Any) -> Config:
 
 
 def performer_base(cls: type[Config], **fields: Any) -> Config:
-    """Return linear attention with positive random features in RoBERTa-base's layout, so that its weights fit.
+    """Return linear attention with positive random features in RoBERTa-base's layout.
 
     `RedrawFeaturesCallback` redraws the features every 1,000 steps, a number of ours.
     """

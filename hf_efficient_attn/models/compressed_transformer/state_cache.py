@@ -12,6 +12,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Stati
 
 from hf_efficient_attn.errors import UnsupportedBackendError
 
+from .causal_sums import KeySum
+
 
 class SummaryLayer(CacheLayerMixin):
     """A layer that keeps less than a key and a value of every token, and so cannot forget the last ones.
@@ -83,23 +85,27 @@ class SummaryLayer(CacheLayerMixin):
 
 
 class StateLayer(SummaryLayer):
-    """S and z of the tokens so far, `keys`: [B, H, F, D + 1] in float32; z is the last column. `values` has no numbers.
+    """S and z of the tokens so far, `keys`: [B, H, F, D + 1] in float32; z is the last column.
 
+    `values` is their exponent, [B, H], of features that have one, or has no numbers.
     most_tokens: how many tokens the other layers of a static cache have room for; None: they grow.
     """
 
-    def add(self, sums: Tensor, num_tokens: int) -> Tensor | None:
-        """Return the sums so far, None without any, and add those of new tokens."""
-        before = self.keys if self.num_tokens else None
+    def add(self, new: KeySum, num_tokens: int) -> KeySum | None:
+        """Return the sum so far, None without any, and add that of new tokens."""
+        exponent = new.sums.new_empty(new.sums.shape[0], 0) if new.exponent is None else new.exponent
+        before = None
+        if self.num_tokens:
+            before = KeySum(self.keys, None if new.exponent is None else self.values)
+            new = before.plus(new)
         if not self.is_initialized:
-            self.lazy_initialization(sums, sums)
-        self.keys = sums if before is None else before + sums
+            self.lazy_initialization(new.sums, exponent)
+        self.keys, self.values = new.sums, exponent if new.exponent is None else new.exponent
         self.num_tokens += num_tokens
         return before
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.values = key_states.new_empty(key_states.shape[0], 0)
         self.is_initialized = True
 
 

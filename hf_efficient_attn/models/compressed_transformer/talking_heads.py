@@ -3,11 +3,20 @@
     L = P_l J,  W = softmax(L),  U = P_w W,  head h = U_h V_h,  where J are the scores Q Kᵀ / √D of all heads
 
 with matrices P_l and P_w of heads by heads, for each pair. Masks are applied to L, since a forbidden score that was
-mixed would close its pair in all heads. The layer follows `attention_pattern`, but computes all n² pairs of all heads:
-no kernel mixes heads. Where heads have patterns of their own, mixed weights let each read what any of them reads.
+mixed would close its pair in all heads. Where heads have patterns of their own, mixed weights let each read what any of
+them reads. `attention_dropout` leaves weights out of W.
+
+Both sums over heads can be moved out of the pairs:
+
+    L_g = [P_g1 Q_1 … P_gH Q_H] [K_1 … K_H]ᵀ / √D,  head h = Σ_g P_hg (W_g [V_1 … V_H])_h
+
+so that a layer asks the engine for attention of H heads of H · D numbers, whose keys and values are shared: it follows
+`attention_pattern`, and takes memory in proportion to the text where that does. That multiplies about H times as much
+for each pair, so that all scores of all heads are computed and mixed (`talk`) where all are read anyway, or are few.
 
 Source: Shazeer et al., "Talking-Heads Attention" (arXiv:2003.02436), section 3, with as many heads of keys, of softmax
-and of values. Both matrices start as 1, which is attention without talk, so that weights of models without it fit.
+and of values. Both matrices start as 1, which is attention without talk, so that weights of models without it fit. The
+form without scores of all pairs is ours.
 """
 
 from dataclasses import replace
@@ -23,12 +32,17 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import added_scores, pairs_of, readable_keys, tokens_of_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.mechanisms import whole_keys
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.sparse.attention import SparseAttention
+from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.sparse.attention import SparseAttention, keys_of_text
+
+# up to this many keys, a layer with a pattern computes all scores
+FEW_KEYS = 512
 
 
 class TalkingHeadsAttention(SparseAttention):
@@ -46,24 +60,58 @@ class TalkingHeadsAttention(SparseAttention):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        kept = {name: each for name, each in options.items() if name != "backend"}
-        if followed.shards is not None:
-            num_tokens = options["tokens"].shape[1]
-            key, value, first = whole_keys(self, key, value, num_tokens, options["need_weights"])
-            followed, kept["query_offset"] = replace(followed, shards=None), first
-        return talk(query, key, value, self.score_map, self.weight_map, followed, **kept)
+        # lengths of an exported graph are not known
+        is_known, num_keys = not torch.compiler.is_exporting(), keys_of_text(followed, key, options["tokens"])
+        if self._is_dense(followed, num_keys if is_known else FEW_KEYS + 1):
+            kept = {name: each for name, each in options.items() if name != "backend"}
+            if followed.shards is not None:
+                key, value, first = whole_keys(self, key, value, num_keys, options["need_weights"])
+                followed, kept["query_offset"] = replace(followed, shards=None), first
+            return talk(query, key, value, self.score_map, self.weight_map, followed, **kept)
+        query, shared = with_shared_keys(query, self.score_map, key.shape[1]), (one_head(key), one_head(value))
+        out, weights = super()._attend(query, *shared, followed, options)
+        out = read_by_heads(out, self.weight_map, value.shape[1])
+        return out, None if weights is None else mixed(self.weight_map, weights)
+
+    def _is_dense(self, followed: LayerPattern, num_keys: int) -> bool:
+        """Return whether all scores of all heads are computed, and no engine is asked."""
+        return backend_of(self.config) == AUTO and (followed.is_own or num_keys <= FEW_KEYS)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Refuse: nothing is asked of the engine.
+        """Return what this layer asks the engine for.
 
         Raises:
-            UnsupportedBackendError: always; it says what is computed instead.
+            UnsupportedBackendError: the engine is not asked; it says what is computed instead.
         """
+        request = super().layer_request(num_keys, task)
+        if not self._is_dense(request.followed, num_keys):
+            width = self.config.key_value_heads * self.head_dim
+            return replace(request, num_key_heads=1, head_dim=width, value_dim=width)
         raise UnsupportedBackendError(
-            f"A layer of talking heads computes all {num_keys**2:,} scores of a head for {num_keys:,} tokens, whatever "
-            f"its pattern, and mixes those of {self.num_heads} heads twice. It computes them itself, and no backend is "
-            "chosen."
+            f"A layer of talking heads that reads all tokens, or up to {FEW_KEYS}, computes all {num_keys**2:,} scores "
+            f"of a head for {num_keys:,} tokens, and mixes those of {self.num_heads} heads twice. It computes them "
+            "itself, and no backend is chosen. Longer texts with an attention_pattern take the engine."
         )
+
+
+def with_shared_keys(query: Tensor, score_map: Tensor, groups: int) -> Tensor:
+    """Return queries of which products with the keys of all heads, side by side, are the mixed scores.
+
+    [B, H, T, D] → [B, H, T, groups · D], for so many heads of keys.
+    """
+    maps = score_map.to(query.dtype).unflatten(1, (groups, -1))
+    return torch.einsum("gkr,bkrtd->bgtkd", maps, query.unflatten(1, (groups, -1))).flatten(3)
+
+
+def one_head(states: Tensor) -> Tensor:
+    """Return the states of all heads side by side, [B, H, K, D] → [B, 1, K, H · D]."""
+    return states.transpose(1, 2).flatten(2).unsqueeze(1)
+
+
+def read_by_heads(out: Tensor, weight_map: Tensor, groups: int) -> Tensor:
+    """Return what each head reads, [B, T, H, D], from what each softmax reads of all values, [B, T, H, groups · D]."""
+    maps = weight_map.to(out.dtype).unflatten(0, (groups, -1))
+    return torch.einsum("krg,btgkd->btkrd", maps, out.unflatten(3, (groups, -1))).flatten(2, 3)
 
 
 @rows_or_all
@@ -91,7 +139,7 @@ def talk(
         scores = scores if added is None else scores + added
         weights = torch.softmax(scores, -1, dtype=torch.promote_types(torch.float32, scores.dtype)).to(query.dtype)
         weights = weights if has_keys is None else weights.masked_fill(~has_keys, 0)
-        weights = drop(mixed(weight_map, weights), dropout)
+        weights = mixed(weight_map, drop(weights, dropout))
         out = weights @ value
     return out.transpose(1, 2).contiguous(), weights if need_weights else None
 

@@ -14,7 +14,7 @@ MAX_WIDTH = 2**24
 # (ends of names, least, most); the first that matches counts
 RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("_dropout",), 0, 1),
-    (("_eps", "_std", "_range"), 0, MAX_INTEGER),
+    (("_eps", "_epsilon", "_std", "_range"), 0, MAX_INTEGER),
     (("_layers",), 1, MAX_LAYERS),
     (("_heads",), 1, MAX_HEADS),
     (("hidden_size", "intermediate_size", "embedding_size"), 1, MAX_WIDTH),

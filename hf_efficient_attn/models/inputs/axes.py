@@ -22,3 +22,15 @@ def check_axes(
     if given.ndim != len(wanted):
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [{', '.join(wanted)}].")
     refuse_empty(name, given, len(axes))
+
+
+def check_positions(position_ids: Tensor | None, batch_size: int, tokens: int) -> None:
+    """Raise InputError for positions that are not one of each new token."""
+    if position_ids is None:
+        return
+    shape = tuple(position_ids.shape)
+    if len(shape) != 2 or shape[1] != tokens or shape[0] not in (1, batch_size):
+        raise InputError(
+            f"position_ids has shape {list(shape)}; it must be [{batch_size} or 1, {tokens}], a position for each new "
+            "token."
+        )

@@ -90,16 +90,14 @@ class SparseAttention(nn.Module):
             global_rows: where they are among the T queries; only with global projections.
             position_embeddings: cosines and sines of rotary positions, or those of each theta.
         """
-        query, key, value = (
-            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = self._states(hidden_states)
         rotation = self._rotation(position_embeddings)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         cached_globals = None
         if cache is not None:
             key, value, cached_globals = self._update(cache, hidden_states, key, value, rotation)
+        query, key = self._compared(query, key, kwargs)
         shards = shards_of(self)
         num_keys = key.shape[2] if shards is None or token_mask.shape is None else token_mask.shape[1]
         check_chosen(token_mask.global_mask, num_keys)
@@ -177,6 +175,21 @@ class SparseAttention(nn.Module):
             besides=besides,
         )
 
+    def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of new tokens, [B, heads, T, head_dim] each."""
+        query, key, value = (
+            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return query, key, value
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the queries and all keys of which products are scores; a family may add those of other layers.
+
+        kwargs: keyword arguments of `forward` that are the family's own.
+        """
+        return query, key
+
     def _rotation(self, position_embeddings: Any) -> tuple[Tensor, Tensor] | None:
         if isinstance(position_embeddings, dict):
             return position_embeddings[self.config.rope_theta_per_layer[self.layer_idx]]
@@ -232,7 +245,7 @@ class SparseAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with relative positions, one group of heads at a time, since each group needs other distances."""
         groups = remembered(self, reach_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
-        num_keys = key.shape[2] if followed.shards is None else options["tokens"].shape[1]
+        num_keys = keys_of_text(followed, key, options["tokens"])
         query, terms = self.relative(query, groups, num_keys, self.scaling)
         key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
         parts = []
@@ -241,6 +254,11 @@ class SparseAttention(nn.Module):
             parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
         outs, weights = zip(*parts, strict=True)
         return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
+
+
+def keys_of_text(followed: LayerPattern, key: Tensor, tokens: TokenMask) -> int:
+    """Return how many keys there are, those that other processes hold included: [B, H, K, D] and the mask → K."""
+    return key.shape[2] if followed.shards is None or tokens.shape is None else tokens.shape[1]
 
 
 def check_chosen(global_mask: Tensor | None, num_keys: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from models.compressed_transformer.tiny_models import build, random_ids
 from models_cases import TINY
+from transformers import NystromformerConfig, NystromformerModel
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
@@ -22,14 +23,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"projected_tokens": 5, "projection_type": "mean"}, "does not divide 64"),
     ({"projection_type": "mean", "projection_bias": True}, "has no parameters"),
     ({"projection_first": True, "projection_sharing": "none"}, "not cut into heads yet"),
+    ({"mechanism": "nystrom", "num_landmarks": 65}, "more than the max_position_embeddings=64"),
     ({"compression_tokens": 0}, "must be at least 1"),
+    ({"num_landmarks": 8}, "no layer has mechanism='nystrom', which alone reads it"),
+    ({"mechanism": "linear", "projection_padding": "ignore"}, "no layer has mechanism='linformer'"),
+    ({"mechanism": "pattern", "feature_seed": 1}, "no layer has mechanism='linear'"),
+    ({"mechanism": "linear", "compression_tokens": 2}, "it is then 3"),
+    ({"mechanism": "linear", "prior_is_trained": False}, "no layer has mechanism='prior'"),
+    ({"mechanism": "linear", "normalizer_epsilon": -1}, "must be at least 0"),
+    (
+        {"mechanism": "linear", "feature_map": "positive_random", "normalizer_epsilon": 1e-3},
+        "to sums of feature_map='positive_random' nothing is added",
+    ),
+    (
+        {"mechanism": ["pattern", "linear"], "attention_pattern": [Band(1, 1), Band(2, 2)]},
+        "has a pattern for layer 1, whose mechanism 'linear' follows none",
+    ),
+    ({"mechanism": "linear", "attention_pattern": Band(1, 1)}, "'residual_scores', 'reused_weights', 'talking_heads'"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
 def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(hea.ConfigurationError, match=message):
-        hea.CompressedTransformerConfig(**{**TINY, "projected_tokens": 4, **fields})
+        build(**fields)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +62,55 @@ def test_presets_have_the_parameters_of_their_shapes(preset: str, layers: int, h
         embeddings = (50_265 + 514 + 2) * hidden
         expected = embeddings + layers * block + maps * 65_536
         assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "vocabulary", "positions", "types", "kernels"),
+    [("performer_base", 50_265, 514, 0, 0), ("nystromformer_base", 30_000, 4098, 2, 12 * 12 * 65)],
+)
+def test_presets_have_the_parameters_of_encoders_of_their_size(
+    preset: str, vocabulary: int, positions: int, types: int, kernels: int
+) -> None:
+    """Those of BERT-base, and of convolutions; random features are no parameters."""
+    with torch.device("meta"):
+        model = hea.CompressedTransformerModel(getattr(hea.CompressedTransformerConfig, preset)())
+    block = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    expected = (vocabulary + positions + types + 2) * 768 + 12 * block + kernels
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_linformer_is_an_alias_that_no_config_of_transformers_collides_with() -> None:
+    config = hea.CompressedTransformerConfig.linformer(**TINY, projected_tokens=4)
+    assert config.to_dict() == hea.CompressedTransformerConfig(**TINY, projected_tokens=4).to_dict()
+    assert config.model_type == "compressed_transformer"
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'mechanism'"):
+        hea.CompressedTransformerConfig.linformer(mechanism="linear")
+
+
+def test_nystromformer_has_as_many_parameters_as_that_of_transformers() -> None:
+    with torch.device("meta"):
+        ours = hea.CompressedTransformerModel(hea.CompressedTransformerConfig.nystromformer_base())
+        theirs = NystromformerModel(NystromformerConfig(max_position_embeddings=4096))
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (ours, theirs)]
+    assert counts == [111_254_160] * 2
+
+
+@pytest.mark.parametrize("tokens", [8, 10])
+def test_positions_are_one_for_each_token(tokens: int) -> None:
+    for positions in (torch.arange(tokens)[None], torch.arange(9), torch.arange(9).expand(3, -1)):
+        with pytest.raises(hea.InputError, match=r"it must be \[2 or 1, 9\], a position for each new token"):
+            build("AutoModel")(random_ids(2, 9), position_ids=positions)
+
+
+@torch.no_grad()
+def test_masked_tokens_between_others_keep_their_places_in_patterns_alone() -> None:
+    """As the card says: sums over a text, and not patterns, are those of the text without them."""
+    ids, mask = random_ids(1, 9), torch.ones(1, 9, dtype=torch.long)
+    mask[0, 4] = 0
+    for mechanism, is_without in (("linear", True), ("linformer", True), ("memory_compressed", True), ("prior", False)):
+        model = build("AutoModel", mechanism=mechanism, position_embedding_type="none")
+        found = model(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+        assert torch.allclose(found, model(ids[mask.bool()][None]).last_hidden_state[0], atol=1e-5) == is_without
 
 
 def test_layers_with_a_pattern_are_those_of_the_sparse_transformer() -> None:

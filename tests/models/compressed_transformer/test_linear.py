@@ -11,8 +11,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.compressed_transformer.feature_maps import PositiveRandomFeatures
-from hf_efficient_attn.models.compressed_transformer.linear import causal_sums
+from hf_efficient_attn.models.compressed_transformer.causal_sums import causal_sums
 
 MAPS: dict[str, dict[str, Any]] = {
     "elu": {},
@@ -37,6 +36,11 @@ def features(attention: Any, states: Tensor, is_query: bool) -> Tensor:
     return exponents.exp() / len(vectors) ** 0.5
 
 
+def epsilon(attention: Any) -> float:
+    """Return what is added to the sum of weights; random features need nothing."""
+    return 0.0 if hasattr(attention.features, "vectors") else attention.config.normalizer_epsilon
+
+
 def dense(attention: Any, text: Tensor, is_causal: bool) -> Tensor:
     """Return the output before the last map, from the weights of all pairs: [B, T, hidden_size] → the same."""
     query, key, value = (
@@ -45,7 +49,7 @@ def dense(attention: Any, text: Tensor, is_causal: bool) -> Tensor:
     )
     weights = features(attention, query, True) @ features(attention, key, False).mT
     weights = weights.tril() if is_causal else weights
-    out = weights @ value / (weights.sum(-1, keepdim=True) + attention.config.normalizer_epsilon)
+    out = weights @ value / (weights.sum(-1, keepdim=True) + epsilon(attention))
     return out.transpose(1, 2).flatten(2)
 
 
@@ -62,7 +66,7 @@ def recurrent(attention: Any, text: Tensor) -> Tensor:
         query, key = features(attention, query, True), features(attention, key, False)
         state, normalizer = state + key.unsqueeze(-1) * value.unsqueeze(-2), normalizer + key
         read = (query.unsqueeze(-1) * state).sum(-2)
-        out.append(read / ((query * normalizer).sum(-1, keepdim=True) + attention.config.normalizer_epsilon))
+        out.append(read / ((query * normalizer).sum(-1, keepdim=True) + epsilon(attention)))
     return torch.stack(out, 1).flatten(2)
 
 
@@ -100,46 +104,6 @@ def test_weights_are_those_of_which_outputs_are_made(is_causal: bool) -> None:
         cache = model(random_ids(1, 4), use_cache=True).past_key_values
         with pytest.raises(hea.UnsupportedBackendError, match="has added up its cached tokens"):
             model(random_ids(1, 1), **{CACHE_ARGUMENT: cache}, output_attentions=True)
-
-
-@torch.no_grad()
-def test_random_features_are_orthogonal_and_unbiased() -> None:
-    """The mean over draws of φ(q)·φ(k) is exp(q·k / √D)."""
-    config = build(mechanism="linear", feature_map="positive_random", num_features=24).config
-    drawn = PositiveRandomFeatures(config, 0)
-    drawn.initialize()
-    block = drawn.vectors[:8] / drawn.vectors[:8].norm(dim=1, keepdim=True)
-    torch.testing.assert_close(block @ block.T, torch.eye(8), atol=1e-5, rtol=0)
-    query, key = torch.randn(2, 1, 1, 5, 8, generator=torch.Generator().manual_seed(0)).double() / 2
-    total = torch.zeros(5, 5, dtype=torch.float64)
-    count = 2000
-    for number in range(count):
-        drawn.redraw(number)
-        # without what a query is divided by
-        total += (drawn(query, False) @ drawn(key, False).mT)[0, 0] / count
-    expected = (query[0, 0] @ key[0, 0].T / 8**0.5).exp()
-    assert ((total - expected).abs() / expected).max() < 0.03
-    drawn.redraw(3)
-    other = PositiveRandomFeatures(config, 0)
-    other.redraw(3)
-    assert torch.equal(drawn.vectors, other.vectors)
-    another = PositiveRandomFeatures(config, 1)
-    another.redraw(3)
-    assert not torch.equal(drawn.vectors, another.vectors)
-
-
-@torch.no_grad()
-def test_many_random_features_come_near_softmax() -> None:
-    model = build("AutoModel", mechanism="linear", feature_map="positive_random", num_features=20_000)
-    for layer in model.layers:
-        # of long queries and keys, most features say nothing
-        for project in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            project.weight.mul_(0.3)
-            project.bias.mul_(0.3)
-    full = build("AutoModel", mechanism="pattern")
-    full.load_state_dict({name: each for name, each in model.state_dict().items() if "features" not in name})
-    ids = random_ids(2, 12)
-    torch.testing.assert_close(model(ids).last_hidden_state, full(ids).last_hidden_state, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -208,24 +172,3 @@ def test_memory_of_the_backward_pass_grows_as_the_text() -> None:
     assert long <= 4.05 * short
     # a state for every token would be this large
     assert long < 2048 * 8 * 9
-
-
-def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
-    config = build(mechanism="linear", feature_map="positive_random").config
-    config.feature_redraw_steps = 2
-    model = hea.CompressedTransformerForMaskedLM(config)
-    first = model.model.layers[0].self_attn.features.vectors.clone()
-    rows = [{"input_ids": row, "labels": row} for row in random_ids(6, 5)]
-    arguments = transformers.TrainingArguments(
-        tmp_path, per_device_train_batch_size=2, max_steps=3, report_to=[], save_strategy="no", use_cpu=True,
-        disable_tqdm=True,
-    )  # fmt: skip
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[hea.RedrawFeaturesCallback()])
-    trainer.train()
-    vectors = model.model.layers[0].self_attn.features.vectors
-    assert not torch.equal(vectors, first)
-    model.redraw_features(1)
-    assert torch.equal(model.model.layers[0].self_attn.features.vectors, vectors)
-    config.feature_redraw_steps = None
-    with pytest.raises(hea.InputError, match="so that nothing is redrawn"):
-        trainer.train()

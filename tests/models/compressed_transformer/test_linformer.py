@@ -83,7 +83,7 @@ def test_projected_by_the_identity_it_is_full_attention(first: bool) -> None:
     tokens = 12
     fields = {"projected_tokens": tokens, "max_position_embeddings": tokens, "projection_first": first}
     model = build("AutoModel", **fields).double()
-    full = build("AutoModel", **fields, mechanism="pattern").double()
+    full = build("AutoModel", max_position_embeddings=tokens, mechanism="pattern").double()
     eye = torch.eye(tokens, dtype=torch.float64)
     for layer in model.layers:
         order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))

@@ -1,5 +1,6 @@
 """Memory-compressed attention equals its formula in loops, with gradients, and caches slots, rows apart."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -104,6 +105,46 @@ def test_cached_steps_of_any_size_compute_what_the_whole_text_does(has_null: boo
             parts, start = [*parts, out.last_hidden_state], stop
         torch.testing.assert_close(torch.cat(parts, 1)[mask.bool()], full[mask.bool()], atol=1e-10, rtol=1e-8)
         assert cache.layers[0].keys.shape == (4, 4, stride - 1 + 20 // stride, 8)
+
+
+@torch.no_grad()
+def test_steps_copy_what_is_held_only_when_its_room_is_full() -> None:
+    """And a cache goes on where others wrote: behind inference mode, chosen rows, a copy, and a reset."""
+    model, ids = compressed(True, True), random_ids(2, 60)
+    full = model(ids, use_cache=False).last_hidden_state
+    cache, rooms = transformers.DynamicCache(), []
+    for token in ids.split(1, 1):
+        last = model(token, **{CACHE_ARGUMENT: cache}, use_cache=True).last_hidden_state
+        rooms.append(cache.layers[1].held_keys.data_ptr())
+    torch.testing.assert_close(last, full[:, -1:], atol=1e-10, rtol=1e-8)
+    # from room for 1 slot to that for 20, by doubling
+    assert 2 <= len(set(rooms)) <= 5
+    cache.reset()
+    with torch.inference_mode():
+        model(ids[:, :30], **{CACHE_ARGUMENT: cache}, use_cache=True)
+    model(ids[:, 30:40], **{CACHE_ARGUMENT: cache}, use_cache=True)
+    copied = copy.deepcopy(cache)
+    cache.batch_repeat_interleave(2)
+    rows = cache.layers[0].keys.shape[0]
+    for each, tokens in ((cache, ids.repeat_interleave(2, 0)), (copied, ids)):
+        for part in (slice(40, 41), slice(41, 60)):
+            last = model(tokens[:, part], **{CACHE_ARGUMENT: each}, use_cache=True).last_hidden_state
+        expected = full.repeat_interleave(len(tokens) // 2, 0)
+        torch.testing.assert_close(last, expected[:, 41:], atol=1e-10, rtol=1e-8)
+    assert rows == 4
+
+
+def test_gradients_flow_through_the_steps_of_a_cache() -> None:
+    model, ids, found = compressed(True, True), random_ids(2, 11), []
+    for sizes in ([11], [4, 1, 1, 5]):
+        cache, parts = transformers.DynamicCache(), []
+        for part in ids.split(sizes, 1):
+            parts.append(model(part, **{CACHE_ARGUMENT: cache}, use_cache=True).last_hidden_state)
+        attention = model.layers[0].self_attn
+        given = [attention.k_proj.weight, attention.value_conv.weight, attention.null_key]
+        found.append(torch.autograd.grad(torch.cat(parts, 1).square().sum(), given))
+    for own, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Nyströmformers equal the formula in loops, transformers where that is defined, and full attention in short texts."""
 
+from typing import Any
+
 import pytest
 import torch
 from models.compressed_transformer.tiny_models import build, random_ids
@@ -7,6 +9,8 @@ from models_cases import TOLERANCE
 from torch import Tensor
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
+
+from hf_efficient_attn.models.compressed_transformer import nystrom
 
 
 def by_landmarks(text: Tensor, maps: list[Tensor], num_landmarks: int, kernel: Tensor | None) -> Tensor:
@@ -44,6 +48,17 @@ def by_landmarks(text: Tensor, maps: list[Tensor], num_landmarks: int, kernel: T
     return out + torch.stack(convolved)
 
 
+def by_heads(attention: Any, text: Tensor) -> Tensor:
+    """Return the output of all heads for one text before the last map, [n, hidden_size]."""
+    heads = []
+    for head in range(4):
+        own = slice(head * 8, head * 8 + 8)
+        maps = [part[own] for each in "qkv" for part in getattr(attention, f"{each}_proj").parameters()]
+        kernel = None if attention.conv is None else attention.conv.weight[head].flatten()
+        heads.append(by_landmarks(text, maps, attention.num_landmarks, kernel))
+    return torch.cat(heads, 1)
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 11])
 @pytest.mark.parametrize("size", [None, 3])
 def test_outputs_and_gradients_are_those_of_the_formula(tokens: int, size: int | None) -> None:
@@ -53,19 +68,30 @@ def test_outputs_and_gradients_are_those_of_the_formula(tokens: int, size: int |
     text = torch.randn(2, 12, 32, dtype=torch.float64, requires_grad=True)
     real = torch.arange(12) < torch.tensor([[tokens], [12]])
     found = attention.attend(text, real, False)[0][0, :tokens]
-    heads = []
-    for head in range(4):
-        own = slice(head * 8, head * 8 + 8)
-        maps = [part[own] for each in "qkv" for part in getattr(attention, f"{each}_proj").parameters()]
-        kernel = None if size is None else attention.conv.weight[head].flatten()
-        heads.append(by_landmarks(text[0, :tokens], maps, 4, kernel))
-    expected = torch.cat(heads, 1)
+    expected = by_heads(attention, text[0, :tokens])
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-9)
     weight = torch.randn(tokens, 32, dtype=torch.float64)
     given = [text, *(getattr(attention, f"{each}_proj").weight for each in "qkv")]
     slopes = [torch.autograd.grad((each * weight).sum(), given) for each in (found, expected)]
     for own, wanted in zip(*slopes, strict=True):
         torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 7])
+def test_nothing_is_inverted_for_short_texts(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch whose texts all have at most as many tokens as there are landmarks; one may be padding alone."""
+    monkeypatch.setattr(nystrom, "inverted", None)
+    model = build("AutoModel", mechanism="nystrom", num_landmarks=7, conv_kernel_size=3).double()
+    attention, text = model.layers[0].self_attn, torch.randn(2, 7, 32, dtype=torch.float64, requires_grad=True)
+    real = torch.arange(7) < torch.tensor([[tokens], [7]])
+    found = attention.attend(text, real, False)[0]
+    assert found.isfinite().all()
+    expected = by_heads(attention, text[1])
+    torch.testing.assert_close(found[1], expected, atol=1e-11, rtol=1e-9)
+    if tokens:
+        torch.testing.assert_close(found[0, :tokens], by_heads(attention, text[0, :tokens]), atol=1e-11, rtol=1e-9)
+    slopes = [torch.autograd.grad(each.square().sum(), text)[0][1] for each in (found[1], expected)]
+    torch.testing.assert_close(slopes[0], slopes[1], atol=1e-9, rtol=1e-8)
 
 
 @pytest.mark.parametrize("landmarks", [3, 6, 12])

@@ -1,0 +1,223 @@
+"""Talking heads and residual scores equal their formulas, with gradients, in memory that grows as the text does."""
+
+from typing import Any
+
+import pytest
+import torch
+from models.compressed_transformer.softmax_heads import compare, readable, states_of
+from models.compressed_transformer.tiny_models import build, random_ids
+from models_cases import TOLERANCE, checkpoint_activations
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.models.compressed_transformer import talking_heads
+from hf_efficient_attn.models.compressed_transformer.passed_states import PassedStates
+from hf_efficient_attn.patterns import Band, PerHead
+
+# of the softmax of weights that are returned
+FLOAT32 = {"atol": 2e-6, "rtol": 1e-5}
+
+
+@pytest.mark.parametrize("few_keys", [0, 512])
+@pytest.mark.parametrize("groups", [None, 2])
+@pytest.mark.parametrize("reach", [None, 3])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_heads_talk_before_and_behind_the_softmax(
+    is_causal: bool, reach: int | None, groups: int | None, few_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the scores of all pairs, and by the engine."""
+    monkeypatch.setattr(talking_heads, "FEW_KEYS", few_keys)
+    pattern = None if reach is None else Band(reach, reach)
+    fields = {"attention_pattern": pattern, "num_key_value_heads": groups}
+    model = build("AutoModel", mechanism="talking_heads", is_causal=is_causal, **fields).double()
+    attention, text = model.layers[0].self_attn, torch.randn(9, 32, dtype=torch.float64, requires_grad=True)
+    read = readable(9, is_causal, reach)
+    queries, keys, values = states_of(attention, text)
+    scores = [query @ key.T / 8**0.5 for query, key in zip(queries, keys, strict=True)]
+    weights = []
+    for row in attention.score_map:
+        mixed = sum(number * each for number, each in zip(row, scores, strict=True))
+        weights.append(mixed.masked_fill(~read, -torch.inf).softmax(-1))
+    heads = []
+    for row, value in zip(attention.weight_map, values, strict=True):
+        mixed = sum(number * each for number, each in zip(row, weights, strict=True))
+        heads.append(mixed @ value)
+    others = [attention.q_proj.weight, attention.score_map, attention.weight_map]
+    compare(model, text, torch.cat(heads, 1), others, is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_scores_of_the_layer_below_are_added(is_causal: bool) -> None:
+    """Through a layer of another mechanism, and through pairs that only the layer above reads."""
+    mechanisms = ["residual_scores", "linear", "residual_scores"]
+    fields = {"attention_pattern": [Band(2, 2), None, None], "num_hidden_layers": 3}
+    model = build("AutoModel", mechanism=mechanisms, is_causal=is_causal, **fields).double()
+    texts = [torch.randn(9, 32, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    passed = PassedStates()
+    total, below = [], [torch.zeros((), dtype=torch.float64)] * 4
+    for layer, text, reach in ((0, texts[0], 2), (2, texts[1], None)):
+        attention, heads = model.layers[layer].self_attn, []
+        found = attention(text[None], passed_states=passed)[0][0]
+        for head, (query, key, value) in enumerate(zip(*states_of(attention, text), strict=True)):
+            below[head] = below[head] + query @ key.T / 8**0.5
+            read = below[head].masked_fill(~readable(9, is_causal, reach), -torch.inf)
+            heads.append(read.softmax(-1) @ value)
+        expected = torch.cat(heads, 1) @ attention.o_proj.weight.T + attention.o_proj.bias
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-9)
+        total.append((found, expected))
+    weight = torch.randn(9, 32, dtype=torch.float64)
+    given = [*texts, model.layers[0].self_attn.q_proj.weight, model.layers[2].self_attn.k_proj.weight]
+    slopes = [torch.autograd.grad((each * weight).sum(), given) for each in total[1]]
+    for own, wanted in zip(*slopes, strict=True):
+        torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
+
+
+@torch.no_grad()
+def test_heads_that_do_not_talk_yet_are_those_of_a_pattern() -> None:
+    full = build("AutoModel", mechanism="pattern")
+    torch.manual_seed(0)
+    fields = {**full.config.to_dict(), "mechanism": "talking_heads"}
+    talking = hea.CompressedTransformerModel(hea.CompressedTransformerConfig.from_dict(fields)).eval()
+    missing = talking.load_state_dict(full.state_dict(), strict=False).missing_keys
+    assert all(name.endswith(("score_map", "weight_map")) for name in missing)
+    ids = random_ids(2, 9)
+    torch.testing.assert_close(talking(ids).last_hidden_state, full(ids).last_hidden_state)
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+@pytest.mark.parametrize("is_training", [False, True])
+def test_both_ways_to_talk_compute_the_same(is_training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With patterns of single heads, padding and weights; in training, weights are dropped, and those are returned."""
+    pattern = PerHead([Band(2, 2), Band(5, 0), Band(0, 3), Band(7, 7)])
+    model = build("AutoModel", mechanism="talking_heads", attention_pattern=pattern, attention_dropout=0.4).double()
+    model.train(is_training)
+    mask, found = torch.ones(2, 12, dtype=torch.long), []
+    mask[0, :5] = 0
+    for few_keys in (0, 512):
+        monkeypatch.setattr(talking_heads, "FEW_KEYS", few_keys)
+        torch.manual_seed(0)
+        found.append(model(random_ids(2, 12), attention_mask=mask, output_attentions=True))
+        without = model(random_ids(2, 12), attention_mask=mask)
+        if not is_training:
+            torch.testing.assert_close(without.last_hidden_state, found[-1].last_hidden_state, **FLOAT32)
+    real = mask.bool()
+    torch.testing.assert_close(found[0].last_hidden_state[real], found[1].last_hidden_state[real], **FLOAT32)
+    for own, other in zip(found[0].attentions, found[1].attentions, strict=True):
+        torch.testing.assert_close(own.transpose(1, 2)[real], other.transpose(1, 2)[real], **FLOAT32)
+
+
+@pytest.mark.parametrize("few_keys", [0, 512])
+def test_weights_of_the_softmax_are_dropped_before_heads_mix_them(
+    few_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout that leaves out half of the weights, and mixing that hands one head's weights to all."""
+    monkeypatch.setattr(talking_heads, "FEW_KEYS", few_keys)
+    fields = {"attention_pattern": Band(8, 8), "attention_dropout": 0.5}
+    attention = build("AutoModel", mechanism="talking_heads", **fields).double().layers[0].self_attn.train()
+    with torch.no_grad():
+        attention.weight_map.zero_()[:, 2] = 1
+        attention.v_proj.weight.zero_()
+        attention.v_proj.bias.fill_(1)
+        attention.o_proj.weight.copy_(torch.eye(32))
+        attention.o_proj.bias.zero_()
+    text = torch.randn(1, 9, 32, dtype=torch.float64)
+    first, second = (attention(text)[0].unflatten(-1, (4, 8))[..., 0] for _ in range(2))
+    # all heads read what one reads, whose weights are left out by chance
+    torch.testing.assert_close(first, first[..., :1].expand(-1, -1, 4))
+    assert not torch.allclose(first, second)
+    mean = torch.stack([attention(text)[0] for _ in range(400)]).mean()
+    torch.testing.assert_close(mean, torch.ones_like(mean), atol=0.03, rtol=0)
+
+
+def kept_numbers(mechanism: str, tokens: int) -> int:
+    """Return how many numbers the backward pass of a model keeps."""
+    fields = {"attention_pattern": Band(8, 8), "num_hidden_layers": 3, "max_position_embeddings": tokens}
+    model, kept = build("AutoModel", mechanism=mechanism, **fields), {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(random_ids(1, tokens)).last_hidden_state
+    out.sum().backward()
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("mechanism", ["talking_heads", "residual_scores"])
+def test_memory_grows_as_the_text_where_the_pattern_does(mechanism: str) -> None:
+    short, long = kept_numbers(mechanism, 1024), kept_numbers(mechanism, 4096)
+    assert long <= 4.1 * short
+    # scores of all pairs of a layer would be four times this
+    assert long < 4096**2
+
+
+def gradients(checkpointing: dict[str, bool] | None) -> dict[str, Tensor]:
+    """Return gradients of a model with residual scores, of which layers are computed again in the backward pass."""
+    fields = {"embedding_dropout": 0.0, "hidden_dropout": 0.0, "num_hidden_layers": 3}
+    model = build("AutoModel", mechanism=["residual_scores", "prior", "residual_scores"], **fields).double().train()
+    if checkpointing is not None:
+        checkpoint_activations(model, checkpointing)
+    model(random_ids(2, 9)).last_hidden_state.square().sum().backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+def test_gradients_of_passed_queries_survive_checkpointing_or_it_is_refused() -> None:
+    expected, found = gradients(None), gradients({"use_reentrant": False})
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name], each, atol=1e-10, rtol=1e-8)
+    with pytest.raises(hea.UnsupportedBackendError, match="use_reentrant=True"):
+        gradients({"use_reentrant": True})
+
+
+@torch.no_grad()
+def test_a_layer_alone_adds_nothing() -> None:
+    own = build("AutoModel", mechanism=["residual_scores", "pattern"])
+    other = build("AutoModel", mechanism="pattern")
+    other.load_state_dict(own.state_dict())
+    ids = random_ids(2, 9)
+    assert torch.equal(own(ids).last_hidden_state, other(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("mechanism", ["talking_heads", "residual_scores"])
+@torch.no_grad()
+def test_tokens_are_decoded_by_the_engine(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps of several sizes, from caches that grow and that do not."""
+    monkeypatch.setattr(talking_heads, "FEW_KEYS", 0)
+    fields = {"attention_pattern": Band(4, 0), "is_causal": True, "num_hidden_layers": 3, "num_key_value_heads": 2}
+    model, ids, parts, cache = build(mechanism=mechanism, **fields), random_ids(2, 14), [], None
+    full = model(ids, use_cache=False).logits
+    for part in ids.split([5, 1, 1, 7], 1):
+        out = model(part, **{CACHE_ARGUMENT: cache}, use_cache=True)
+        cache, parts = out.past_key_values, [*parts, out.logits]
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=TOLERANCE, rtol=TOLERANCE)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, use_cache=False, **options)
+    for kind in ("dynamic", "static"):
+        assert torch.equal(model.generate(ids, cache_implementation=kind, **options), expected)
+    kept = hea.PatternCache(model.config)
+    assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: kept}, **options), expected)
+    assert {layer.keys.shape[2] for layer in kept.layers} == {4}
+
+
+def test_keys_of_other_tokens_are_refused() -> None:
+    passed = PassedStates()
+    for layer, tokens in ((0, 5), (1, 7)):
+        passed.keep(layer, torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, tokens, 4))
+    with pytest.raises(hea.InputError, match="of layer 0 5, layer 1 7, and 7 are read"):
+        passed.joined([0, 1], torch.zeros(1, 1, 7, 4))
+
+
+def test_explain_says_what_the_engine_is_asked_for() -> None:
+    talking = build(mechanism="talking_heads", attention_pattern=Band(8, 8), max_position_embeddings=2048)
+    with pytest.raises(hea.UnsupportedBackendError, match=r"that reads all tokens, or up to 512, computes all 10,000"):
+        hea.explain(talking, 100)
+    requests = [layer.self_attn.layer_request(2048, None) for layer in talking.model.layers]
+    assert [(each.num_heads, each.num_key_heads, each.head_dim, each.value_dim) for each in requests] == [
+        (4, 1, 32, 32)
+    ] * 2
+    residual = build(mechanism="residual_scores", attention_pattern=Band(8, 8))
+    requests = [layer.self_attn.layer_request(2048, None) for layer in residual.model.layers]
+    assert [(each.num_key_heads, each.head_dim, each.value_dim) for each in requests] == [(4, 8, 8), (4, 16, 8)]
+    assert hea.explain(residual, 64)
