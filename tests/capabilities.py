@@ -7,8 +7,9 @@ A test says at its end, in a line, what it has shown, by the fixture `capability
     capability("sparse_seq2seq", "TRL", reason="TRL trains decoders.")
 
 Where the variable CAPABILITIES names a file, this is written there, a line each; `python tests/capabilities.py FILE`
-puts the cells that were tested into model_cards/neighbours.json, and `python model_cards/figures.py` makes the table. A
-test that fails says nothing, and `tests/neighbours.sh` then writes no table.
+puts the cells that were tested into model_cards/neighbours.json, `... FILE whole` only these, so that no cell outlives
+its test, and `python model_cards/figures.py` makes the table. A test that fails says nothing, and `tests/neighbours.sh`
+then writes no table.
 """
 
 import importlib.metadata
@@ -72,8 +73,8 @@ def family_of(config: Any) -> str:
     return config.model_type if config.model_type in ROWS else SPARSIFIED.name
 
 
-def main(file: str) -> None:
-    """Put the cells that a file names into the table."""
+def main(file: str, is_whole: bool) -> None:
+    """Put the cells that a file names into the table, beside those of other tests unless all of them have run."""
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"cells": {}}
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for line in Path(file).read_text(encoding="utf-8").splitlines():
@@ -83,13 +84,14 @@ def main(file: str) -> None:
         for kind, note in (("refused", refusal), ("reasons", reason)):
             if note is not None:
                 cell[kind] = sorted({*cell.get(kind, []), note})
-    known = {family: {**table["cells"].get(family, {}), **cells.get(family, {})} for family in ROWS}
+    kept, versions = ({}, {}) if is_whole else (table["cells"], table.get("versions", {}))
+    known = {family: {**kept.get(family, {}), **cells.get(family, {})} for family in ROWS}
     table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in ROWS}
     installed = {each.name: each.version for each in importlib.metadata.distributions() if each.name in LIBRARIES}
-    # what is not installed has filled no cell, and the versions of older cells stay
-    table["columns"], table["versions"] = list(COLUMNS), {**table.get("versions", {}), **installed}
+    # what is not installed has filled no cell, and the versions of older cells stay with them
+    table["columns"], table["versions"] = list(COLUMNS), {**versions, **installed}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "whole" in sys.argv[2:])

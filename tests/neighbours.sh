@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Test the package with the libraries beside it, installed and not imitated, run the tests that are too thorough for every
-# day, and renew the table of what each family can do. Makes a virtual environment (VENV, default .venv). Further arguments
-# go to pytest.
+# day, and renew the table of what each family can do: all of it, or with further arguments, which go to pytest, the cells of
+# the tests that these choose. Makes a virtual environment (VENV, default .venv).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source environment.sh test,neighbours
@@ -17,5 +17,5 @@ export CAPABILITIES=$(mktemp)
 # once, and not while the processes of a test wait for each other
 "$python" -c "from deepspeed.accelerator import get_accelerator as found; found().create_op_builder('ShareMemCommBuilder').load()"
 "$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability or thorough" "$@"
-"$python" tests/capabilities.py "$CAPABILITIES"
+"$python" tests/capabilities.py "$CAPABILITIES" "$([ $# -gt 0 ] || echo whole)"
 "$python" model_cards/figures.py

@@ -1,10 +1,11 @@
 """What training needs of memory: for each parameter, and for each token in each layer.
 
-The formula counts what autograd keeps for the backward pass. With d = `hidden_size`, f = `intermediate_size`, k = the
-width of all key heads together and H = `num_attention_heads`, a pre-norm block with LayerNorm keeps of every token 4·d
-numbers around its two norms, d + 2·k + d in attention (queries, keys, values, outputs) and 2·f in the MLP (around its
-activation), in the dtype of the model, and H numbers in float32 (log-sum-exps). None of it depends on the length: a
-pattern keeps what full attention in a fused kernel keeps. (Texts so short that attention is dense keep its mask, too.)
+The formula counts what autograd keeps for the backward pass. With d = `hidden_size`, f = `intermediate_size`, q and k =
+the widths of all heads and of all key heads together and H = `num_attention_heads`, a pre-norm block with LayerNorm
+keeps of every token 4·d numbers around its two norms, q + 2·k + q in attention (queries, keys, values, outputs) and 2·f
+in the MLP (around its activation), in the dtype of the model, and H numbers in float32 (log-sum-exps). None of it
+depends on the length: a pattern keeps what full attention in a fused kernel keeps. (Texts so short that attention is
+dense keep its mask, too.)
 
 These are the tensors that torch keeps on CPUs; a fused norm or activation on GPUs keeps at most as many.
 """
@@ -131,7 +132,9 @@ def block_bytes(config: Any, layer: int, size: int) -> float:
     num_norms = 2 if style is None else style.normalized * (1 if style.parallel else 2)
     norms = num_norms * norm_bytes(config, "rmsnorm", size) if num_norms else size * config.hidden_size
     in_mlp = (1 if config.hidden_act == "relu" else 2) + 2 * (is_llama or config.gated_mlp)
-    numbers = 2 * config.hidden_size + 2 * key_width(config) + in_mlp * config.intermediate_size
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    in_attention = 2 * (config.num_attention_heads + key_heads) * head_width(config)
+    numbers = in_attention + in_mlp * config.intermediate_size
     kept = norms + size * numbers + FLOAT32 * config.num_attention_heads
     if getattr(config, "span", None) == "dynamic":
         # the spans, and in lower precision what they are computed from
@@ -157,10 +160,9 @@ def check_known(config: Any) -> None:
         )
 
 
-def key_width(config: Any) -> int:
-    """Return the width of all key heads together."""
-    heads, key_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    return config.hidden_size // heads * (key_heads or heads)
+def head_width(config: Any) -> int:
+    """Return the width of a head, which may be another than the share that it has of the hidden size."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def norm_bytes(config: Any, default: str, size: int) -> int:
