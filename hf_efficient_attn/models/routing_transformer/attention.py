@@ -1,6 +1,6 @@
 """Multi-head attention of the Routing Transformer: routing heads first, then local heads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
-from .centroids import Centroids, Seen, joined, on_sphere, seen, similarities
+from .centroids import Centroids, Seen, joined, nearest, on_sphere, seen, similarities
 from .group_attention import DENSE, DistanceVectors, attend_groups, key_groups
 from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups, clusters_of, digits, number_of
 
@@ -81,12 +81,17 @@ class RoutingAttention(nn.Module):
         if self.centroids is not None:
             means = self.centroids.means if means is None else means
             query, key = self._normed(query, key)
-            likeness = self._likeness(query, key, means)
+            routed = self._routed(query, key)
+            clusters = None
+            if self.training or not self.config.has_balanced_clusters:
+                clusters = self._of_both(lambda states: nearest(states, means), *routed)
             if self.training:
                 is_real = documents.index_select(1, query_positions) != EMPTY
-                shown = self._seen(query, key, likeness, is_real, means)
-            if not self.config.has_balanced_clusters:
-                likeness = (digits(likeness[1].argmax(-1)),) * 2
+                shown = self._seen(routed, clusters, is_real, means)
+            if self.config.has_balanced_clusters:
+                likeness = self._of_both(lambda states: similarities(states, means), *routed)
+            else:
+                likeness = (digits(clusters[1]),) * 2
         if position_embeddings is not None:
             query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if cache is not None:
@@ -179,21 +184,24 @@ class RoutingAttention(nn.Module):
             routed_keys, keys = on_sphere(key[:, : self.num_routing]), key[:, self.num_routing :]
         return torch.cat((routed, queries[1]), 1), torch.cat((routed_keys, keys), 1)
 
-    def _likeness(self, query: Tensor, key: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the similarities of queries and keys with the centroids, one tensor if they are the same."""
-        of_queries = similarities(query[:, : self.num_routing], means)
-        if self.config.shares_qk:
-            return of_queries, of_queries
-        return of_queries, similarities(key[:, : self.num_routing], means)
+    def _routed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of routing heads, one tensor if they are the same."""
+        queries = query[:, : self.num_routing]
+        return queries, queries if self.config.shares_qk else key[:, : self.num_routing]
+
+    def _of_both(self, function: Callable[[Tensor], Tensor], queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a function says of queries and of keys, one tensor if they are the same."""
+        of_queries = function(queries)
+        return of_queries, of_queries if self.config.shares_qk else function(keys)
 
     def _seen(
-        self, query: Tensor, key: Tensor, likeness: tuple[Tensor, Tensor], is_real: Tensor, means: Tensor
+        self, routed: tuple[Tensor, Tensor], clusters: tuple[Tensor, Tensor], is_real: Tensor, means: Tensor
     ) -> Seen:
         """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice."""
-        shown = seen(query[:, : self.num_routing], likeness[0].argmax(-1), is_real, means)
+        shown = seen(routed[0], clusters[0], is_real, means)
         if self.config.shares_qk:
             return shown._replace(distance=2 * shown.distance)
-        return joined(shown, seen(key[:, : self.num_routing], likeness[1].argmax(-1), is_real, means))
+        return joined(shown, seen(routed[1], clusters[1], is_real, means))
 
     def _append(
         self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None
