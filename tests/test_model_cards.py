@@ -1,5 +1,6 @@
 """Code in the README and the model cards runs, and the files they link exist."""
 
+import json
 import re
 import sys
 from functools import partial
@@ -86,6 +87,19 @@ def test_a_picture_that_differs_from_its_data_is_noticed(
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+@pytest.mark.parametrize("name", ["efficient_reformer", "routing_transformer"])
+def test_counts_of_tests_of_transformers_are_those_that_were_run(name: str) -> None:
+    families = json.loads((ROOT / "model_cards" / "hf_suite.json").read_text())["families"]
+    text = " ".join((ROOT / "model_cards" / f"{name}.md").read_text().split())
+    found = families[f"{name}_causal"]
+    assert f"Of the {found['tests']} tests" in text
+    assert f"{found['run']} run, and pass; {found['skipped']} are skipped" in text
+    assert not found["failed"] + found["failed_as_expected"]
+    theirs = families["reformer (transformers)"]
+    counts = f"{theirs['run']} run, of which {theirs['failed_as_expected']} fail, as is expected there; "
+    assert (f"{counts}{theirs['skipped']} are skipped" in text) == (name == "efficient_reformer")
 
 
 def test_files_that_contributing_names_exist() -> None:

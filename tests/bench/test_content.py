@@ -111,6 +111,7 @@ def test_targets_are_judged_by_medians() -> None:
 
     dense = [row(DENSE, 4096, 10.0), row(DENSE, 8192, 40.0), row(DENSE, 16384, 160.0)]
     rows = [*dense, row(IN_TREE, 4096, 24.0), *(row(REFORMER, 4096 * 2**n, 8.0 * 2.3**n) for n in range(3))]
+    rows += [row(ROUTING, 4096, 9.0), row(ROUTING, 8192, 30.0), row(ROUTING, 16384, 90.0)]
     rows += [row(BLOCKS, 4096, 30.0), row(BLOCKS, 8192, 50.0), row(BLOCKS, 16384, 100.0)]
     add_ratios(rows)
     depth = [{"layers": count, "stack": REVERSIBLE, "peak_memory_bytes": 100 + count} for count in (2, 12)]
@@ -118,8 +119,10 @@ def test_targets_are_judged_by_medians() -> None:
     assert judged == [
         ("at least 3 x", "3.00 x", True),
         ("at most 4,096 tokens", "4,096 tokens", True),
+        ("at most 8,192 tokens", "4,096 tokens", True),
         ("at most 8,192 tokens", "10,240 tokens", False),
         ("at most 2.2 x", "2.30 x", False),
+        ("at most 2.2 x", "3.00 x", False),
         ("at most 2.2 x", "2.00 x", True),
         ("at most 1.1 x", "1.10 x", True),
     ]

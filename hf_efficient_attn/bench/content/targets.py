@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER
+from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, REFORMER, ROUTING
 from hf_efficient_attn.bench.content.depth import REVERSIBLE
 from hf_efficient_attn.bench.harness.curves import crossover, curve
 from hf_efficient_attn.bench.harness.steps import MEASURES
@@ -16,7 +16,7 @@ Target = tuple[str, str, str, bool]
 # how many times as fast as transformers' layer, and at which length
 LEAST_SPEED, SPEED_TOKENS = 3.0, 4096
 # from which length on a layer is to be faster than dense attention
-MOST_CROSSOVER = {REFORMER: 4096, BLOCKS: 8192}
+MOST_CROSSOVER = {REFORMER: 4096, ROUTING: 8192, BLOCKS: 8192}
 # time per doubling of the length, from where on
 MOST_GROWTH, GROWTH_FROM = 2.2, 8192
 # memory of the deepest stack over that of the flattest

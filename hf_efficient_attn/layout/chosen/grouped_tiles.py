@@ -49,8 +49,7 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
     for first, stop in ranges(num_sets, per_tile):
         number = torch.arange(first, stop, device=keys.device)
         example, head, group = _parts(number, sizes.num_heads, num_groups)
-        own_keys = _of(keys, example, head, sizes)[torch.arange(len(number)), group]
-        own_rows = _of(rows, example, head, sizes)[torch.arange(len(number)), group]
+        own_keys, own_rows = (_of(each, example, head, sizes, group) for each in (keys, rows))
         bounds = (first // num_groups, (stop - 1) // num_groups + 1)
         for start, end in ranges(num_places, most_places):
             places = torch.arange(start, end, device=keys.device)
@@ -220,10 +219,13 @@ def _rounds(
     return Rounds(reads, at(chunk, keys), at(buckets, queries), at(buckets, keys))
 
 
-def _of(tensor: Tensor, example: Tensor, head: Tensor, sizes: Sizes) -> Tensor:
-    """Return the part of [batch or 1, heads, ...] of each of some heads of examples, a copy [sets, ...]."""
+def _of(tensor: Tensor, example: Tensor, head: Tensor, sizes: Sizes, *group: Tensor) -> Tensor:
+    """Return the part of [batch or 1, heads, ...] of each of some heads of examples, a copy [sets, ...].
+
+    group: of [batch or 1, heads, groups, ...], one of each set; without it all of its head.
+    """
     own = own_head(head, sizes.num_heads, tensor.shape[1])
-    return tensor[example if tensor.shape[0] > 1 else torch.zeros_like(example), own]
+    return tensor[(example if tensor.shape[0] > 1 else torch.zeros_like(example), own, *group)]
 
 
 def _of_all(tensor: Tensor, sizes: Sizes) -> Tensor:

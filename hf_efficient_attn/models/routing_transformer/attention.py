@@ -1,5 +1,6 @@
 """Multi-head attention of the Routing Transformer: routing heads first, then local heads."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
-from .centroids import Centroids, Seen, joined, on_sphere, seen, similarities
+from .centroids import Centroids, Seen, joined, nearest, on_sphere, seen, similarities
 from .group_attention import DENSE, DistanceVectors, attend_groups, key_groups
 from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups, clusters_of, digits, number_of
 
@@ -80,11 +81,16 @@ class RoutingAttention(nn.Module):
         if self.centroids is not None:
             means = self.centroids.means if means is None else means
             query, key = self._normed(query, key)
-            likeness = self._likeness(query, key, means)
+            routed = self._routed(query, key)
+            clusters = None
+            if self.training or not self.config.has_balanced_clusters:
+                clusters = self._of_both(lambda states: nearest(states, means), *routed)
             if self.training:
-                shown = self._seen(query, key, likeness, (documents, query_positions), means)
-            if not self.config.has_balanced_clusters:
-                likeness = (digits(likeness[1].argmax(-1)),) * 2
+                shown = self._seen(routed, clusters, (documents, query_positions), means)
+            if self.config.has_balanced_clusters:
+                likeness = self._of_both(lambda states: similarities(states, means), *routed)
+            else:
+                likeness = (digits(clusters[1]),) * 2
         if position_embeddings is not None:
             query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if cache is not None:
@@ -184,24 +190,31 @@ class RoutingAttention(nn.Module):
             routed_keys, keys = on_sphere(key[:, : self.num_routing]), key[:, self.num_routing :]
         return torch.cat((routed, queries[1]), 1), torch.cat((routed_keys, keys), 1)
 
-    def _likeness(self, query: Tensor, key: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the similarities of queries and keys with the centroids, one tensor if they are the same."""
-        of_queries = similarities(query[:, : self.num_routing], means)
-        if self.config.shares_qk:
-            return of_queries, of_queries
-        return of_queries, similarities(key[:, : self.num_routing], means)
+    def _routed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys of routing heads, one tensor if they are the same."""
+        queries = query[:, : self.num_routing]
+        return queries, queries if self.config.shares_qk else key[:, : self.num_routing]
+
+    def _of_both(self, function: Callable[[Tensor], Tensor], queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a function says of queries and of keys, one tensor if they are the same."""
+        of_queries = function(queries)
+        return of_queries, of_queries if self.config.shares_qk else function(keys)
 
     def _seen(
-        self, query: Tensor, key: Tensor, likeness: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor], means: Tensor
+        self,
+        routed: tuple[Tensor, Tensor],
+        clusters: tuple[Tensor, Tensor],
+        places: tuple[Tensor, Tensor],
+        means: Tensor,
     ) -> Seen:
         """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice."""
         is_token = places[0] != EMPTY
-        count = is_token.sum() * (len(query) // len(is_token))
+        count = is_token.sum() * (len(routed[0]) // len(is_token))
         known = (is_token.index_select(1, places[1]), means, count)
-        shown = seen(query[:, : self.num_routing], likeness[0].argmax(-1), *known)
+        shown = seen(routed[0], clusters[0], *known)
         if self.config.shares_qk:
             return shown._replace(distance=2 * shown.distance)
-        return joined(shown, seen(key[:, : self.num_routing], likeness[1].argmax(-1), *known))
+        return joined(shown, seen(routed[1], clusters[1], *known))
 
     def _append(
         self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None

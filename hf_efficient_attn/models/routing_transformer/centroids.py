@@ -25,6 +25,8 @@ from transformers import initialization as init
 from hf_efficient_attn.layout.autocast import autocast_off
 
 NORM_EPS = 1e-6
+# similarities that are in memory at a time; on CPUs, so few that they stay in a cache
+MOST_NUMBERS, CACHED_NUMBERS = 1 << 24, 1 << 18
 
 
 class Seen(NamedTuple):
@@ -105,12 +107,30 @@ def similarities(states: Tensor, means: Tensor) -> Tensor:
         return states.to(dtype) @ means.to(dtype).transpose(1, 2)
 
 
-def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor, num_real: Tensor) -> Seen:
+def nearest(states: Tensor, means: Tensor) -> Tensor:
+    """Return the centroid that is most similar to each vector, of equals the first: int [B, heads, T].
+
+    Some tokens are compared at a time; while compiling all are, since lengths may be symbols.
+    """
+    parts = states.split(together(states, means.shape[1]), 2)
+    found = [similarities(part, means).argmax(-1) for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found, 2)
+
+
+def together(states: Tensor, num_others: int) -> int:
+    """Return how many of so many centroids or tokens are compared with `num_others` of the other at a time."""
+    if torch.compiler.is_compiling():
+        return states.shape[2]
+    most = CACHED_NUMBERS if states.device.type == "cpu" else MOST_NUMBERS
+    return max(1, most // max(1, states.shape[0] * states.shape[1] * num_others))
+
+
+def seen(states: Tensor, clusters: Tensor, is_real: Tensor, means: Tensor, num_real: Tensor) -> Seen:
     """Return what a batch shows the centroids.
 
     Args:
         states: on the sphere, [B, heads, T, D].
-        nearest: the centroid of each, int [B, heads, T].
+        clusters: the nearest centroid of each, int [B, heads, T].
         is_real: which tokens are not padding, bool [B or 1, T].
         means: [heads, clusters, D].
         num_real: how many tokens of the batch are no padding, 0-dim; of whole texts, where processes share them.
@@ -118,16 +138,17 @@ def seen(states: Tensor, nearest: Tensor, is_real: Tensor, means: Tensor, num_re
     num_heads, num_clusters, width = means.shape
     with autocast_off(states.device.type):
         wide = states.to(torch.promote_types(states.dtype, means.dtype))
-        clusters = torch.arange(num_clusters, device=states.device)
-        is_near = (nearest[..., None] == clusters) & is_real[:, None, :, None]
-        members = is_near.transpose(0, 1).flatten(1, 2).to(wide.dtype)
-        sums = members.transpose(1, 2) @ wide.detach().transpose(0, 1).flatten(1, 2)
-        index = nearest.transpose(0, 1).flatten(1)[..., None].expand(-1, -1, width)
-        own = means.to(wide.dtype).gather(1, index).unflatten(1, (states.shape[0], -1)).transpose(0, 1)
+        real = is_real[:, None].expand(clusters.shape)
+        # the centroids of all heads in a row
+        index = (clusters + num_clusters * torch.arange(num_heads, device=states.device)[:, None]).flatten()
+        counted = real.flatten().to(wide.dtype)
+        sums = wide.new_zeros(num_heads * num_clusters, width)
+        sums.index_add_(0, index, torch.where(real[..., None], wide.detach(), 0.0).flatten(0, 2))
+        counts = wide.new_zeros(num_heads * num_clusters).index_add_(0, index, counted)
+        own = means.to(wide.dtype).flatten(0, 1).index_select(0, index).view_as(wide)
         squares = (wide - own).square().mean(-1)
-        real = is_real[:, None].expand(squares.shape)
         distance = torch.where(real, squares, 0.0).sum() / (num_real * num_heads).clamp(min=1)
-        return Seen(sums, members.sum(1), distance)
+        return Seen(sums.view_as(means), counts.view(num_heads, num_clusters), distance)
 
 
 def joined(of_queries: Seen, of_keys: Seen) -> Seen:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .centroids import together
+
 EMPTY = -1
 # from how many keys a query on, queries are listed one by one: cheaper than all members of their clusters
 FEW_QUERIES = 16
@@ -72,6 +74,13 @@ def row_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
 
     similarity: [B, heads, clusters, K].
     """
+    # ranks of all tokens take twice the memory of similarities: those of some clusters at a time
+    parts = similarity.split(together(similarity, similarity.shape[3]), 2)
+    found = [_row_members(part, documents, places) for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found, 2)
+
+
+def _row_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
     is_real = (documents != EMPTY)[:, None, None].expand(similarity.shape)
     ranked = similarity.masked_fill(~is_real, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
     found = torch.where(is_real.gather(3, ranked), ranked, EMPTY)
