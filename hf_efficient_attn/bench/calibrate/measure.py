@@ -141,7 +141,7 @@ class Calibration:
     def gather_keys(self) -> None:
         """Copy all keys and values in another order."""
         for tensor in self.inputs[1:]:
-            take(tensor[0], self.order)
+            take(tensor[0], self.order, torch.empty_like(tensor[0]))
 
     def move_queries(self) -> None:
         """Take all queries, and what was computed of their rows, to their places in another order, and back."""
