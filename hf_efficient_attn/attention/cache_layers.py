@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from hf_efficient_attn.attention.rolling_buffer import ROOM_TOKENS, RollingBuffer
+from hf_efficient_attn.attention.rolling_buffer import ROOM_TOKENS, RollingBuffer, kind_of
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.host_copies import on_host
 
@@ -139,29 +139,32 @@ class PatternLayer(DynamicLayer):
             self._keys, self._values = _select(keys, slots), _select(values, slots)
         return keys, values
 
-    def _is_step(self, *states: Tensor) -> bool:
+    def _is_step(self, new_keys: Tensor, new_values: Tensor) -> bool:
         """Return whether a few tokens, counted already, follow others whose first tokens stand at the front."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.jit.is_tracing():
             return False
-        num_new = states[0].shape[2]
-        if (
-            num_new > ROOM_TOKENS
-            or self._keys.numel() == 0
-            or not all(map(_continues, (self._keys, self._values), states))
-        ):
+        num_new = new_keys.shape[2]
+        if num_new > ROOM_TOKENS or self._keys.numel() == 0:
             return False
+        if self._buffers:
+            is_alike = self._buffers[0].fits(new_keys) and self._buffers[1].fits(new_values)
+        else:
+            kinds = (kind_of(self._keys), kind_of(self._values))
+            is_alike = kinds[0][0] is Tensor and kinds == (kind_of(new_keys), kind_of(new_values))
         num_slots = self._keys.shape[2] + num_new
-        keeps_all = num_slots <= self.num_first + self.left
-        return keeps_all or self.num_first == 0 or self.cumulative_length - self.padding.most_tokens >= num_slots
+        is_fixed = num_slots <= self.num_first + self.left or self.num_first == 0
+        return is_alike and (is_fixed or self.cumulative_length - self.padding.most_tokens >= num_slots)
 
-    def _append(self, *states: Tensor) -> tuple[Tensor, Tensor]:
+    def _append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `update` returns, in memory to which the next steps append."""
-        num_kept, num_new = self.num_first + self.left, states[0].shape[2]
-        if not self._buffers or not all(buffer.has_room(num_new) for buffer in self._buffers):
-            self._buffers = tuple(RollingBuffer(held, self.num_first) for held in (self.keys, self.values))
-        keys, values = (buffer.append(new, num_kept) for buffer, new in zip(self._buffers, states, strict=True))
-        self._keys, self._values = (buffer.held for buffer in self._buffers)
-        return keys, values
+        # both hold as many tokens, and were made together
+        if not self._buffers or not self._buffers[0].has_room(new_keys.shape[2]):
+            self._buffers = (RollingBuffer(self.keys, self.num_first), RollingBuffer(self.values, self.num_first))
+        of_keys, of_values = self._buffers
+        num_kept = self.num_first + self.left
+        joined = of_keys.append(new_keys, num_kept), of_values.append(new_values, num_kept)
+        self._keys, self._values = of_keys.held, of_values.held
+        return joined
 
     def _kept_slots(self, num_slots: int, device: torch.device) -> Tensor | None:
         """Return which of the slots stay, [batch or 1, num_first + left]; None: all."""
@@ -208,12 +211,6 @@ class PatternLayer(DynamicLayer):
     def activate_past_recording(self) -> NoReturn:
         """Refuse, as `crop` does."""
         self.crop(0)
-
-
-def _continues(held: Tensor, new: Tensor) -> bool:
-    """Return whether new states can be written after those held as they are."""
-    is_plain = type(held) is type(new) is Tensor and new.dtype == held.dtype and new.device == held.device
-    return is_plain and new.shape[:2] == held.shape[:2] and new.shape[3] == held.shape[3]
 
 
 def _select(states: Tensor, slots: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Memory with room for new tokens, so that a step of decoding writes these alone and moves no others."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,12 @@ from torch import Tensor
 ROOM_TOKENS = 32
 # by which part of the tokens held the room grows
 ROOM_PART = 16
+
+
+def kind_of(tokens: Tensor) -> tuple[Any, ...]:
+    """Return what tokens that stand in one memory have in common."""
+    batch_size, num_heads, _, head_dim = tokens.shape
+    return type(tokens), tokens.dtype, tokens.device, batch_size, num_heads, head_dim
 
 
 class RollingBuffer:
@@ -22,6 +30,7 @@ class RollingBuffer:
     def __init__(self, held: Tensor, num_first: int) -> None:
         self.num_first = num_first
         num_held = held.shape[2]
+        self.kind = kind_of(held)
         room = max(ROOM_TOKENS, num_held // ROOM_PART)
         self.tokens = held.new_empty(*held.shape[:2], num_held + room, held.shape[3])
         self.start, self.stop = 0, num_held
@@ -29,6 +38,10 @@ class RollingBuffer:
         self.held.copy_(held)
         # those that have yet to be moved
         self.unmoved: Tensor | None = None
+
+    def fits(self, new: Tensor) -> bool:
+        """Return whether new tokens are like those held."""
+        return kind_of(new) == self.kind
 
     def has_room(self, num_tokens: int) -> bool:
         """Return whether this many tokens can be written after those held."""
@@ -46,19 +59,22 @@ class RollingBuffer:
         self.settle()
         start, held_stop = self.start, self.stop
         self.stop += new.shape[2]
-        self.tokens[:, :, held_stop : self.stop] = new
+        self.tokens.narrow(2, held_stop, new.shape[2]).copy_(new)
         num_dropped = max(0, self.stop - start - num_kept)
         if num_dropped > 0:
             if self.num_first > 0:
-                self.unmoved = self.held[:, :, : self.num_first].clone() if first is None else first
+                self.unmoved = self.held.narrow(2, 0, self.num_first).clone() if first is None else first
             self.start += num_dropped
-        self.held = self.tokens[:, :, self.start : self.stop]
-        return self.tokens[:, :, start : self.stop]
+        self.held = self.tokens.narrow(2, self.start, self.stop - self.start)
+        return self.tokens.narrow(2, start, self.stop - start)
 
     def settle(self) -> None:
         """Move the first tokens to where they belong."""
         if self.unmoved is not None:
-            # whoever reads may have left the mode in which this memory was made, and may write in it only there
+            first, self.unmoved = self.unmoved, None
+            if self.tokens.is_inference() == torch.is_inference_mode_enabled():
+                self.held.narrow(2, 0, self.num_first).copy_(first)
+                return
+            # whoever reads has left the mode in which this memory was made, and may write in it only there
             with torch.inference_mode(self.tokens.is_inference()):
-                self.held[:, :, : self.num_first] = self.unmoved
-            self.unmoved = None
+                self.held.narrow(2, 0, self.num_first).copy_(first)
