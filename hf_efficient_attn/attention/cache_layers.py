@@ -140,7 +140,7 @@ class PatternLayer(DynamicLayer):
         return keys, values
 
     def _is_step(self, new_keys: Tensor, new_values: Tensor) -> bool:
-        """Return whether a few tokens, counted already, follow others whose first tokens stand at the front."""
+        """Return whether a few tokens, counted already, follow others, all first tokens of which stand at the front."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.jit.is_tracing():
             return False
         num_new = new_keys.shape[2]
@@ -151,9 +151,11 @@ class PatternLayer(DynamicLayer):
         else:
             kinds = (kind_of(self._keys), kind_of(self._values))
             is_alike = kinds[0][0] is Tensor and kinds == (kind_of(new_keys), kind_of(new_values))
-        num_slots = self._keys.shape[2] + num_new
-        is_fixed = num_slots <= self.num_first + self.left or self.num_first == 0
-        return is_alike and (is_fixed or self.cumulative_length - self.padding.most_tokens >= num_slots)
+        num_held = self._keys.shape[2]
+        if num_held + num_new <= self.num_first + self.left or self.num_first == 0:
+            return is_alike
+        num_tokens = self.cumulative_length - self.padding.most_tokens
+        return is_alike and num_held >= self.num_first and num_tokens >= num_held + num_new
 
     def _append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `update` returns, in memory to which the next steps append."""

@@ -17,9 +17,9 @@ NUM_FIRST = (0, 3)
 class Both:
     """A layer, and by definition what it has to hold of all tokens."""
 
-    def __init__(self, num_first: int, pads: tuple[int, ...] = (0, 0)) -> None:
-        self.num_first = num_first
-        self.layer = PatternLayer(num_first, LEFT, Padding())
+    def __init__(self, num_first: int, pads: tuple[int, ...] = (0, 0), left: int = LEFT) -> None:
+        self.num_first, self.left = num_first, left
+        self.layer = PatternLayer(num_first, left, Padding())
         self.pads = torch.tensor(pads)
         self.tokens: list[Tensor] = [torch.empty(len(pads), 3, 0, 4) for _ in range(2)]
         # held by definition
@@ -43,14 +43,14 @@ class Both:
             assert self.layer.get_seq_length() == num_tokens
 
     def kept(self, tokens: Tensor) -> Tensor:
-        num_kept = self.num_first + LEFT
+        num_kept = self.num_first + self.left
         if tokens.shape[2] <= num_kept:
             return tokens
         rows = []
         for pad, row in zip(self.pads.tolist(), tokens, strict=True):
             text = row[:, pad:]
             is_short = text.shape[1] <= num_kept
-            first, last = text[:, : self.num_first], text[:, text.shape[1] - LEFT :]
+            first, last = text[:, : self.num_first], text[:, text.shape[1] - self.left :]
             rows.append(row[:, row.shape[1] - num_kept :] if is_short else torch.cat([first, last], 1))
         return torch.stack(rows)
 
@@ -72,6 +72,16 @@ def test_tokens_one_by_one(num_first: int, first: int, pads: tuple[int, int]) ->
     if first <= max(pads):
         first += max(pads)
     Both(num_first, pads).feed([first, *[1] * (3 * ROOM_TOKENS), 3, 2, *[2] * ROOM_TOKENS, 100, 1, 1, 4, 4, 31, 33])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("counts", [[1, 20, 1, 2], [2, 7, 30, 2], [8, 8, 8, 1], [3, 1, 32, 1]], ids=str)
+@pytest.mark.parametrize("left", [0, 1, 5])
+def test_steps_longer_than_what_is_kept(left: int, counts: list[int]) -> None:
+    for num_first in NUM_FIRST:
+        for pads in ((0, 0), (0, 1)):
+            Both(num_first, pads, left).feed([2, *counts])
+            Both(num_first, (0, 0), left).feed(counts)
 
 
 @torch.no_grad()
