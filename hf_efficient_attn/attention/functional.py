@@ -114,12 +114,8 @@ def attention(
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
-    key = None
-    if not (
-        lse_gradient or sinks is not None or chosen is not None or terms or any(each is not None for each in masks)
-    ):
-        heads = (layer, first_head, num_model_heads, cross)
-        key = call_key(q, k, v, backend, pattern, *heads, query_offset, softcap, scale, dropout)
+    absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
+    key = call_key(q, k, v, backend, absent, pattern, *heads, query_offset, softcap, scale, dropout)
     ready = ready_call(key)
     if ready is None:
         q, k, v = checked_states(q, k, v, cross)

@@ -68,10 +68,8 @@ def attend_layer(
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
-    is_plain = tokens.is_empty and not (followed.reads_all or terms or need_weights)
-    wanted = None
-    if is_plain and matrix is None and bias is None and sinks is None and chosen is None:
-        wanted = call_key(query, key, value, backend, followed, query_offset, softcap, scale, dropout)
+    absent = (*tokens.tensors, matrix, bias, terms, sinks, chosen, need_weights, followed.reads_all)
+    wanted = call_key(query, key, value, backend, absent, followed, query_offset, softcap, scale, dropout)
     if (ready := ready_call(wanted)) is not None:
         return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
     tokens = tokens_of_layer(tokens, followed, key)

@@ -45,15 +45,21 @@ class ReadyCall:
 _ready: BoundedCache[ReadyCall] = BoundedCache(SMALL_BYTES)
 
 
-def call_key(q: Tensor, k: Tensor, v: Tensor, backend: str, *settings: Any) -> tuple[Any, ...] | None:
+def call_key(
+    q: Tensor, k: Tensor, v: Tensor, backend: str, absent: tuple[Any, ...], *settings: Any
+) -> tuple[Any, ...] | None:
     """Return everything that a ready call depends on, the name of its backend first; None: none is kept.
 
     Args:
+        absent: what calls that are kept ready do not have: masks, terms, and the like, each None, False or empty.
         settings: the pattern, and the other arguments of a call without further tensors.
     """
     # compilers, transforms and traces see the call as it is
     if torch.compiler.is_compiling() or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor):
         return None
+    for each in absent:
+        if not (each is None or each is False or (isinstance(each, tuple | list) and len(each) == 0)):
+            return None
     is_seen = torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
     # no tensor is kept, nor compared
     if is_seen or any(isinstance(each, Tensor) for each in settings):
