@@ -168,7 +168,7 @@ class BlockLayer(DynamicLayer):
         self.keys = self.values = None
         self.is_initialized = False
         self._forget()
-        self.padding.num_tokens = None
+        self.padding.clear()
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:

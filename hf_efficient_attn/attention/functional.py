@@ -8,6 +8,7 @@ from hf_efficient_attn.attention.call import build_call, checked_states, compute
 from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
@@ -112,14 +113,23 @@ def attention(
         ConfigurationError: a pattern that does not fit these heads or this length.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
-    q, k, v = checked_states(q, k, v, cross)
-    if return_lse and isinstance(chosen, ChosenKeys) and chosen.join == MEAN:
-        raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
-    followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
-    tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
-    followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
-    call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
-    if lse_gradient:
-        call = with_lse_gradient(call, return_lse)
-    out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
+    masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
+    absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
+    key = call_key(q, k, v, backend, absent, pattern, *heads, query_offset, softcap, scale, dropout)
+    ready = ready_call(key)
+    if ready is None:
+        q, k, v = checked_states(q, k, v, cross)
+        if return_lse and isinstance(chosen, ChosenKeys) and chosen.join == MEAN:
+            raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
+        followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
+        tokens = TokenMask(*masks)
+        followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
+        call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
+        if lse_gradient:
+            call = with_lse_gradient(call, return_lse)
+        ready = made_ready(key, call)
+    if ready is None:
+        out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
+    else:
+        out, lse = ready.run(q, k, v, return_lse)
     return out if lse is None or not return_lse else (out, lse)

@@ -13,6 +13,7 @@ from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_shards
 from hf_efficient_attn.attention.weight_rows import rows_or_all
@@ -67,6 +68,10 @@ def attend_layer(
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
+    absent = (*tokens.tensors, matrix, bias, terms, sinks, chosen, need_weights, followed.reads_all)
+    wanted = call_key(query, key, value, backend, absent, followed, query_offset, softcap, scale, dropout)
+    if (ready := ready_call(wanted)) is not None:
+        return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
     tokens = tokens_of_layer(tokens, followed, key)
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
@@ -77,8 +82,27 @@ def attend_layer(
         query, key, value = checked_states(query, key, value)
         numbers = (softcap, scale, dropout)
         call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, *numbers, chosen)
-        out, _ = compute(query, key, value, call, backend)
+        ready = made_ready(wanted, call)
+        out, _ = compute(query, key, value, call, backend) if ready is None else ready.run(query, key, value)
         return out.transpose(1, 2).contiguous(), None
+    sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
+    pairs, added = pairs_and_scores(query, key, followed, tokens, query_offset, matrix, bias, terms, chosen)
+    out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def pairs_and_scores(
+    query: Tensor,
+    key: Tensor,
+    followed: LayerPattern,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    matrix: Tensor | None,
+    bias: Tensor | None,
+    terms: Sequence[Term],
+    chosen: ChosenKeys | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return which query may read which key, and what is added to the scores, for attention over all pairs."""
     added = added_scores(matrix, bias, query, key)
     pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
     if chosen is not None:
@@ -90,9 +114,7 @@ def attend_layer(
         dtype = lse_dtype(query)
         pairs, learned = read_pairs(pairs, terms, chosen, layout, tokens, key.shape[1], dtype, key.device)
         added = learned if added is None else added + cast(Tensor, learned)
-    sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
-    out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
-    return out.transpose(1, 2).contiguous(), weights
+    return pairs, added
 
 
 def check_choice(chosen: ChosenKeys, query: Tensor, key: Tensor, followed: LayerPattern) -> None:

@@ -10,6 +10,8 @@ from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.gathered import backend as gathered
+from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache
@@ -34,8 +36,8 @@ class Preference:
     name: str
 
 
-# names by the traits of calls
-_choices: BoundedCache[str] = BoundedCache(SMALL_BYTES)
+# names by the traits of calls and the machine, which is kept so that no other gets its identity
+_choices: BoundedCache[tuple[str, Machine]] = BoundedCache(SMALL_BYTES)
 # the innermost block comes last; a plain list, since a compiler cannot read context variables
 _preferred = [Preference(AUTO)]
 
@@ -99,7 +101,10 @@ def remembered(call: AttentionCall) -> Backend:
         return select(call)
     name = _known_fastest(call)
     # found at once, and for steps of decoding: not worth remembering
-    return BACKENDS[name or _choices.get(call.traits, lambda: select(call).NAME)]
+    if name is None:
+        machine = machine_of(call.inputs.device)
+        name, _ = _choices.get((call.traits, id(machine)), lambda: (select(call).NAME, machine))
+    return BACKENDS[name]
 
 
 def fastest(call: AttentionCall) -> str:

@@ -165,9 +165,12 @@ class SoftSpan(Label):
 
     def score(self, value: Tensor, label: Tensor) -> Tensor:
         """Return log m_z(x)."""
-        mask = hardtanh(self._room(value, label) / self.ramp, NO_WEIGHT, 1.0)
+        room, lowest = self._room(value, label), log(NO_WEIGHT) + 1.0
         # log(0) would take ten times as long, and its gradient would be NaN
-        return threshold(mask.log(), log(NO_WEIGHT) + 1.0, -inf)
+        if torch.is_grad_enabled() and value.requires_grad:
+            return threshold(hardtanh(room / self.ramp, NO_WEIGHT, 1.0).log(), lowest, -inf)
+        # scores are large: they are not copied for nobody
+        return torch.threshold_(room.div_(self.ramp).clamp_(NO_WEIGHT, 1.0).log_(), lowest, -inf)
 
     def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
         """Return d_score / (R + z − x) on the ramp, 0 elsewhere."""

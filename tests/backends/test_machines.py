@@ -44,8 +44,12 @@ def test_written_and_read_again(machine: Machine) -> None:
         (EPYC.processor, EPYC),
         (replace(EPYC.processor, name="AMD Ryzen 9"), EPYC),
         (replace(XEON.processor, name="Intel(R) Xeon(R) Platinum 8480"), XEON),
-        # without tiles, only the width is the same
-        (Processor("cpu", "Intel(R) Core(TM)", "GenuineIntel", XEON.processor.vectors, False), EPYC),
+        # of the same make, though without tiles
+        (Processor("cpu", "Intel(R) Core(TM)", "GenuineIntel", XEON.processor.vectors, False), XEON),
+        # a virtual machine that hides the tiles
+        (replace(XEON.processor, has_tiles=False, num_cores=2), XEON),
+        (replace(XEON.processor, vectors="AVX2", has_tiles=False), XEON),
+        (Processor("cpu", "AMD Ryzen 5", "AuthenticAMD", "AVX2", False, 6), EPYC),
         (Processor("cpu", "Apple M4", "", "DEFAULT", False), EPYC),
         (Processor("cuda", "NVIDIA H100"), GPU),
         (Processor("mps", ""), GPU),
@@ -65,6 +69,22 @@ def test_own_measurements_replace_what_is_known(own_file: Path) -> None:
     assert current.machine_of("cpu") == own
     assert "measured today" in str(hea.explain(PATTERN, query_tokens=64, num_heads=1))
     assert [path.name for path in own_file.parent.iterdir()] == [own_file.name]
+
+
+def test_own_measurements_of_as_many_cores_come_first(own_file: Path) -> None:
+    here = processor_of("cpu")
+    assert here.num_cores > 0
+    others = [
+        replace(uniform(EPYC, tokens), processor=replace(here, num_cores=here.num_cores + more), source=f"with {more}")
+        for tokens, more in ((16, 1), (32, 2))
+    ]
+    for machine in others:
+        current.remember(machine)
+    assert current.machine_of("cpu") == others[0]
+    own = replace(uniform(EPYC, 64), processor=here, source="here")
+    current.remember(own)
+    assert current.measured() == [*others, own]
+    assert current.machine_of("cpu") == own
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"processor": {}}]', "{}x", '[{"costs": []}]'])

@@ -10,6 +10,7 @@ from torch._inductor.exc import InductorError
 
 from hf_efficient_attn.bench.attention.cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of
 from hf_efficient_attn.bench.attention.measure import OWN_FAILURES, attempt
+from hf_efficient_attn.bench.attention.overhead import steps
 from hf_efficient_attn.bench.attention.peers import PEERS, Problem, build_peer
 from hf_efficient_attn.bench.attention.summary import add_ratios
 from hf_efficient_attn.bench.harness.curves import crossover
@@ -58,10 +59,25 @@ def test_a_row_per_pattern_length_and_contestant(results: Any) -> None:
 
 def test_the_overhead_of_a_call_is_a_row_per_pattern_and_length(output: Path, results: Any) -> None:
     figures = {(row["pattern"], row["tokens"]): row["microseconds"] for row in results["overhead"]}
-    assert list(figures) == [(name, tokens) for name in ("causal", "wide band") for tokens in (128, 256, 512)]
+    rows = ("causal", "wide band", "step, PatternCache", "step, SpanCache")
+    assert list(figures) == [(name, tokens) for name in rows for tokens in (128, 256, 512)]
     assert all(set(figure) == SUMMARY for figure in figures.values())
     line = next(line for line in (output / "attention.md").read_text().splitlines() if line.startswith("| wide band"))
     assert line.split("|")[2].strip() == f"{figures['wide band', 128]['median']:.0f}"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_first", [0, 4])
+def test_a_step_of_decoding_reads_what_its_layer_holds(num_first: int) -> None:
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    ours, plain = steps(num_first, [q, k, v])
+    torch.testing.assert_close(ours.run(None), plain.run(None))
+    # every further step adds the same token, and drops another
+    ours.run(None)
+    kept = torch.cat([k[:, :, :num_first], k[:, :, num_first + 2 :], k[:, :, [-1] * 3]], 2)
+    values = torch.cat([v[:, :, :num_first], v[:, :, num_first + 2 :], v[:, :, [-1] * 3]], 2)
+    expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, -1:], kept, values)
+    torch.testing.assert_close(ours.run(None), expected)
 
 
 def test_figures_belong_together(results: Any) -> None:

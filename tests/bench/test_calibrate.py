@@ -23,6 +23,7 @@ def test_costs_are_kept_and_used(
 ) -> None:
     kept = tmp_path / "machines.json"
     monkeypatch.setenv(current.VARIABLE, str(kept))
+    # one round agrees with itself
     before = current.machine_of("cpu")
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
     said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
@@ -53,3 +54,27 @@ def test_choices_are_compared(tmp_path: Path) -> None:
         times = row["milliseconds"]
         assert {"auto", "sdpa", "blocks of 32"} <= set(times)
         assert row["over_fastest"] == pytest.approx(times["auto"] / min(times.values()))
+
+
+def test_rounds_that_disagree_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "machines.json"
+    monkeypatch.setenv(current.VARIABLE, str(kept))
+    ticks = iter(range(10**9))
+    # ever slower
+    monkeypatch.setattr(measure.time, "thread_time", lambda: float(next(ticks)) ** 3)
+    main(["bench", "calibrate", "--repeats", "3", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
+    said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
+    assert results["kept"] is None
+    assert results["disagreement"] > 0.1
+    assert "something else works on this machine" in said
+    assert not kept.exists()
+
+
+def test_a_check_ends_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--show-only", "--check", "--repeats", "1", "--max-seconds", "0.01", "--max-minutes", "0"]
+    command = ["bench", "calibrate", *options, "--device", "cpu", "--output", str(tmp_path), "--lengths", "640", "128"]
+    main([*command, "--patterns", "band", "dilated"])
+    results = json.loads((tmp_path / "calibrate.json").read_text())
+    assert [(row["pattern"], row["tokens"]) for row in results["check"]] == [("band", 128)] * 2

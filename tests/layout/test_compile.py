@@ -87,6 +87,26 @@ def check(layout: Layout, blocks: BlockLayout) -> None:
     for head, pattern in enumerate(layout.head_patterns()):
         assert torch.equal(counts[head], pattern.allowed(queries, keys).expand(counts.shape[1:]).long())
     assert blocks.num_allowed == counts.sum()
+    check_first_runs(layout, blocks)
+
+
+def check_first_runs(layout: Layout, blocks: BlockLayout) -> None:
+    """Compute the runs in order: each query is written once, before anything is joined to it."""
+    is_held = torch.zeros(layout.num_heads, layout.num_queries, dtype=torch.bool)
+    for blank in blocks.blanks:
+        heads = slice(blank.first_head, blank.first_head + blank.num_heads)
+        is_held[heads, blank.first_query : blank.first_query + blank.num_queries] = True
+    is_written = torch.zeros_like(is_held)
+    for share, run in blocks.runs():
+        heads = slice(share.first_head, share.first_head + share.num_heads)
+        stop = run.first_query + run.num_blocks * run.block_tokens
+        rows = torch.tensor(list(share.queries))[run.first_query : stop]
+        if run.is_first:
+            assert not is_written[heads, rows].any()
+        else:
+            assert is_held[heads, rows].all()
+        is_held[heads, rows] = is_written[heads, rows] = True
+    assert is_held.all()
 
 
 @pytest.mark.parametrize("block_tokens", [16, 32, 96])

@@ -72,6 +72,17 @@ def test_gradient_of_a_soft_span_is_that_of_autograd() -> None:
     assert torch.equal(actual != 0, (mask > 0) & (mask < 1))
 
 
+def test_scores_in_place_are_those_that_have_a_gradient() -> None:
+    label, spans = SoftSpan(7, shift=1), torch.rand(2, 1, 5, 1) * 40
+    before = (spans.clone(), label.of(torch.tensor(60), torch.arange(61)))
+    labels = before[1].clone()
+    for values in (spans, spans[..., :1, :].expand(2, 1, 5, 1), torch.tensor([3.0])):
+        with_gradient = label.score(values.clone().requires_grad_(), labels).detach()
+        assert torch.equal(label.score(values, labels), with_gradient)
+    assert torch.equal(spans, before[0])
+    assert torch.equal(labels, before[1])
+
+
 def test_wrong_labels_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="ramp"):
         SoftSpan(0)

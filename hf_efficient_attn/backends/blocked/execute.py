@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.regions import Region, regions
+from hf_efficient_attn.backends.blocked.folding import fold_batch, unfold_gradient
+from hf_efficient_attn.backends.blocked.regions import Region, blank_rows, regions
 from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (
+    Scratch,
     add_key_blocks,
     in_order,
     key_blocks,
@@ -58,10 +60,10 @@ def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64; `seed` is that of dropout."""
     dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
-    total = empty_output(q, v, wide_dtype(q.dtype)).zero_()
-    lse = total.new_full(q.shape[:3], float("-inf"))
-    for part in parts_of(call):
-        forward_part(part, seed, q, k, v, total, lse)
+    total = empty_output(q, v, wide_dtype(q.dtype))
+    lse = total.new_empty(q.shape[:3])
+    for number, part in enumerate(parts_of(call)):
+        forward_part(part, seed, (q, k, v, total, lse), writes=number == 0)
     if call.sinks is not None:
         total, lse = join_sinks(total, lse, call.sinks)
     masked = call.masked_queries
@@ -71,13 +73,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     return total.to(dtype), lse
 
 
-def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, total: Tensor, lse: Tensor) -> None:
-    """Join the attention of a call to the output and the log-sum-exp so far."""
+def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], writes: bool) -> None:
+    """Write the attention of a call to the output and the log-sum-exp, or join it to what these hold so far.
+
+    Args:
+        tensors: q, k, v, output, log-sum-exp.
+        writes: whether they hold nothing so far.
+    """
     fused = is_fused(call)
-    q, k, v = plain_rows(q, k, v) if fused else (q, k, v)
-    call, (q, k, v, out_rows, lse_rows) = fold_batch(call, (q, k, v, total, lse))
+    tensors = (*plain_rows(*tensors[:3]), *tensors[3:]) if fused else tensors
+    call, (q, k, v, out_rows, lse_rows) = fold_batch(call, tensors)
     kernels = Kernels(call, seed, fused, q.device)
-    for region in regions(call, q, k, costs_of(call).forward.of_kernel(fused)):
+    costs = costs_of(call).forward.of_kernel(fused)
+    for heads, rows in blank_rows(call, costs, q.device) if writes else ():
+        out_rows[:, heads, rows], lse_rows[:, heads, rows] = 0.0, float("-inf")
+    for region in regions(call, q, k, costs):
         share = region.share
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, out_rows, lse_rows)]
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v)]
@@ -86,22 +96,32 @@ def forward_part(call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor
             if run.gathered is not None:
                 width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
             for piece in run.cut(max(1, max_buffer(run, fused, q.device) // (queries[0].shape[0] * width))):
-                forward_run(kernels.next(region, piece), queries, keys, piece, bias_of(region, piece))
-        for tensor, rows in zip((out_rows, lse_rows), queries[1:], strict=True):
-            put_back(region.of_queries(tensor), share.queries, rows)
+                kernel, bias = kernels.next(region, piece), bias_of(region, piece)
+                forward_run(kernel, queries, key_blocks(keys, piece, kernels.scratch), piece, bias, writes)
+        for tensor, part in zip((out_rows, lse_rows), queries[1:], strict=True):
+            put_back(region.of_queries(tensor), share.queries, part)
 
 
 def forward_run(
-    kernel: FusedCPU | Explicit, queries: list[Tensor], keys: list[Tensor], run: Run, bias: Tensor | None
+    kernel: FusedCPU | Explicit,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    run: Run,
+    bias: Tensor | None,
+    writes: bool,
 ) -> None:
-    """Compute a run and join it to the output and the log-sum-exp so far."""
+    """Compute a run, and write it to the output and the log-sum-exp if it is the first of its queries, or join it."""
     q, total, lse = (query_blocks(tensor, run) for tensor in queries)
-    k, v = (key_blocks(tensor, run) for tensor in keys)
+    k, v = keys
     out, run_lse = kernel.forward(q, k, v, bias)
     if bias is not None:
         empty_rows = run.empty_rows if bias is run.bias else (bias == float("-inf")).all(-1)
         if empty_rows is not None:
             run_lse = run_lse.masked_fill(empty_rows, float("-inf"))
+    if writes and run.is_first:
+        total.copy_(out)
+        lse.copy_(run_lse)
+        return
     # the share of the run in the softmax; 0 where neither side has a key
     share = torch.sigmoid(run_lse - lse).nan_to_num_(0.0)
     total.lerp_(out.to(total.dtype), share[..., None])
@@ -122,15 +142,15 @@ def backward(
     """Return the gradients of q, k, v, and of the values of each term and the sinks."""
     dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
     wide = wide_dtype(q.dtype)
-    grads = [torch.zeros_like(tensor, dtype=wide) for tensor in (q, k, v)]
+    grads = [torch.empty_like(q, dtype=wide), *(torch.zeros_like(tensor, dtype=wide) for tensor in (k, v))]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]
     masked = call.masked_queries
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
     lse = lse_of_weights(lse)
     # what is subtracted from the gradient of every weight of a row
     delta = None if d_lse is None else ((grad.to(wide) * out).sum(-1) - d_lse.to(wide)).where(lse < torch.inf, 0.0)
-    for part in parts_of(call):
-        backward_part(part, seed, (q, k, v, grad, out, lse, delta, *grads), d_terms)
+    for number, part in enumerate(parts_of(call)):
+        backward_part(part, seed, (q, k, v, grad, out, lse, delta, *grads), d_terms, writes=number == 0)
     dq, dk, dv = (total.to(dtype) for total in grads)
     learned = [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
     if call.sinks is not None:
@@ -138,11 +158,14 @@ def backward(
     return dq, dk, dv, learned
 
 
-def backward_part(call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_terms: list[Tensor]) -> None:
+def backward_part(
+    call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_terms: list[Tensor], writes: bool
+) -> None:
     """Add the gradients of a call to the last three tensors, dq, dk and dv, and to those of its terms.
 
     Args:
         tensors: q, k, v, grad, out, lse, delta or None, dq, dk, dv.
+        writes: whether dq holds nothing so far.
     """
     *read, delta, dq, dk, dv = tensors
     # the fused operator computes delta itself
@@ -153,7 +176,10 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_te
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
     kernels = Kernels(call, seed, fused, q.device)
     folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
-    for region in regions(call, q, k, costs_of(call).backward.of_kernel(fused)):
+    costs = costs_of(call).backward.of_kernel(fused)
+    for heads, places in blank_rows(call, costs, q.device) if writes else ():
+        rows[-1][:, heads, places] = 0.0
+    for region in regions(call, q, k, costs):
         share = region.share
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, *rows)]
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v, dk, dv)]
@@ -161,7 +187,9 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_te
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
             width = q.shape[-1] * copies if fused else run.key_tokens
             for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
-                d_scores = backward_run(kernels.next(region, piece), queries, keys, piece, bias_of(region, piece))
+                kernel, bias = kernels.next(region, piece), bias_of(region, piece)
+                blocks = key_blocks(keys[:2], piece, kernels.scratch)
+                d_scores = backward_run(kernel, queries, blocks, keys[2:], piece, bias, writes)
                 if d_scores is not None:
                     for lookup, gradient in zip(kernels.lookups.of(region, piece), folded, strict=True):
                         lookup.add_gradient(gradient, d_scores)
@@ -173,15 +201,27 @@ def backward_part(call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_te
 
 
 def backward_run(
-    kernel: FusedCPU | Explicit, queries: list[Tensor], keys: list[Tensor], run: Run, bias: Tensor | None
+    kernel: FusedCPU | Explicit,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    d_keys: list[Tensor],
+    run: Run,
+    bias: Tensor | None,
+    writes: bool,
 ) -> Tensor | None:
-    """Add the gradients of a run to dq, dk and dv; return that of its scores if the kernel computes it."""
+    """Add the gradients of a run to dq, dk and dv; return that of its scores if the kernel computes it.
+
+    That of the first run of some queries is written to dq if `writes`.
+    """
     q, grad, out, lse, *delta, dq = (query_blocks(tensor, run) for tensor in queries)
-    k, v = (key_blocks(tensor, run) for tensor in keys[:2])
+    k, v = keys
     run_dq, run_dk, run_dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, bias, *delta)
-    dq.add_(run_dq)
-    add_key_blocks(keys[2], run_dk, run)
-    add_key_blocks(keys[3], run_dv, run)
+    if writes and run.is_first:
+        dq.copy_(run_dq)
+    else:
+        dq.add_(run_dq)
+    add_key_blocks(d_keys[0], run_dk, run)
+    add_key_blocks(d_keys[1], run_dv, run)
     return d_scores[0] if d_scores else None
 
 
@@ -194,6 +234,8 @@ class Kernels:
         self.is_fused = is_fused
         self.device = device
         self.count = 0
+        # for keys and for values
+        self.scratch = (Scratch(), Scratch())
         self.lookups = TermLookups(call.terms)
 
     def next(self, region: Region, run: Run) -> FusedCPU | Explicit:
@@ -222,38 +264,6 @@ def bias_of(region: Region, run: Run) -> Tensor | None:
     """Return the bias of a run, with -inf for masked keys: [blocks or 1, queries or 1, keys]."""
     if region.hole_bias is None:
         return run.bias
-    holes = key_blocks(in_order(region.hole_bias[None], region.share.keys)[..., None], run)[0, :, None, :, 0]
+    holes = in_order(region.hole_bias[None], region.share.keys)[..., None]
+    holes = key_blocks([holes], run, [Scratch()])[0][0, :, None, :, 0]
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes
-
-
-def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[AttentionCall, tuple[Tensor, ...]]:
-    """Return the tensors with the examples folded into the heads, if all are alike and views suffice.
-
-    Each region costs a fixed time: this makes one region of what would be one per example. The layout stays that of
-    one example, for which it is compiled.
-    """
-    batch_size, num_heads = tensors[0].shape[:2]
-    is_alike = call.tokens.is_empty and len(call.layout.head_groups()) == 1
-    if batch_size == 1 or not is_alike or any(not is_foldable(tensor, num_heads) for tensor in tensors):
-        return call, tensors
-    terms = tuple(replace(term, values=fold_values(term.values, batch_size, num_heads)) for term in call.terms)
-    return replace(call, terms=terms), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)
-
-
-def fold_values(values: Tensor, batch_size: int, num_heads: int) -> Tensor:
-    """Return the values of a term with the examples folded into the heads; [1, 1, ...] where all are alike."""
-    if values.shape[:2] == (1, 1):
-        return values
-    return values.expand(batch_size, num_heads, -1, -1).flatten(0, 1)[None]
-
-
-def unfold_gradient(gradient: Tensor, batch_size: int, values: Tensor) -> Tensor:
-    """Return the gradient of folded values in the shape of the values."""
-    if gradient.shape == values.shape:
-        return gradient
-    return gradient.unflatten(1, (batch_size, -1))[0].sum_to_size(values.shape)
-
-
-def is_foldable(tensor: Tensor, num_heads: int) -> bool:
-    """Return whether batch and heads of a tensor can become one dimension without a copy."""
-    return tensor.shape[1] == num_heads and (num_heads == 1 or tensor.stride(0) == num_heads * tensor.stride(1))

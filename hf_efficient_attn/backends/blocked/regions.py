@@ -64,6 +64,19 @@ def regions(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Ite
                     yield Region(example, heads, key_heads, queries, keys, own.query_offset, share, holes)
 
 
+def blank_rows(call: AttentionCall, costs: BlockCosts, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Yield heads and queries to which no run is the first to write, in any example."""
+    if not call.tokens.is_empty:
+        # documents may leave out queries
+        yield slice(None), slice(None)
+        return
+    for blank in compile_layout(call.layout, costs, device).blanks:
+        # of all heads, to which examples may be folded
+        is_all = blank.num_heads == call.layout.num_heads
+        heads = slice(None) if is_all else slice(blank.first_head, blank.first_head + blank.num_heads)
+        yield heads, slice(blank.first_query, blank.first_query + blank.num_queries)
+
+
 def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of query heads and of the key heads they read, where `group` query heads share a key head.
 

@@ -1,5 +1,8 @@
 """The tensors of one run as blocks, and back again: views where a run is regular, copies only where it is not."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,26 +28,61 @@ def query_blocks(tensor: Tensor, run: Run) -> Tensor:
     return rows.unflatten(1, (run.num_blocks, run.block_tokens))
 
 
-def key_blocks(tensor: Tensor, run: Run) -> Tensor:
-    """Return [heads, tokens, width] as the run's blocks of keys, [heads, blocks, keys, width]: overlapping views.
+class Scratch:
+    """Memory for gathered blocks of keys, one for all pieces of a call: fresh pages would cost more than the copies."""
 
-    Gathered blocks are copies.
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+
+    def of(self, tensor: Tensor, *shape: int) -> Tensor:
+        """Return uninitialised memory of a tensor's dtype, valid until the next call."""
+        size = math.prod(shape)
+        if self.memory is None or self.memory.numel() < size or self.memory.dtype != tensor.dtype:
+            self.memory = tensor.new_empty(size)
+        return self.memory[:size].view(shape)
+
+
+def key_blocks(tensors: Sequence[Tensor], run: Run, scratch: Sequence[Scratch]) -> list[Tensor]:
+    """Return tensors [heads, tokens, width] as the run's blocks of keys, [heads, blocks, keys, width].
+
+    They are overlapping views, or copies in scratch memory, one for each tensor, if they are gathered.
     """
-    if run.gathered is not None:
-        places = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=tensor.device)
-        return take(tensor, places.flatten()).unflatten(1, (run.num_blocks, run.key_tokens))
-    return shifted_blocks(tensor, run.first_key, run.key_tokens, run)
+    if run.gathered is None:
+        return [shifted_blocks(tensor, run.first_key, run.key_tokens, run) for tensor in tensors]
+    index = run.gathered.flatten()
+    has_whole = run.granule > 1 and all(has_contiguous_tokens(tensor) for tensor in tensors)
+    places = index if has_whole or run.granule == 1 else tokens_of(run)
+    found = []
+    for tensor, memory in zip(tensors, scratch, strict=True):
+        heads, _, width = tensor.shape
+        taken = memory.of(tensor, heads, run.num_blocks * run.key_tokens, width)
+        if has_whole:
+            take(granules(tensor, run).flatten(2), places, taken.view(heads, len(index), run.granule * width))
+        else:
+            take(tensor, places, taken)
+        found.append(taken.unflatten(1, (run.num_blocks, run.key_tokens)))
+    return found
 
 
-def take(tensor: Tensor, places: Tensor) -> Tensor:
-    """Return the tokens at `places` of [heads, tokens, width], a copy.
+def has_contiguous_tokens(tensor: Tensor) -> bool:
+    """Return whether neighbouring tokens of [heads, tokens, width] are neighbours in memory, too."""
+    return tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]
+
+
+def tokens_of(run: Run) -> Tensor:
+    """Return the tokens of the granules that a run gathers."""
+    assert run.gathered is not None
+    inner = torch.arange(run.granule, device=run.gathered.device)
+    return (run.gathered[..., None] * run.granule + inner).flatten()
+
+
+def take(tensor: Tensor, places: Tensor, taken: Tensor) -> None:
+    """Write the tokens at `places` of [heads, tokens, width] to [heads, places, width].
 
     Head by head, since for more dimensions torch would first copy all tokens that are not contiguous.
     """
-    taken = tensor.new_empty(tensor.shape[0], len(places), tensor.shape[2])
     for source, target in zip(tensor, taken, strict=True):
         torch.index_select(source, 0, places, out=target)
-    return taken
 
 
 def shifted_blocks(tensor: Tensor, first: int, tokens: int, run: Run) -> Tensor:

@@ -6,7 +6,7 @@ machine that is known. They decide how attention is computed, never what.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -48,16 +48,15 @@ def on_machine(machine: Machine) -> Iterator[None]:
 @lru_cache
 def _found(device: str) -> Machine:
     processor = processor_of(device)
-    for own in measured():
-        # one without a name stands for every machine
-        if own.processor in (processor, Processor(device, "")):
-            return own
-    return nearest(processor)
+    # one without a name stands for every machine
+    models = (processor, Processor(device, ""))
+    own = [each for each in measured() if any(map(each.processor.is_model_of, models))]
+    return nearest(processor, own or KNOWN)
 
 
-def nearest(processor: Processor) -> Machine:
-    """Return the known machine that is most like a processor; the first of several."""
-    return max(KNOWN, key=lambda machine: machine.processor.likeness(processor))
+def nearest(processor: Processor, machines: Sequence[Machine] = KNOWN) -> Machine:
+    """Return the machine, of those that are known, that is most like a processor; the first of several."""
+    return max(machines, key=lambda machine: machine.processor.likeness(processor))
 
 
 def path_of_measured() -> Path:

@@ -52,7 +52,7 @@ EPYC = Machine(
 XEON_FORWARD = BlockCosts(((32, 1.33), (64, 1.33), (96, 1.28), (128, 1.29), (192, 1.05), (256, 1.04)))
 XEON_FLOAT32 = replace(EPYC_FLOAT32, forward=replace(EPYC_FLOAT32.forward, blocks=XEON_FORWARD))
 XEON = Machine(
-    Processor("cpu", "Intel(R) Xeon(R) Processor", "GenuineIntel", "AVX512", True),
+    Processor("cpu", "Intel(R) Xeon(R) Processor", "GenuineIntel", "AVX512", True, 2),
     "forward in float32 measured, the rest taken from an AMD EPYC",
     (("float32", XEON_FLOAT32), ("bfloat16", EPYC_BFLOAT16)),
 )

@@ -1,7 +1,8 @@
 """Which processor this is, as far as the times of kernels depend on it."""
 
+import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +20,8 @@ class Processor:
         name: as the system or the driver knows it.
         vendor: as the processor reports it; "" where the system does not say.
         vectors: the widest instructions that torch's kernels use, such as "AVX2" or "AVX512".
-        has_tiles: whether it multiplies matrices in tiles (AMX).
+        has_tiles: whether it multiplies matrices in tiles (AMX), as far as the system shows it.
+        num_cores: how many cores the system shows; 0: unknown.
     """
 
     device: str
@@ -27,13 +29,19 @@ class Processor:
     vendor: str = ""
     vectors: str = ""
     has_tiles: bool = False
+    num_cores: int = 0
 
     def likeness(self, other: "Processor") -> tuple[bool, ...]:
-        """Return how alike two are, the greater the more: the same, of one make, with the same instructions."""
-        is_wide = self.vectors == other.vectors
-        has_same = is_wide and self.has_tiles == other.has_tiles
-        is_same = has_same and self.name == other.name
-        return self.device == other.device, is_same, has_same and self.vendor == other.vendor, has_same, is_wide
+        """Return how alike two are, the greater the more: by device, name, make, instructions, and number of cores.
+
+        Virtual machines hide instructions that the processor has, so its name and its make count first.
+        """
+        fields = ("device", "name", "vendor", "vectors", "has_tiles", "num_cores")
+        return tuple(getattr(self, field) == getattr(other, field) for field in fields)
+
+    def is_model_of(self, other: "Processor") -> bool:
+        """Return whether two are one model of processor, with as many cores or others."""
+        return replace(self, num_cores=0) == replace(other, num_cores=0)
 
     def __str__(self) -> str:
         return ", ".join(part for part in (self.name, self.vectors, "AMX" if self.has_tiles else "") if part)
@@ -49,7 +57,8 @@ def processor_of(device: str) -> Processor:
     fields = _listed() if LISTING.exists() else {}
     name = fields.get("model name") or platform.processor() or platform.machine()
     has_tiles = "amx_tile" in fields.get("flags", "").split()
-    return Processor(device, name, fields.get("vendor_id", ""), torch.backends.cpu.get_cpu_capability(), has_tiles)
+    vendor, vectors = fields.get("vendor_id", ""), torch.backends.cpu.get_cpu_capability()
+    return Processor(device, name, vendor, vectors, has_tiles, os.cpu_count() or 0)
 
 
 def _listed() -> dict[str, str]:

@@ -135,7 +135,12 @@ def _reasons(rows: list[Row]) -> str:
 
 def _legend(results: dict[str, Any]) -> str:
     settings = results["settings"]
-    beyond = "Beyond SDPA: forward, on the same tensors, with a mask made beforehand. " if "overhead" in results else ""
+    beyond = ""
+    if "overhead" in results:
+        beyond = (
+            "Beyond SDPA: forward, on the same tensors, with a mask made beforehand; a step writes a token into a "
+            "layer of a cache that holds so many. "
+        )
     seconds = f"{settings['max_seconds']:g} seconds a length"
     rounds = f"up to {settings['repeats']} interleaved rounds, as many as fit into {seconds}, at least {LEAST_ROUNDS}"
     return (

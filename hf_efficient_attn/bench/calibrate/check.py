@@ -1,5 +1,6 @@
 """How far what "auto" chooses is from the best of all backends and lengths of blocks."""
 
+import time
 from typing import Any
 
 import torch
@@ -21,16 +22,22 @@ FORWARD, BOTH = "forward", "forward + backward"
 Row = dict[str, Any]
 
 
-def check(patterns: list[str], lengths: list[int], shape: Shape, seconds: float) -> list[Row]:
+def check(
+    patterns: list[str], lengths: list[int], shape: Shape, seconds: float, all_seconds: float | None = None
+) -> list[Row]:
     """Return a row per pattern, length and measure: the time of "auto" over that of the fastest way.
 
     Args:
         seconds: of rounds per row.
+        all_seconds: after which no further row is begun, but for the first two; None: all are.
     """
-    device, rows = torch.device(shape.device), []
-    for name in patterns:
-        for tokens in lengths:
+    device, start = torch.device(shape.device), time.perf_counter()
+    rows: list[Row] = []
+    for tokens in lengths:
+        for name in patterns:
             for measure in (FORWARD, BOTH):
+                if len(rows) > 1 and all_seconds is not None and time.perf_counter() - start > all_seconds:
+                    return rows
                 timings = time_within(contestants(name, tokens, measure, shape), REPEATS, seconds, tokens, device)
                 # of the fastest rounds: what else the machine does slows some
                 times = {way: 1000 * min(timing.seconds) for way, timing in timings.items()}

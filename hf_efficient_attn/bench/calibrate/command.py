@@ -3,9 +3,11 @@
 Costs are times in scores of torch's dense attention: of a score in blocks of each length, with a mask, by the kernel
 for caps, terms and dropout; of a key, of a call. They are kept in the user's cache, and replace those that the package
 has of the most similar machine for this processor. How attention is computed changes, not what. It takes about a
-minute; with `--check` follows a table of how far "auto" is from the best of all backends and lengths of blocks:
-    hf-efficient-attn bench calibrate
+minute; the fastest round counts, and nothing is kept if rounds disagree, as they do beside other work. With `--check`
+follows a table of how far "auto" is from the best of all backends and lengths of blocks, the shortest lengths first:
+    hf-efficient-attn bench calibrate --threads 1
     hf-efficient-attn bench calibrate --show-only --check --lengths 128 1024 8192
+    hf-efficient-attn bench calibrate --show-only --check --max-seconds 2 --max-minutes 10
 """
 
 import argparse
@@ -37,6 +39,8 @@ COUNTS = {"repeats": (10, "rounds; each runs every case once")}
 DTYPES = (torch.float32, torch.bfloat16)
 NUM_HEADS, HEAD_DIM = 8, 64
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# the part by which the median round may exceed the fastest
+MAX_DISAGREEMENT = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dtype(parser, "what --check compares")
     add_max_seconds(parser, 4.0)
+    parser.add_argument(
+        "--max-minutes",
+        type=float,
+        metavar="M",
+        help="when --check ends, with what it has tried (default: no limit)",
+    )
     add_results(parser, "outputs/bench_calibrate")
 
 
@@ -67,21 +77,25 @@ def main(args: argparse.Namespace) -> None:
     set_threads(args)
     device = resolve_device(args.device)
     make_folder(args)
-    machine = measured(device, args.repeats)
+    machine, differs = measured(device, args.repeats)
+    is_kept = not args.show_only and differs <= MAX_DISAGREEMENT
     results: dict[str, Any] = {"machine": describe_machine(device), "before": machine_of(device.type).source}
-    results |= {"calibration": machine.to_dict(), "kept": None if args.show_only else str(path_of_measured())}
-    if not args.show_only:
+    results |= {"calibration": machine.to_dict(), "kept": str(path_of_measured()) if is_kept else None}
+    results |= {"disagreement": differs, "most_disagreement": MAX_DISAGREEMENT}
+    if is_kept:
         remember(machine)
     if args.check:
         with on_machine(machine):
             shape = Shape(1, NUM_HEADS, HEAD_DIM, dtype_of(args, device), device.type)
-            results["check"] = check(args.patterns, sorted(set(args.lengths)), shape, args.max_seconds)
+            limits = (args.max_seconds, None if args.max_minutes is None else 60 * args.max_minutes)
+            results["check"] = check(args.patterns, sorted(set(args.lengths)), shape, *limits)
     publish(args, "calibrate", results, results_markdown(results))
 
 
-def measured(device: torch.device, repeats: int) -> Machine:
-    """Return the machine with the costs that are measured now."""
+def measured(device: torch.device, repeats: int) -> tuple[Machine, float]:
+    """Return the machine with the costs that are measured now, and by how much the rounds disagree."""
     machine = describe_machine(device)
     source = f"measured on {machine['date'][:10]} with torch {machine['torch']}, {machine['torch_threads']} threads"
-    costs = tuple((str(dtype).removeprefix("torch."), Calibration(device, dtype).measure(repeats)) for dtype in DTYPES)
-    return Machine(processor_of(device.type), source, costs).rounded()
+    found = {str(dtype).removeprefix("torch."): Calibration(device, dtype).measure(repeats) for dtype in DTYPES}
+    costs = tuple((name, each) for name, (each, _) in found.items())
+    return Machine(processor_of(device.type), source, costs).rounded(), max(differs for _, differs in found.values())

@@ -1,8 +1,10 @@
 """What attention costs on this machine, in scores of dense attention: measured in rounds, all cases in turns."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Cos
 from hf_efficient_attn.backends.machines.current import machine_of, on_machine
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.bench.attention.cases import repeated
-from hf_efficient_attn.bench.harness.timing import Case, time_interleaved
+from hf_efficient_attn.bench.harness.timing import Case, Timing, time_interleaved
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout
@@ -52,11 +54,20 @@ class Calibration:
         layout = Layout(pattern, NUM_HEADS, tokens, tokens)
         return AttentionCall(layout, inputs, softcap=softcap, scale=HEAD_DIM**-0.5)
 
-    def measure(self, repeats: int) -> Costs:
-        """Return the costs, by the medians of `repeats` rounds."""
+    def measure(self, repeats: int) -> tuple[Costs, float]:
+        """Return the costs, by the fastest of `repeats` rounds, and by how much these disagree.
+
+        Others slow a machine down, and nobody speeds it up. A single thread counts the time in which it works.
+        """
         cases = {**self.dense_cases(), **self.blocked_cases(), **self.other_cases()}
-        timings = time_interleaved(cases, repeats, self.device, description=str(self.dtype).removeprefix("torch."))
-        seconds = {name: timing.median for name, timing in timings.items()}
+        is_alone = self.device.type == "cpu" and torch.get_num_threads() == 1
+        clock = time.thread_time if is_alone else time.perf_counter
+        label = str(self.dtype).removeprefix("torch.")
+        timings = time_interleaved(cases, repeats, self.device, description=label, clock=clock)
+        return self.costs({name: min(timing.seconds) for name, timing in timings.items()}), disagreement(timings)
+
+    def costs(self, seconds: dict[str, float]) -> Costs:
+        """Return the costs from the seconds of all cases."""
         score, rows = seconds["dense forward"] / (NUM_HEADS * TOKENS**2), NUM_HEADS * TOKENS
         one, many = (seconds[name] / score / CALLS for name in ("one kernel", "many kernels"))
         run = max(0.0, (many - one) / (NUM_RUNS - 1))
@@ -141,13 +152,22 @@ class Calibration:
     def gather_keys(self) -> None:
         """Copy all keys and values in another order."""
         for tensor in self.inputs[1:]:
-            take(tensor[0], self.order)
+            take(tensor[0], self.order, torch.empty_like(tensor[0]))
 
     def move_queries(self) -> None:
         """Take all queries, and what was computed of their rows, to their places in another order, and back."""
         for tensor in self.inputs[:2]:
             moved = tensor[0][:, self.order]
         self.moved.index_copy_(1, self.order, moved)
+
+
+def disagreement(timings: Mapping[str, Timing]) -> float:
+    """Return by which part the median round exceeds the fastest one, in the median of all cases.
+
+    >>> disagreement({"one": Timing((1.0, 1.1, 2.0)), "other": Timing((2.0, 2.0, 2.0)), "third": Timing((1.0, 1.5))})
+    0.10000000000000009
+    """
+    return median(timing.median / min(timing.seconds) - 1 for timing in timings.values())
 
 
 def uniform(machine: Machine, tokens: int) -> Machine:

@@ -21,7 +21,14 @@ def results_markdown(results: dict[str, Any]) -> str:
     for heading, table in sections(results).items():
         parts += [f"## {heading}", table]
     if results["kept"] is None:
-        return "\n\n".join([*parts, f"Nothing is kept: the costs in use are those {results['before']}."])
+        reason = ""
+        if results["disagreement"] > results["most_disagreement"]:
+            reason = (
+                f" The median round took {results['disagreement']:.0%} longer than the fastest, and may take "
+                f"{results['most_disagreement']:.0%}: something else works on this machine. Measure while it is idle, "
+                "or with --threads 1."
+            )
+        return "\n\n".join([*parts, f"Nothing is kept: the costs in use are those {results['before']}.{reason}"])
     kept = f"Kept in {results['kept']}, and used on this machine from now on; before, they were {results['before']}."
     return "\n\n".join([*parts, kept])
 
@@ -63,7 +70,8 @@ def check_table(rows: list[Row]) -> str:
     patterns, lengths = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
     return markdown_table(
         ["pattern", *(f"{tokens:,}" for tokens in lengths)],
-        [[name, *(cells[name, tokens] for tokens in lengths)] for name in patterns],
+        # what was not tried in time has no figure
+        [[name, *(cells.get((name, tokens), "–") for tokens in lengths)] for name in patterns],
     )
 
 

@@ -79,6 +79,7 @@ def time_interleaved(
     device: torch.device,
     warmup: int = 1,
     description: str = "",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
     """Return the timing of every case, all measured in the same rounds.
 
@@ -88,6 +89,7 @@ def time_interleaved(
     Args:
         repeats, warmup: timed rounds, and rounds before them that are not counted.
         description: label of the progress bar.
+        clock: returns seconds.
     """
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -96,7 +98,7 @@ def time_interleaved(
         gc.collect()
         first = index % len(names)
         for name in names[first:] + names[:first]:
-            elapsed = time_once(cases[name], device)
+            elapsed = time_once(cases[name], device, clock)
             if index >= 0:
                 seconds[name].append(elapsed)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
@@ -118,17 +120,17 @@ def time_within(
     return {name: Timing(timing.seconds + others[name].seconds) for name, timing in timings.items()}
 
 
-def time_once(case: Case, device: torch.device) -> float:
+def time_once(case: Case, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the seconds that one run of `case` takes, until `device` has finished."""
     state = case.prepare()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         synchronize(device)
-        start = time.perf_counter()
+        start = clock()
         case.run(state)
         synchronize(device)
-        return time.perf_counter() - start
+        return clock() - start
     finally:
         if was_enabled:
             gc.enable()

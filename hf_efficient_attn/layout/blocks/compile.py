@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.blocks.first_runs import with_first_runs
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
 from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks, on_device, places_of
@@ -65,9 +66,10 @@ def compile_layout(layout: Layout, costs: BlockCosts, device: torch.device) -> B
     compiled = []
     for share, heads in heads_of.items():
         runs = ShareCompiler(share, costs, device, budget).runs()
-        queries, keys = (on_device(order, device) for order in (share.rows(layout.query_offset), share.order.keys))
-        compiled += [CompiledShare(first, count, queries, keys, runs) for first, count in neighbours(heads) if runs]
-    return BlockLayout(tuple(compiled))
+        rows = share.rows(layout.query_offset)
+        queries, keys = (on_device(order, device) for order in (rows, share.order.keys))
+        compiled += [(rows, CompiledShare(*place, queries, keys, runs)) for place in neighbours(heads) if runs]
+    return with_first_runs(compiled, layout.num_heads, layout.num_queries)
 
 
 class ShareCompiler:

@@ -21,6 +21,7 @@ class Run:
         empty_rows: bool [num_blocks or 1, block_tokens], True for queries without any key; None: there are none.
         gathered: int64 [num_blocks, key_tokens // granule], indices of granules; None: keys are contiguous.
         num_allowed: allowed pairs of all blocks; pieces cut from a run keep the number of the whole.
+        is_first: whether no run before it has queries of this one, in any head.
     """
 
     first_query: int
@@ -34,6 +35,7 @@ class Run:
     gathered: Tensor | None = None
     granule: int = 1
     num_allowed: int = 0
+    is_first: bool = False
 
     @property
     def num_pairs(self) -> int:
@@ -96,11 +98,26 @@ class CompiledShare:
     runs: tuple[Run, ...]
 
 
+@dataclass(frozen=True)
+class Blank:
+    """Queries of neighbouring heads that no run is the first to write: something is joined to them, or nothing."""
+
+    first_head: int
+    num_heads: int
+    first_query: int
+    num_queries: int
+
+
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """A compiled layout: every allowed pair of every head lies, unmasked, in exactly one run."""
+    """A compiled layout: every allowed pair of every head lies, unmasked, in exactly one run.
+
+    Attributes:
+        blanks: what has to be filled before the runs; the first of all runs with other queries writes these.
+    """
 
     shares: tuple[CompiledShare, ...]
+    blanks: tuple[Blank, ...] = ()
 
     def runs(self) -> Iterator[tuple[CompiledShare, Run]]:
         """Yield every run with its share."""

@@ -7,8 +7,8 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, cache_in
+from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.models.spans.bounds import SpanBounds
-from hf_efficient_attn.models.spans.cache_layer import SpanLayer
 from hf_efficient_attn.models.spans.config import span_window
 from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
 
@@ -24,7 +24,8 @@ class SpanCache(Cache):
         config: Any = model.config
         layers = DynamicCache(config=config).layers
         for spans in span_modules(model):
-            layers[spans.layer_idx] = SpanLayer(kept_tokens(spans, config))
+            # without first tokens, a layer need not know how many tokens are padding
+            layers[spans.layer_idx] = PatternLayer(0, kept_tokens(spans, config), Padding())
         super().__init__(layers=layers)
 
     @property

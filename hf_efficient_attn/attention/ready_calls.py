@@ -1,0 +1,104 @@
+"""What calls of attention without masks, terms or chosen keys come to, found once: the call, checked, and its backend.
+
+Short calls spend less on their scores than on checks and on the choice of a backend, and models repeat them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, remembered, select
+from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.call import AttentionCall
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyCall:
+    """A call that was checked, and how it is computed.
+
+    Attributes:
+        backend: its name.
+        machine: the machine by whose costs the backend was chosen; kept, so that no other gets its identity.
+        is_cast: whether the states are cast for autocast.
+    """
+
+    call: AttentionCall
+    backend: str
+    machine: Machine
+    is_cast: bool
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, if needed, its log-sum-exp."""
+        attend = BACKENDS[self.backend].attend
+        if not self.is_cast:
+            return attend(q, k, v, self.call, need_lse=need_lse)
+        q, k, v = autocast_states(q, k, v)
+        with autocast_off(q.device.type):
+            return attend(q, k, v, self.call, need_lse=need_lse)
+
+
+_ready: BoundedCache[ReadyCall] = BoundedCache(SMALL_BYTES)
+
+
+def call_key(
+    q: Tensor, k: Tensor, v: Tensor, backend: str, absent: tuple[Any, ...], *settings: Any
+) -> tuple[Any, ...] | None:
+    """Return everything that a ready call depends on, the name of its backend first; None: none is kept.
+
+    Args:
+        absent: what calls that are kept ready do not have: masks, terms, and the like, each None, False or empty.
+        settings: the pattern, and the other arguments of a call without further tensors.
+    """
+    # compilers, transforms and traces see the call as it is
+    if torch.compiler.is_compiling() or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor):
+        return None
+    for each in absent:
+        if not (each is None or each is False or (isinstance(each, tuple | list) and len(each) == 0)):
+            return None
+    is_seen = torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
+    # no tensor is kept, nor compared
+    if is_seen or any(isinstance(each, Tensor) for each in settings):
+        return None
+    shape, key_shape, device = q.shape, k.shape, q.device
+    # every step of decoding has a length of its own, for which nothing is worth keeping
+    if len(shape) != 4 or shape[2] == 1 or 0 in shape or 0 in key_shape:
+        return None
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    cast = torch.get_autocast_dtype(device.type) if is_autocast(device.type) else None
+    kinds = (q.dtype, k.dtype, v.dtype, device, k.device, v.device, needs_grad, cast)
+    name = preferred_backend() if backend == AUTO else backend
+    # 1 equals True and 1.0, but is not refused where these are
+    types = tuple(map(type, settings))
+    return (name, id(machine_of(device.type)), shape, key_shape, v.shape, kinds, settings, types)
+
+
+def ready_call(key: tuple[Any, ...] | None) -> ReadyCall | None:
+    """Return the ready call of a key, or None."""
+    if key is None:
+        return None
+    try:
+        entry = _ready.find(key)
+    except TypeError:
+        # an argument that cannot be hashed is refused by the checks
+        return None
+    return None if entry is None else entry.value
+
+
+def made_ready(key: tuple[Any, ...] | None, call: AttentionCall) -> ReadyCall | None:
+    """Return a call made ready, and keep it for its key; None: it has none.
+
+    Raises:
+        UnsupportedBackendError: the backend that was asked for cannot compute the call.
+    """
+    if key is None or call.chosen is not None:
+        return None
+    name, device = key[0], call.inputs.device
+    backend = remembered(call) if name == AUTO else select(call, name)
+    ready = ReadyCall(call, backend.NAME, machine_of(device), is_autocast(device))
+    # by another machine than that of the key if this was changed meanwhile
+    return _ready.get(key, lambda: ready) if id(ready.machine) == key[1] else ready
