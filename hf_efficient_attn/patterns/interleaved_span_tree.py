@@ -25,6 +25,8 @@ from hf_efficient_attn.patterns.work import spend
 MAX_LEVELS = 31
 # queries of a block of spans, whose tokens are all different
 SPANS_PER_BLOCK = 8
+# with all tokens, of the spans of the largest sizes: less than as many blocks of a size each would cost
+JOINED_PAIRS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,10 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
             return sum(self._counted(query, num_keys) for query in range(query_offset, query_offset + num_queries))
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return an order for tokens, whose keys lie span size by span size, and one for the spans of each size."""
+        """Return an order for tokens, whose keys lie span size by span size, and one for the spans of each size.
+
+        The few spans of the largest sizes have one together, as if they read all tokens; in short texts these are all.
+        """
         is_whole = query_offset == 0 and num_queries == num_keys and num_keys % 2 == 0
         if not is_whole or self.num_tokens not in (None, num_keys // 2):
             return super().token_orders(num_queries, num_keys, query_offset)
@@ -159,8 +164,15 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         keys = [range(size - 1, num_keys, 2 * size) for size in sizes]
         by_size = tuple(key for of_size in keys for key in of_size)
         tokens = TokenOrder(keys[0], by_size, TokensBySize(self, num_keys))
-        spans = zip(sizes[1:], keys[1:], strict=True)
-        return tokens, *(TokenOrder(nodes, keys[0], TokensOfSpans(size)) for size, nodes in spans if nodes)
+        # the nodes of at least a size are as far apart
+        large = next(size for size in sizes[1:] if len(range(size - 1, num_keys, size)) * len(keys[0]) <= JOINED_PAIRS)
+        spans = [(size, nodes) for size, nodes in zip(sizes[1:], keys[1:], strict=True) if size < large]
+        joined = range(large - 1, num_keys, large)
+        return (
+            tokens,
+            *(TokenOrder(nodes, keys[0], TokensOfSpans(size)) for size, nodes in spans),
+            *([TokenOrder(joined, keys[0], None)] if joined else []),
+        )
 
     def _counted(self, query: int, num_keys: int) -> int:
         spend(1)

@@ -11,13 +11,14 @@ from hf_efficient_attn.layout.cache import BoundedCache
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Term, look_up
+from hf_efficient_attn.layout.terms import Label, Term, look_up
 from hf_efficient_attn.layout.token_locations import axis_locations
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
 AdditiveMask = tuple[Tensor | None, Tensor | None]
 
 _masks: BoundedCache[AdditiveMask] = BoundedCache(CACHE_BYTES)
+_labels: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 
 
 def additive_mask(
@@ -58,9 +59,7 @@ def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: 
     """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
     if not terms:
         return None
-    of_queries, of_keys = axis_locations(layout, tokens, device)
-    queries, keys = of_queries.positions[:, layout.queries, None], of_keys.positions[:, None, :]
-    return reduce(add, (_scores(term, queries, keys) for term in terms))
+    return reduce(add, (_scores(term, _labels_of(term.label, layout, tokens, device)) for term in terms))
 
 
 def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -72,7 +71,24 @@ def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     return bias.masked_fill(~is_open, 0.0), is_open if allowed is None else allowed & is_open
 
 
-def _scores(term: Term, queries: Tensor, keys: Tensor) -> Tensor:
-    labels = term.label.of(queries, keys)[:, None]
+def _scores(term: Term, labels: Tensor) -> Tensor:
     scores = term.label.score(look_up(term.values, labels), labels)
     return scores.expand(torch.broadcast_shapes(scores.shape, labels.shape))
+
+
+def _labels_of(label: Label, layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor:
+    """Return the label of every pair, [batch or 1, 1, queries, keys]; nobody may change it."""
+    tokens = NO_MASK if not torch.compiler.is_compiling() and is_idle(tokens) else tokens
+
+    def build() -> Tensor:
+        of_queries, of_keys = axis_locations(layout, tokens, device)
+        queries, keys = of_queries.positions[:, layout.queries, None], of_keys.positions[:, None, :]
+        return label.of(queries, keys)[:, None]
+
+    if torch.compiler.is_compiling():
+        return build()
+    key = (label, layout.num_queries, layout.num_keys, layout.query_offset, layout.is_cross, device)
+    if tokens.is_empty:
+        return _labels.get(key, build)
+    # as masks are shared: by the layers of one forward pass
+    return _labels.get_of(vars(tokens).values(), key, build)
