@@ -22,13 +22,15 @@ from hf_efficient_attn.models.spans.memory import Segment
 from hf_efficient_attn.models.spans.module import span_modules
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
-FIXED, ADAPTIVE, FROZEN, DENSE = "fixed", "adaptive", "frozen", "dense"
+FIXED, ADAPTIVE, FROZEN, DYNAMIC, DENSE = "fixed", "adaptive", "frozen", "dynamic", "dense"
 # ours, and the config's word for how far their heads read
-SPANS = {FIXED: "fixed", ADAPTIVE: "adaptive", FROZEN: "adaptive"}
+SPANS = {FIXED: "fixed", ADAPTIVE: "adaptive", FROZEN: "adaptive", DYNAMIC: "dynamic"}
 MODELS = (*SPANS, DENSE)
 POSITIONS = ("relative_keys", "rope")
 SEED = 0
 VOCAB_SIZE = 205
+# by how much the logit of a dynamic span varies from token to token, and the shortest span, as parts of the limit
+DYNAMIC_SPREAD, SHORTEST_RATIO = 0.5, 1e-4
 # largest difference of logits that rounding explains
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 
@@ -80,10 +82,10 @@ class Shape:
 
 
 def build_model(name: str, shape: Shape) -> PreTrainedModel:
-    """Return one of `MODELS`; ours have the same weights, and adaptive and frozen the same spans."""
+    """Return one of `MODELS`; ours have the same weights, adaptive and frozen the same spans, dynamic around these."""
     torch.manual_seed(SEED)
     model: Any = build_dense(shape) if name == DENSE else AdaptiveSpanForCausalLM(shape.config(SPANS[name]))
-    if name in (ADAPTIVE, FROZEN):
+    if name in (ADAPTIVE, FROZEN, DYNAMIC):
         set_spans(model, profile(shape.limit, shape.num_layers, shape.num_heads))
     if name == FROZEN:
         freeze_spans(model)
@@ -92,9 +94,14 @@ def build_model(name: str, shape: Shape) -> PreTrainedModel:
 
 @torch.no_grad()
 def set_spans(model: PreTrainedModel, layers: list[list[int]]) -> None:
-    """Let the heads of a model read these numbers of tokens, ramp included."""
+    """Let the heads of a model read these numbers of tokens, ramp included; with dynamic spans, around these."""
     for spans, tokens in zip(span_modules(model), layers, strict=True):
-        spans.ratio.copy_((torch.tensor(tokens) - spans.ramp).clamp(min=0) / spans.limit)
+        ratio = (torch.tensor(tokens) - spans.ramp).clamp(min=0) / spans.limit
+        if spans.kind == DYNAMIC:
+            spans.bias.copy_(ratio.clamp(SHORTEST_RATIO, 1 - SHORTEST_RATIO).logit())
+            spans.weight.normal_(0.0, DYNAMIC_SPREAD * spans.weight.shape[1] ** -0.5)
+        else:
+            spans.ratio.copy_(ratio)
 
 
 def kept_keys(model: PreTrainedModel, shape: Shape) -> float:
@@ -133,7 +140,7 @@ def training_step(name: str, model: PreTrainedModel, shape: Shape) -> Callable[[
     Ours begin with a full memory, and every step goes on from the one before. Spans do not move.
     """
     model.train()
-    has_spans = any(spans.kind == ADAPTIVE for spans in span_modules(model))
+    has_spans = any(spans.kind in (ADAPTIVE, DYNAMIC) for spans in span_modules(model))
     groups = optimizer_groups(model, weight_decay=0.01, span_lr=0.0 if has_spans else None)
     optimizer = torch.optim.AdamW(groups, lr=1e-6, fused=True)
     tokens = random_tokens(shape.batch_size, training_tokens(name, shape), model.device)

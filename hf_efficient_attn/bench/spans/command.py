@@ -1,10 +1,10 @@
 """Time and memory of learned attention spans, against all heads at the limit and against dense attention.
 
-The authors' small network, with the spans of a trained one (`spans_profile.py`), in four forms: `fixed`, all heads read
-the whole limit; `adaptive`; `frozen`, the same spans as constants; `dense`, GPT-NeoX with torch's SDPA. All of a span
-limit take turns. A training step is forward, loss, backward and AdamW on a segment of 512 tokens after a full memory; a
-decode step reads one token of one text, and of several side by side, after a full cache. Times are in milliseconds,
-memory is in MiB, span limits are in tokens:
+The authors' small network, with the spans of a trained one (`profile.py`), in five forms: `fixed`, all heads read the
+whole limit; `adaptive`; `frozen`, the same spans as constants; `dynamic`, where each token has its own, around these;
+`dense`, GPT-NeoX with torch's SDPA. All of a span limit take turns. A training step is forward, loss, backward and
+AdamW on a segment of 512 tokens after a full memory; a decode step reads one token of one text, and of several side by
+side, after a full cache. Times are in milliseconds, memory is in MiB, span limits are in tokens:
     hf-efficient-attn bench spans --limits 1024 4096 --positions rope
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
-from hf_efficient_attn.bench.spans.cases import ADAPTIVE, DENSE, FIXED, FROZEN
+from hf_efficient_attn.bench.spans.cases import ADAPTIVE, DENSE, DYNAMIC, FIXED, FROZEN
 from hf_efficient_attn.bench.spans.targets import (
     MOST_OVER_FLOPS,
     RATIOS,
@@ -18,9 +18,9 @@ from hf_efficient_attn.bench.spans.targets import (
 )
 
 MEBIBYTE = 2**20
-COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DENSE: "#333333"}
+COLORS = {FIXED: "#ee8866", ADAPTIVE: "#4477aa", FROZEN: "#44bb99", DYNAMIC: "#aa3377", DENSE: "#333333"}
 LINES = {"relative_keys": "-", "rope": "--"}
-MARKERS = {FIXED: "o", ADAPTIVE: "s", FROZEN: "D", DENSE: "^"}
+MARKERS = {FIXED: "o", ADAPTIVE: "s", FROZEN: "D", DYNAMIC: "v", DENSE: "^"}
 # what the picture calls the positions
 NAMES = {"relative_keys": "relative positions", "rope": "rotary"}
 NONE = "–"
@@ -140,7 +140,8 @@ def _legend(rows: list[Row], settings: dict[str, Any]) -> str:
         f"{settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a limit, at least "
         f"{LEAST_ROUNDS}, after one that does not count. fixed: every head reads S keys; adaptive: the authors' "
         "network with the spans of figure 4 of arXiv:1905.07799, in proportion to S (longest head of each layer as "
-        "there, a second of 0.3 of it, the others at the ramp of 32); frozen: the same after freeze_spans. Training "
+        "there, a second of 0.3 of it, the others at the ramp of 32); frozen: the same after freeze_spans; dynamic: "
+        "each token has its own, around these. Training "
         f"step of these: one segment of {settings['segment_tokens']} tokens after a full memory, forward, mean loss, "
         "backward, AdamW (fused). dense: GPT-NeoX of transformers in the same shape with rotary positions and SDPA; "
         "it trains on texts of S tokens, of which each reads all before it, S / 2 on average, and decodes with S of "

@@ -4,11 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from hf_efficient_attn.bench.harness.timing import summarize
-from hf_efficient_attn.bench.spans.cases import ADAPTIVE, DENSE, FIXED, FROZEN
+from hf_efficient_attn.bench.spans.cases import ADAPTIVE, DENSE, DYNAMIC, FIXED, FROZEN
 
 Row = dict[str, Any]
 # whose time over that of which model
-RATIOS = ((ADAPTIVE, FIXED), (FROZEN, FIXED), (ADAPTIVE, DENSE), (FIXED, DENSE))
+RATIOS = (
+    (ADAPTIVE, FIXED),
+    (FROZEN, FIXED),
+    (DYNAMIC, ADAPTIVE),
+    (DYNAMIC, FIXED),
+    (ADAPTIVE, DENSE),
+    (FIXED, DENSE),
+)
 # most times that the time ratio may be the ratio of multiply-adds
 MOST_OVER_FLOPS = 1.3
 TRAINING, DECODE = "training", "decode_"
