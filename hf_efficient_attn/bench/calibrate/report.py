@@ -22,7 +22,7 @@ def results_markdown(results: dict[str, Any]) -> str:
         parts += [f"## {heading}", table]
     if results["kept"] is None:
         reason = ""
-        if results["disagreement"] > results["most_disagreement"]:
+        if results.get("disagreement", 0) > results.get("most_disagreement", 0):
             reason = (
                 f" The median round took {results['disagreement']:.0%} longer than the fastest, and may take "
                 f"{results['most_disagreement']:.0%}: something else works on this machine. Measure while it is idle, "

@@ -28,7 +28,7 @@ from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
-from .centroids import Centroids, Seen, joined, nearest, on_sphere, seen, similarities
+from .centroids import Centroids, Seen, nearest, on_sphere, seen_by_both, similarities
 from .group_attention import DENSE, DistanceVectors, attend_groups, key_groups
 from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups, clusters_of, digits, number_of
 
@@ -86,7 +86,7 @@ class RoutingAttention(nn.Module):
             if self.training or not self.config.has_balanced_clusters:
                 clusters = self._of_both(lambda states: nearest(states, means), *routed)
             if self.training:
-                shown = self._seen(routed, clusters, (documents, query_positions), means)
+                shown = seen_by_both(routed, clusters, documents != EMPTY, query_positions, means)
             if self.config.has_balanced_clusters:
                 likeness = self._of_both(lambda states: similarities(states, means), *routed)
             else:
@@ -199,22 +199,6 @@ class RoutingAttention(nn.Module):
         """Return what a function says of queries and of keys, one tensor if they are the same."""
         of_queries = function(queries)
         return of_queries, of_queries if self.config.shares_qk else function(keys)
-
-    def _seen(
-        self,
-        routed: tuple[Tensor, Tensor],
-        clusters: tuple[Tensor, Tensor],
-        places: tuple[Tensor, Tensor],
-        means: Tensor,
-    ) -> Seen:
-        """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice."""
-        is_token = places[0] != EMPTY
-        count = is_token.sum() * (len(routed[0]) // len(is_token))
-        known = (is_token.index_select(1, places[1]), means, count)
-        shown = seen(routed[0], clusters[0], *known)
-        if self.config.shares_qk:
-            return shown._replace(distance=2 * shown.distance)
-        return joined(shown, seen(routed[1], clusters[1], *known))
 
     def _append(
         self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None

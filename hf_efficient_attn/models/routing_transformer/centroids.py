@@ -151,6 +151,26 @@ def seen(states: Tensor, clusters: Tensor, is_real: Tensor, means: Tensor, num_r
         return Seen(sums.view_as(means), counts.view(num_heads, num_clusters), distance)
 
 
+def seen_by_both(
+    routed: tuple[Tensor, Tensor], clusters: tuple[Tensor, Tensor], is_token: Tensor, positions: Tensor, means: Tensor
+) -> Seen:
+    """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice.
+
+    Args:
+        routed: queries and keys of routing heads, one tensor if they are the same, [B, heads, T, D] each.
+        clusters: the nearest centroid of each, int [B, heads, T].
+        is_token: which tokens of the text are not padding, bool [B or 1, K].
+        positions: where the queries stand in it, int [T].
+        means: [heads, clusters, D].
+    """
+    count = is_token.sum() * (len(routed[0]) // len(is_token))
+    known = (is_token.index_select(1, positions), means, count)
+    shown = seen(routed[0], clusters[0], *known)
+    if routed[1] is routed[0]:
+        return shown._replace(distance=2 * shown.distance)
+    return joined(shown, seen(routed[1], clusters[1], *known))
+
+
 def joined(of_queries: Seen, of_keys: Seen) -> Seen:
     """Return what queries and keys of a layer show together."""
     return Seen(*(one + other for one, other in zip(of_queries, of_keys, strict=True)))
