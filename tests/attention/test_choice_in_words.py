@@ -15,3 +15,18 @@ def test_a_choice_of_keys_is_said_in_words() -> None:
     chosen = hea.ChosenTokens(torch.empty(1, 1, 64, 4, dtype=torch.int32, device="meta"))
     assert "up to 4 keys for every query" in str(hea.explain(Causal(), 64, chosen=chosen))
     assert "up to 2 blocks of 8 keys for every query" in str(hea.explain(hea.patterns.BlockTopK(8, 2), 64))
+
+
+def test_the_cost_of_tokens_is_of_what_neighbours_read_together() -> None:
+    """Equal numbers of keys: those that 64 neighbours share cost less than those that each draws for itself."""
+    position = torch.arange(4096)[:, None]
+    near = position - torch.arange(128)
+    drawn = (torch.rand(4096, 128, generator=torch.Generator().manual_seed(0)) * (position + 1)).long()
+    found = []
+    for tokens in (near, drawn):
+        chosen = hea.ChosenTokens(tokens[None, None])
+        found.append(hea.explain(Causal(), 4096, num_heads=2, head_dim=64, chosen=chosen))
+    near_pairs, drawn_pairs = (each.computed_pairs for each in found)
+    # 64 queries read 128 tokens before each of them, 191 different ones
+    assert near_pairs == 2 * 4096 * 191
+    assert drawn_pairs > 4 * near_pairs

@@ -45,7 +45,6 @@ def test_one_chunk_of_the_whole_text_is_full_attention() -> None:
     with torch.no_grad():
         for seed, hashes in ((0, FULL), (1, FULL), (0, 1), (1, 1)):
             model.config.hash_seed = seed
-            model.model.layers[0].self_attn.fixed.clear()
             with reading(model, hashes, texts.num_tokens):
                 found.append(model(input_ids=texts.input_ids).logits)
     torch.testing.assert_close(found[0], found[1])

@@ -18,6 +18,8 @@ RANK = 5
 # times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
 # per row of queries that is gathered and joined, per row of keys and values, and per call
 SCORES_PER_SCORE, SCORES_PER_UNFUSED_SCORE = 2.0, 5.0
+# ... more where a mask lists the pairs
+SCORES_PER_LISTED_PAIR = 1.8
 SCORES_PER_QUERY_ROW, SCORES_PER_KEY_ROW = 60, 40
 SCORES_PER_CALL, SCORES_PER_CALL_WITH_GRADIENTS = 5e5, 1.5e6
 # ... elsewhere; estimated, not measured
@@ -62,6 +64,7 @@ def cost(call: AttentionCall) -> float:
         per_score = SCORES_PER_SCORE_ELSEWHERE
     else:
         per_score = SCORES_PER_SCORE if is_fused(call) else SCORES_PER_UNFUSED_SCORE
+        per_score += SCORES_PER_LISTED_PAIR if work.is_listed else 0.0
     rows = SCORES_PER_QUERY_ROW * work.num_query_rows + SCORES_PER_KEY_ROW * work.num_key_rows
     per_call = SCORES_PER_CALL_WITH_GRADIENTS if call.inputs.needs_grad else SCORES_PER_CALL
     return per_score * work.num_pairs + rows + per_call

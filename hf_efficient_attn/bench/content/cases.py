@@ -24,9 +24,11 @@ from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.block_top_k import BlockTopK
 
 DENSE, REFORMER, IN_TREE = "dense", "reformer", "transformers_reformer"
-ROUTING, BLOCKS, TOKENS = "routing", "block_top_k", "chosen_tokens"
+ROUTING, BLOCKS, TOKENS, NEARBY = "routing", "block_top_k", "chosen_tokens", "nearby_tokens"
 PROJECTIONS = "projections"
 SEED = 0
+# of nearby_tokens: queries that share the tokens which are not their last ones, and which part of all these are
+SHARING_QUERIES, SHARED_PART = 64, 4
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,21 @@ def chosen_tokens(shape: Shape) -> nn.Module:
     return ProjectedAttention(shape, lambda q, k, v: attention(q, k, v, Causal(), chosen=chosen))
 
 
+def nearby_tokens(shape: Shape) -> nn.Module:
+    """The last tokens before each query, and a fourth that it shares with its neighbours, as learned choices do."""
+    generator = torch.Generator().manual_seed(SEED)
+    count = min(shape.chosen_tokens, shape.tokens)
+    position = torch.arange(shape.tokens)[:, None]
+    first = position // SHARING_QUERIES * SHARING_QUERIES
+    num_shared = count // SHARED_PART
+    drawn = torch.rand(-(-shape.tokens // SHARING_QUERIES), num_shared, generator=generator)
+    shared = (drawn.repeat_interleave(SHARING_QUERIES, 0)[: shape.tokens] * (first + 1)).long()
+    # of the first queries some are before the text, and no tokens
+    recent = position - torch.arange(count - num_shared)
+    chosen = ChosenTokens(torch.cat((recent, shared), 1).expand(shape.batch_size, 1, -1, -1).to(shape.device))
+    return ProjectedAttention(shape, lambda q, k, v: attention(q, k, v, Causal(), chosen=chosen))
+
+
 LAYERS: dict[str, Callable[[Shape], nn.Module]] = {
     DENSE: dense,
     PROJECTIONS: Projections,
@@ -205,6 +222,7 @@ LAYERS: dict[str, Callable[[Shape], nn.Module]] = {
     ROUTING: Routing,
     BLOCKS: block_top_k,
     TOKENS: chosen_tokens,
+    NEARBY: nearby_tokens,
 }
 
 

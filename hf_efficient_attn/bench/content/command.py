@@ -3,9 +3,10 @@
 One causal layer each, projections included, which take turns: `dense`, torch's SDPA; `projections`, the linear maps of
 the Reformers alone, which they take at least; `transformers_reformer`, the LSH attention in transformers; `reformer`,
 ours; `routing`, heads that read their k-means cluster; `block_top_k`, the blocks of keys that fit a query best (MoBA);
-`chosen_tokens`, keys that are given to every query (DSA), drawn at random from its past. A training step is a forward
-and a backward pass. Then the memory of Reformer layers against their number, reversible and plain. Times are in
-milliseconds, memory is in MiB, lengths are in tokens:
+`chosen_tokens`, keys that are given to every query (DSA), drawn at random from its past; `nearby_tokens`, such keys
+that lie before the query or are shared with its neighbours. A training step is a forward and a backward pass. Then the
+memory of Reformer layers against their number, reversible and plain. Times are in milliseconds, memory is in MiB,
+lengths are in tokens:
     hf-efficient-attn bench content --lengths 1024 4096 16384 --layers dense reformer
 """
 
@@ -21,6 +22,8 @@ from hf_efficient_attn.bench.content.cases import (
     DENSE,
     IN_TREE,
     LAYERS,
+    NEARBY,
+    TOKENS,
     Shape,
     build_layer,
     build_training_step,
@@ -58,12 +61,13 @@ SIZES = {
     "cluster_tokens": (256, "tokens of its cluster that a routing head reads at most"),
     "block_tokens": (512, "tokens of a block of block_top_k"),
     "chosen_blocks": (3, "blocks that a query of block_top_k reads"),
-    "chosen_tokens": (256, "keys of a query of chosen_tokens"),
+    "chosen_tokens": (256, "keys of a query of chosen_tokens and nearby_tokens"),
 }
 COUNTS = {
     **SIZES,
     "dense_limit": (16384, "longest text of dense attention"),
     "peer_limit": (16384, "longest text of transformers' Reformer"),
+    "tokens_limit": (16384, "longest text of chosen_tokens and nearby_tokens"),
     "depth_tokens": (4096, "tokens of the text of the stacks of layers"),
     "repeats": (10, "timed rounds, as far as there is time; a round runs every layer once"),
 }
@@ -144,6 +148,7 @@ def shape_of(tokens: int, settings: Mapping[str, Any], device: torch.device) -> 
 def layers_of(tokens: int, settings: Mapping[str, Any]) -> list[str]:
     """Return the layers that are measured at a length."""
     limits = {DENSE: settings["dense_limit"], IN_TREE: settings["peer_limit"]}
+    limits |= dict.fromkeys((TOKENS, NEARBY), settings["tokens_limit"])
     return [name for name in settings["layers"] if tokens <= limits.get(name, tokens)]
 
 

@@ -3,7 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.content.cases import BLOCKS, DENSE, IN_TREE, PROJECTIONS, REFORMER, ROUTING, TOKENS
+from hf_efficient_attn.bench.content.cases import (
+    BLOCKS,
+    DENSE,
+    IN_TREE,
+    NEARBY,
+    PROJECTIONS,
+    REFORMER,
+    ROUTING,
+    SHARED_PART,
+    SHARING_QUERIES,
+    TOKENS,
+)
 from hf_efficient_attn.bench.content.depth import MLP_FACTOR, STACKS
 from hf_efficient_attn.bench.content.targets import (
     GROWTH_FROM,
@@ -29,6 +40,7 @@ STYLES = {
     ROUTING: ("Routing Transformer", "#44bb99"),
     BLOCKS: ("block top-k", "#aa3377"),
     TOKENS: ("chosen tokens", "#bbaa44"),
+    NEARBY: ("chosen tokens nearby", "#66ccee"),
 }
 NONE = "–"
 
@@ -78,7 +90,8 @@ def legend(settings: dict[str, Any]) -> str:
         "cluster, of which there is one for as many tokens of the text; training moves the centroids. "
         f"{BLOCKS}: {settings['chosen_blocks']} blocks of {settings['block_tokens']}. {TOKENS}: "
         f"{settings['chosen_tokens']} tokens of its past for every query, drawn at random, which neighbouring queries "
-        "share least; their choice is not timed. Growth: the highest factor of time per doubling of the length from "
+        f"share least; {NEARBY}: as many, the last ones but 1 / {SHARED_PART} that {SHARING_QUERIES} neighbours share; "
+        "their choice is not timed. Growth: the highest factor of time per doubling of the length from "
         f"{GROWTH_FROM:,} tokens on; 2 is linear. Depth: Reformer layers with an MLP {MLP_FACTOR} times as wide; "
         "gradients of the weights lie in memory before, so that the peak is that of activations."
     )

@@ -11,10 +11,10 @@ from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKe
 from hf_efficient_attn.layout.chosen.few_queries import FEW_QUERIES
 from hf_efficient_attn.layout.chosen.listed_tiles import (
     NEIGHBOURS,
-    TOKENS_PER_TOKEN,
     block_tiles,
     tile_queries,
     token_tiles,
+    tokens_of_tile,
 )
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
@@ -60,9 +60,9 @@ class ChosenTokens(ChosenKeys):
 
     def work(self, layout: Layout, num_key_heads: int) -> TileWork:
         """Return how much the tiles hold: neighbouring queries with all tokens that they read, about."""
-        num_read = min(layout.num_keys, TOKENS_PER_TOKEN * self.tokens.shape[3])
+        num_read = tokens_of_tile(self.tokens, layout.num_keys)
         num_tiles = max(self.tokens.shape[1], num_key_heads) * -(-layout.num_queries // NEIGHBOURS)
-        return TileWork(layout.num_rows * num_read, layout.num_rows, num_tiles * num_read)
+        return TileWork(layout.num_rows * num_read, layout.num_rows, num_tiles * num_read, is_listed=True)
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
         """Return how many pairs can be chosen in all heads of one example."""

@@ -11,8 +11,9 @@ from hf_efficient_attn.layout.chosen.own_blocks import diagonal_tiles, reads_own
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, own_head, ranges, single_tiles
 from hf_efficient_attn.layout.layout import Layout
 
-# neighbouring queries of a tile with all tokens that they read, and about how many of these there are per token of one
-NEIGHBOURS, TOKENS_PER_TOKEN = 64, 4
+# neighbouring queries of a tile with all tokens that they read; about how many of these there are per token of one,
+# where the choice is not known; and in how many tiles they are counted where it is
+NEIGHBOURS, TOKENS_PER_TOKEN, COUNTED_TILES = 64, 5, 4
 # queries of a tile that reads one block: few where blocks are read by few
 MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
 # ... and in how many sizes, each the half of another
@@ -25,6 +26,28 @@ def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]
         return
     on_cpu = tokens.device.type == "cpu"
     yield from (_neighbour_tiles if on_cpu else _query_tiles)(tokens, layout, sizes)
+
+
+def tokens_of_tile(tokens: Tensor, num_keys: int) -> int:
+    """Return about how many tokens the queries of a tile read together; tokens: [batch or 1, heads, queries, k].
+
+    They are counted in a few tiles of the first example and head on CPUs, where neighbours are computed together.
+
+    >>> tokens_of_tile(torch.tensor([[[[0, -1], [0, 1], [1, 1], [0, 9]]]]), 4)
+    2
+    """
+    num_queries, num_chosen = tokens.shape[2:]
+    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or not tokens.numel():
+        return min(num_keys, TOKENS_PER_TOKEN * num_chosen)
+    tiles = list(ranges(num_queries, NEIGHBOURS))
+    found = 0
+    # in the middle of parts of equal length
+    middles = [len(tiles) * (2 * part + 1) // (2 * COUNTED_TILES) for part in range(COUNTED_TILES)]
+    for start, stop in (tiles[middle] for middle in middles):
+        read = torch.zeros(num_keys + 1, dtype=torch.bool)
+        read[in_range(tokens[0, 0, start:stop], num_keys).flatten()] = True
+        found += int(read[:-1].sum())
+    return -(-found // COUNTED_TILES)
 
 
 def _neighbour_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:

@@ -18,11 +18,15 @@ class Sizes(NamedTuple):
 
 
 class TileWork(NamedTuple):
-    """How much the tiles of one example hold, in all heads: pairs, and rows of queries and keys that are gathered."""
+    """How much the tiles of one example hold, in all heads: pairs, and rows of queries and keys that are gathered.
+
+    is_listed: whether a mask tells for every pair whether it is chosen, which positions alone do not say.
+    """
 
     num_pairs: int
     num_query_rows: int
     num_key_rows: int
+    is_listed: bool = False
 
 
 class Rounds(NamedTuple):

@@ -81,16 +81,7 @@ class RoutingAttention(nn.Module):
         if self.centroids is not None:
             means = self.centroids.means if means is None else means
             query, key = self._normed(query, key)
-            routed = self._routed(query, key)
-            clusters = None
-            if self.training or not self.config.has_balanced_clusters:
-                clusters = self._of_both(lambda states: nearest(states, means), *routed)
-            if self.training:
-                shown = seen_by_both(routed, clusters, documents != EMPTY, query_positions, means)
-            if self.config.has_balanced_clusters:
-                likeness = self._of_both(lambda states: similarities(states, means), *routed)
-            else:
-                likeness = (digits(clusters[1]),) * 2
+            likeness, shown = self._compared(self._routed(query, key), means, documents, query_positions)
         if position_embeddings is not None:
             query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if cache is not None:
@@ -199,6 +190,19 @@ class RoutingAttention(nn.Module):
         """Return what a function says of queries and of keys, one tensor if they are the same."""
         of_queries = function(queries)
         return of_queries, of_queries if self.config.shares_qk else function(keys)
+
+    def _compared(
+        self, routed: tuple[Tensor, Tensor], means: Tensor, documents: Tensor, positions: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], Seen | tuple[()]]:
+        """Return what decides on the clusters of queries and keys (`_groups`), and in training what centroids see."""
+        is_balanced, shown = self.config.has_balanced_clusters, ()
+        if self.training or not is_balanced:
+            clusters = self._of_both(lambda states: nearest(states, means), *routed)
+        if self.training:
+            shown = seen_by_both(routed, clusters, documents != EMPTY, positions, means)
+        if is_balanced:
+            return self._of_both(lambda states: similarities(states, means), *routed), shown
+        return (digits(clusters[1]),) * 2, shown
 
     def _append(
         self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None
