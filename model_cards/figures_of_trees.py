@@ -7,20 +7,27 @@ from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 
 def classified(found: dict[str, Any]) -> str:
     """Return how well the models of `compare_trees.py` tell spam, by length, and what they cost."""
-    lengths, chance = list(found["models"]), found["most_frequent_class"]["accuracy"]
-    names = list(found["models"][lengths[0]])
-    cells = {length: [_cells(found["models"][length][name]) for name in names] for length in lengths}
-    lines = [[name, *(cell for length in lengths for cell in cells[length][row])] for row, name in enumerate(names)]
-    bags = [cell for length in lengths for cell in ("–", f"{found['bag_of_words'][length]['accuracy']:.3f}", "–")]
-    header = [f"{title} {int(length):,}" for length in lengths for title in ("scores a token,", "accuracy,", "steps,")]
     seconds, data = found["settings"]["seconds_per_model"], found["data"]
-    return f"""{markdown_table(["first tokens:", *header], [*lines, ["bag of words", *bags]])}
+    table, chance = _table(found, "models"), found["most_frequent_class"]["accuracy"]
+    at_steps = found.get("models_at_equal_steps")
+    same = f"At equal steps:\n\n{_table(found, 'models_at_equal_steps')}\n\n" if at_steps else ""
+    return f"""{table}
 
-{data["train_documents"]:,} mails to train on, {data["test_documents"]:,} to test on; always naming the most frequent \
-class: {chance:.3f}. {seconds:g} seconds of training for each; {len(found["settings"]["seeds"])} seed(s). \
+{same}{data["train_documents"]:,} mails to train on, {data["test_documents"]:,} to test on; always naming the most \
+frequent class: {chance:.3f}. {seconds:g} seconds of training for each; {len(found["settings"]["seeds"])} seed(s). \
 `{found["command"]}`. {found.get("note", "")} *{machine_line(found["machine"])}*
 
 ![Accuracy by density, and the sizes of the nodes that a tree reads](pictures/compare_trees.png)"""
+
+
+def _table(found: dict[str, Any], key: str) -> str:
+    lengths = list(found[key])
+    names = list(found[key][lengths[0]])
+    cells = {length: [_cells(found[key][length][name]) for name in names] for length in lengths}
+    lines = [[name, *(cell for length in lengths for cell in cells[length][row])] for row, name in enumerate(names)]
+    bags = [cell for length in lengths for cell in ("–", f"{found['bag_of_words'][length]['accuracy']:.3f}", "–")]
+    header = [f"{title} {int(length):,}" for length in lengths for title in ("scores a token,", "accuracy,", "steps,")]
+    return markdown_table(["first tokens:", *header], [*lines, ["bag of words", *bags]])
 
 
 def _cells(result: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-r"""Compare trees of spans of several densities with a band and dense attention, at equal training time.
+r"""Compare trees of spans of several densities with a band and dense attention, at equal time and at equal steps.
 
     pip install ".[train]"
     python examples/experiments/compare_trees.py
@@ -6,15 +6,17 @@ r"""Compare trees of spans of several densities with a band and dense attention,
 trains encoders of equal width and depth to tell spam from other mails (20 MB, from a package, downloaded once), on
 their first 128 tokens and on up to 2,048: BP-Transformers (Ye et al., arXiv:1911.04070) that read 1, 4 and 16 nodes of
 each size and side, a band whose tokens read as many keys as in one of the trees, and dense attention. Each
-has the same seconds of training. Which sizes of spans a trained tree reads, layer by layer, is in the picture.
-`outputs/compare_trees` then holds a folder for each model and length (which `pipeline("text-classification")` loads),
-results.json, results.md and trees.png. It trains for five minutes in all; after Ctrl-C the same command with `--resume`
-goes on with the models that are missing.
+is trained twice: for the same seconds, and for the same steps, of which a tree takes longer ones. Which sizes of spans
+a trained tree reads, layer by layer, is in the picture. `outputs/compare_trees` then holds a folder for each model and
+length (which `pipeline("text-classification")` loads), results.json, results.md and trees.png. It trains for a quarter
+of an hour in all, and three times as long with `--seeds 0 1 2`; after Ctrl-C the same command with `--resume` goes on
+with what is missing.
 """
 
 import json
 import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 
 KINDS = ("tree", "band", "dense")
+BUDGETS = SECONDS, STEPS = "seconds", "steps"
 COLUMNS = {
     "model": ("model", "{}"),
     "pairs_per_token": ("scores a token", "{:,.0f}"),
@@ -57,7 +60,7 @@ COLUMNS = {
 
 @dataclass
 class Arguments(Shape):
-    """Two lengths, one shape, one time."""
+    """Two lengths, one shape, one time, and one number of steps."""
 
     output_dir: str = HfArg(default="outputs/compare_trees", help="Folder of the run.")
     resume: bool = HfArg(default=False, help="Go on with the run in --output_dir.")
@@ -70,7 +73,8 @@ class Arguments(Shape):
     vocab_size: int = HfArg(default=4096, help="Tokens of the tokenizer, which is trained on the documents.")
     seeds: list[int] = HfArg(default_factory=lambda: [0], help="Train every model once with each.")
     seconds_per_model: float = HfArg(default=30.0, help="Training time of each model, length and seed.")
-    max_steps: int = HfArg(default=10_000_000, help="End earlier, after so many steps.")
+    steps_per_model: int = HfArg(default=100, help="Steps of the training at equal steps; 0: there is none.")
+    max_steps: int = HfArg(default=10_000_000, help="End both earlier, after so many steps.")
     tokens_per_step: int = HfArg(default=4096, help="Tokens of a batch with padding.")
     learning_rate: float = HfArg(default=2e-3, help="Highest rate.")
     processor_time: bool = HfArg(default=False, help="Count the processor's time: for a busy machine, on one thread.")
@@ -107,19 +111,26 @@ def main(args: Arguments) -> None:
     held_out = data["validation"].select(range(min(args.test_documents, len(data["validation"]))))
     train, test = (tokenize(rows, tokenizer, min(args.max_lengths)) for rows in (data["train"], held_out))
     run = Run(args, folder, tokenizer, data["train"].features["label"].names, train, test)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for length in args.max_lengths:
-        for name in args.models:
-            results = [kept(run, name, length, seed) for seed in args.seeds]
-            found.setdefault(str(length), {})[name] = results
-    report(run, found)
+    report(run, *(all_kept(run, budget) for budget in BUDGETS))
 
 
-def kept(run: Run, name: str, length: int, seed: int) -> dict[str, Any]:
+def all_kept(run: Run, budget: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return what every model reached at every length, one result a seed; nothing without steps to be equal."""
+    args = run.args
+    if budget == STEPS and not args.steps_per_model:
+        return {}
+    return {
+        str(length): {name: [kept(run, name, length, seed, budget) for seed in args.seeds] for name in args.models}
+        for length in args.max_lengths
+    }
+
+
+def kept(run: Run, name: str, length: int, seed: int, budget: str) -> dict[str, Any]:
     """Return what a model reached, of an earlier run if it was finished there."""
-    file = run.folder / folder_name(name, length) / f"seed_{seed}.json"
+    suffix = "" if budget == SECONDS else "_steps"
+    file = run.folder / folder_name(name, length) / f"seed_{seed}{suffix}.json"
     if not file.exists():
-        result = train_and_score(run, name, length, seed)
+        result = train_and_score(run, name, length, seed, budget)
         file.parent.mkdir(exist_ok=True)
         # last: marks the model finished
         file.write_text(json.dumps(result) + "\n")
@@ -179,24 +190,26 @@ def pairs_per_token(pattern: Any, num_keys: int) -> float:
     return pattern.resolve(num_keys).num_pairs(num_keys, num_keys) / num_keys
 
 
-def train_and_score(run: Run, name: str, length: int, seed: int) -> dict[str, Any]:
-    """Train one model and return its scores, and what a tree reads; save that of the first seed."""
+def train_and_score(run: Run, name: str, length: int, seed: int, budget: str) -> dict[str, Any]:
+    """Train one model and return its scores, and what a tree reads; save that of the first seed and equal seconds."""
     args, folder = run.args, run.folder / folder_name(name, length)
     set_seed(seed)
     model = build(run, name, length)
     crops = Crops(run.train, run.tokenizer, length, seed)
     batches = TokenBatches(crops, crops.lengths, args.tokens_per_step, run.tokenizer.pad_token_id, seed)
-    title = f"{name}, {length:,} tokens, seed {seed}"
+    title = f"{name}, {length:,} tokens, equal {budget}, seed {seed}"
+    ends = (args.seconds_per_model, args.max_steps)
+    ends = ends if budget == SECONDS else (inf, min(args.steps_per_model, args.max_steps))
     trainer = TimedTrainer(
-        *(model, batches, folder, args.seconds_per_model, args.max_steps, args.learning_rate, seed, title),
+        *(model, batches, folder, *ends, args.learning_rate, seed, title),
         now=time.process_time if args.processor_time else time.perf_counter,
     )
-    result = {"seed": seed, "parameters": model.num_parameters(), **trainer.run()}
+    result = {"seed": seed, "parameters": model.num_parameters(), "reload_difference": None, **trainer.run()}
     scores = score_model(model, run.tokenizer, run.test, length)
     result["scores"] = {f"first {length:,}": scores}
     if name.startswith("tree"):
         result["sizes"] = share_by_size(model, longest(run, length))
-    if seed == args.seeds[0]:
+    if seed == args.seeds[0] and budget == SECONDS:
         run.tokenizer.model_max_length = length
         text = f"Trained for {result['train_seconds']:.0f} seconds to tell spam. Accuracy {scores['accuracy']:.3f}."
         save(model, run.tokenizer, folder, "text-classification", f"{name}, {length:,} tokens", text)
@@ -212,21 +225,26 @@ def longest(run: Run, length: int, num_documents: int = 4) -> torch.Tensor:
     return torch.tensor([each[:tokens] for each in found])
 
 
-def report(run: Run, found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+def report(run: Run, found: dict[str, Any], at_steps: dict[str, Any]) -> None:
     """Write the tables and the picture, and print the tables."""
     args = run.args
-    models = {
-        length: {name: {**over_seeds(results), "pairs_per_token": cost(args, name, int(length))}
-                 for name, results in of_length.items()}
-        for length, of_length in found.items()
-    }  # fmt: skip
+    models, at_equal_steps = (
+        {
+            length: {name: {**over_seeds(results), "pairs_per_token": cost(args, name, int(length))}
+                     for name, results in of_length.items()}
+            for length, of_length in each.items()
+        }
+        for each in (found, at_steps)
+    )  # fmt: skip
     content = {
         "data": {"train_documents": len(run.train), "test_documents": len(run.test)},
         "settings": {"seconds_per_model": args.seconds_per_model, "num_nodes": args.num_nodes, "seeds": args.seeds},
         "models": models,
+        "models_at_equal_steps": at_equal_steps,
         "bag_of_words": {length: score_bag_of_words(run.train, run.test, int(length)) for length in found},
         "most_frequent_class": score_most_frequent(run.train, run.test),
         "seeds": found,
+        "seeds_at_equal_steps": at_steps,
     }
     save_picture(draw_trees(content), run.folder / "trees.png")
     print(write_results(run.folder, "Trees of spans, a band and dense attention", content, results_text(content)))
@@ -245,12 +263,14 @@ def cost(args: Arguments, name: str, length: int) -> float:
 def results_text(content: dict[str, Any]) -> str:
     """Return a table for each length, and what to bear in mind."""
     parts = []
-    for length, models in content["models"].items():
+    tables = [(SECONDS, *each) for each in content["models"].items()]
+    tables += [(STEPS, *each) for each in content["models_at_equal_steps"].items()]
+    for budget, length, models in tables:
         rows = [{"model": name, **result, **next(iter(result["scores"].values()))} for name, result in models.items()]
         rows.append({"model": "bag of words", **content["bag_of_words"][length]})
         rows.append({"model": "most frequent class", **content["most_frequent_class"]})
         shown = [{**row, **{name: f"{row[name]:.3f}" for name in ("accuracy", "f1_macro")}} for row in rows]
-        parts += [f"The first {int(length):,} tokens:", results_table(COLUMNS, shown)]
+        parts += [f"The first {int(length):,} tokens, equal {budget}:", results_table(COLUMNS, shown)]
     data, settings = content["data"], content["settings"]
     parts.append(
         f"{data['train_documents']:,} mails to train on, {data['test_documents']:,} to test on, which place an "

@@ -14,6 +14,7 @@ from models_cases import random_ids
 WORDS = [f"word{number}" for number in range(40)]
 TINY = ["--hidden_size", "16", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--vocab_size", "200"]
 TINY += ["--num_nodes", "1", "2", "--max_lengths", "16", "40", "--max_steps", "2", "--tokens_per_step", "256"]
+TINY += ["--steps_per_model", "1", "--seeds", "0", "1"]
 
 
 def documents(num: int, seed: int) -> Dataset:
@@ -47,12 +48,16 @@ def test_trees_a_band_and_dense_attention(tmp_path: Path, monkeypatch: pytest.Mo
             shares = found["seeds"][length][name][0].get("sizes", [])
             assert len(shares) == name.startswith("tree")
             assert all(sum(layer.values()) == pytest.approx(1.0) for layer in shares)
+        assert {result["num_steps"] for result in found["models_at_equal_steps"][length].values()} == {1}
+        assert [len(results) for results in found["seeds_at_equal_steps"][length].values()] == [2] * len(names)
     assert (folder / "trees.png").stat().st_size > 10_000
     (folder / "band_40" / "seed_0.json").unlink()
+    (folder / "band_40" / "seed_1_steps.json").unlink()
     kept = (folder / "dense_40" / "seed_0.json").stat().st_mtime_ns
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--resume"])
     run_experiment(experiment.main, experiment.Arguments)
     assert (folder / "band_40" / "seed_0.json").exists()
+    assert (folder / "band_40" / "seed_1_steps.json").exists()
     assert (folder / "dense_40" / "seed_0.json").stat().st_mtime_ns == kept
 
 
