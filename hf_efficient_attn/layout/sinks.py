@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 
 def cap(scores: Tensor, softcap: float | None) -> Tensor:
@@ -21,5 +22,7 @@ def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
     """
     logits = sinks.to(lse.dtype)[:, None]
     # rows without keys have output 0 whatever the share; masked, since -inf minus a sink of -inf is NaN
-    share = torch.sigmoid(lse.masked_fill(lse == -torch.inf, 0.0) - logits)
+    excess = logits - lse.masked_fill(lse == -torch.inf, 0.0)
+    # σ(−excess), whose derivative by autograd is also right to rounding where it is near 1
+    share = torch.exp(-softplus(excess, threshold=50))
     return out * share[..., None].to(out.dtype), torch.logaddexp(lse, logits)

@@ -44,7 +44,7 @@ def size_in_bytes(value: object) -> int:
                 left += each
         elif isinstance(each, Mapping):
             left += [*each.keys(), *each.values()]
-        elif (known := getattr(each, "num_held_bytes", None)) is not None:
+        elif not isinstance(each, type) and (known := getattr(each, "num_held_bytes", None)) is not None:
             total += known
         elif not callable(each):
             # classes and functions take memory anyway

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked.folding import fold_batch, unfold_gradient
-from hf_efficient_attn.backends.blocked.regions import Region, blank_rows, regions
+from hf_efficient_attn.backends.blocked.regions import Region, blank_rows, regions, shares_queries
 from hf_efficient_attn.backends.blocked.term_lookup import TermLookups
 from hf_efficient_attn.backends.blocked.views import (
     Scratch,
@@ -87,6 +87,7 @@ def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], wr
     costs = costs_of(call).forward.of_kernel(fused)
     for heads, rows in blank_rows(call, costs, q.device) if writes else ():
         out_rows[:, heads, rows], lse_rows[:, heads, rows] = 0.0, float("-inf")
+    writes = writes and not shares_queries(call)
     for region in regions(call, q, k, costs):
         share = region.share
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, out_rows, lse_rows)]
@@ -179,6 +180,7 @@ def backward_part(
     costs = costs_of(call).backward.of_kernel(fused)
     for heads, places in blank_rows(call, costs, q.device) if writes else ():
         rows[-1][:, heads, places] = 0.0
+    writes = writes and not shares_queries(call)
     for region in regions(call, q, k, costs):
         share = region.share
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, *rows)]

@@ -77,6 +77,11 @@ def blank_rows(call: AttentionCall, costs: BlockCosts, device: torch.device) -> 
         yield heads, slice(blank.first_query, blank.first_query + blank.num_queries)
 
 
+def shares_queries(call: AttentionCall) -> bool:
+    """Return whether a query may be in several regions of other keys: documents of another axis may repeat."""
+    return call.layout.is_cross and not call.tokens.is_empty
+
+
 def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of query heads and of the key heads they read, where `group` query heads share a key head.
 
