@@ -231,6 +231,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "translations": figures_of_texts.translations,
     "masked summation": figures_of_stars.masked_summation,
     "trees": figures_of_trees.classified,
+    "trees at equal steps": figures_of_trees.compared,
     "list operations": figures_of_lists.list_operations,
     "copied symbols": figures_of_choices.copied_symbols,
     "routing losses": figures_of_choices.routing_losses,

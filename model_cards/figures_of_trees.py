@@ -6,18 +6,23 @@ from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 
 
 def classified(found: dict[str, Any]) -> str:
-    """Return how well the models of `compare_trees.py` tell spam, by length, and what they cost."""
+    """Return how well the models of `compare_trees.py` tell spam, by length, and what they cost, with the picture."""
+    return f"""{compared(found)}
+
+![Accuracy by density, and the sizes of the nodes that a tree reads](pictures/compare_trees.png)"""
+
+
+def compared(found: dict[str, Any]) -> str:
+    """Return the same without the picture; at equal time and, where the run has it, at equal steps."""
     seconds, data = found["settings"]["seconds_per_model"], found["data"]
     table, chance = _table(found, "models"), found["most_frequent_class"]["accuracy"]
-    at_steps = found.get("models_at_equal_steps")
-    same = f"At equal steps:\n\n{_table(found, 'models_at_equal_steps')}\n\n" if at_steps else ""
+    has_steps = found.get("models_at_equal_steps")
+    same = f"At equal steps:\n\n{_table(found, 'models_at_equal_steps')}\n\n" if has_steps else ""
     return f"""{table}
 
 {same}{data["train_documents"]:,} mails to train on, {data["test_documents"]:,} to test on; always naming the most \
 frequent class: {chance:.3f}. {seconds:g} seconds of training for each; {len(found["settings"]["seeds"])} seed(s). \
-`{found["command"]}`. {found.get("note", "")} *{machine_line(found["machine"])}*
-
-![Accuracy by density, and the sizes of the nodes that a tree reads](pictures/compare_trees.png)"""
+`{found["command"]}`. {found.get("note", "")} *{machine_line(found["machine"])}*"""
 
 
 def _table(found: dict[str, Any], key: str) -> str:
