@@ -22,6 +22,8 @@ TINY = (
     *(ProfileCase("band(4, 4)", n, "blocked", "forward_backward", "growth", 2.1) for n in (256, 512)),
 )
 
+JOINS = "joins by log-sum-exp"
+
 
 def test_parts_and_factors_belong_together() -> None:
     case = ProfileCase("band(4, 4)", 512, "blocked", "forward_backward")
@@ -34,7 +36,11 @@ def test_parts_and_factors_belong_together() -> None:
     assert prod(found["factors"].values()) * found["residual"] == pytest.approx(found["efficiency"])
     assert 0 < found["factors"]["block granularity"] < 1
     assert 0 < found["factors"]["kernel share"] < 1
-    assert {"kernel, forward", "kernel, backward", "joins by log-sum-exp"} <= set(found["purposes"])
+    assert {"kernel, forward", "kernel, backward"} <= set(found["purposes"])
+    # one run has all keys of a query, unless all read a token far away
+    assert JOINS not in found["purposes"]
+    case = ProfileCase("band(4, 4) | global(0)", 512, "blocked", "forward")
+    assert JOINS in profile_case(case, SHAPE, repeats=1, max_seconds=0.0)["purposes"]
 
 
 @pytest.mark.parametrize("backend", ["blocked", "sdpa"])

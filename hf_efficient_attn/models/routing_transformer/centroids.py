@@ -112,17 +112,17 @@ def nearest(states: Tensor, means: Tensor) -> Tensor:
 
     Some tokens are compared at a time; while compiling all are, since lengths may be symbols.
     """
-    parts = states.split(together(states, means.shape[1]), 2)
-    found = [similarities(part, means).argmax(-1) for part in parts]
+    found = [similarities(part, means).argmax(-1) for part in in_parts(states, means.shape[1])]
     return found[0] if len(found) == 1 else torch.cat(found, 2)
 
 
-def together(states: Tensor, num_others: int) -> int:
-    """Return how many of so many centroids or tokens are compared with `num_others` of the other at a time."""
+def in_parts(states: Tensor, num_others: int) -> tuple[Tensor, ...]:
+    """Return [B, heads, L, X] cut along L into what is compared with `num_others` others at a time."""
     if torch.compiler.is_compiling():
-        return states.shape[2]
+        # a length that is a symbol cannot be cut
+        return (states,)
     most = CACHED_NUMBERS if states.device.type == "cpu" else MOST_NUMBERS
-    return max(1, most // max(1, states.shape[0] * states.shape[1] * num_others))
+    return states.split(max(1, most // max(1, states.shape[0] * states.shape[1] * num_others)), 2)
 
 
 def seen(states: Tensor, clusters: Tensor, is_real: Tensor, means: Tensor, num_real: Tensor) -> Seen:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .centroids import together
+from .centroids import in_parts
 
 EMPTY = -1
 # from how many keys a query on, queries are listed one by one: cheaper than all members of their clusters
@@ -75,8 +75,7 @@ def row_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
     similarity: [B, heads, clusters, K].
     """
     # ranks of all tokens take twice the memory of similarities: those of some clusters at a time
-    parts = similarity.split(together(similarity, similarity.shape[3]), 2)
-    found = [_row_members(part, documents, places) for part in parts]
+    found = [_row_members(part, documents, places) for part in in_parts(similarity, similarity.shape[3])]
     return found[0] if len(found) == 1 else torch.cat(found, 2)
 
 
