@@ -23,6 +23,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("bench", "calibrate"): "hf_efficient_attn.bench.calibrate.command",
     ("bench", "content"): "hf_efficient_attn.bench.content.command",
     ("bench", "etc"): "hf_efficient_attn.bench.etc.command",
+    ("bench", "images"): "hf_efficient_attn.bench.images.command",
     ("bench", "mechanisms"): "hf_efficient_attn.bench.mechanisms.command",
     ("bench", "models"): "hf_efficient_attn.bench.models.command",
     ("bench", "sequence"): "hf_efficient_attn.bench.sequence.command",

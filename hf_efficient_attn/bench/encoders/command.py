@@ -74,7 +74,8 @@ class EncoderBenchmark:
         """Measure, print the tables, and write JSON, Markdown and a picture into `args.output`.
 
         Raises:
-            EfficientAttentionError: a count below 1, a width that cannot be divided, or CUDA without a device.
+            EfficientAttentionError: a count below 1, a width that cannot be divided, patches that are no square, or
+                CUDA without a device.
         """
         fill_options(args, {"lengths": list(self.lengths[:2]), "repeats": 2})
         check_counts(args, self.counts, "lengths", *(["memory_lengths"] if args.memory_lengths else []))
@@ -85,8 +86,11 @@ class EncoderBenchmark:
             raise InputError(f"hidden_size={args.hidden_size} must be a multiple of {needed}")
         set_threads(args)
         device = resolve_device(args.device)
+        settings = self.settings_of(args, device)
+        for tokens in settings["lengths"]:
+            self.shape_of(tokens, settings, device)
         make_folder(args)
-        results = self.measure(self.settings_of(args, device), device)
+        results = self.measure(settings, device)
         publish(args, self.name, results, results_markdown(results), results_figure)
 
     def settings_of(self, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -97,18 +101,23 @@ class EncoderBenchmark:
         settings |= {"lengths": sorted(set(args.lengths)), "memory_lengths": sorted(set(memory_lengths))}
         return {**settings, "encoders": [name for name in self.encoders if name in args.encoders]}
 
+    def shape_of(self, tokens: int, settings: Mapping[str, Any], device: torch.device) -> Shape:
+        """Return the shape of the encoders at a length.
+
+        Raises:
+            InputError: no square image has so many patches.
+        """
+        sizes = {name: settings[name] for name in (*self.sizes, "dtype")}
+        return Shape(tokens=tokens, device=device.type, **sizes)
+
     def measure(self, settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
         """Return all results in JSON types: `machine`, `settings`, and `results` with a row per length and encoder."""
-
-        def shape_of(tokens: int, settings: Mapping[str, Any], device: torch.device) -> Shape:
-            sizes = {name: settings[name] for name in (*self.sizes, "dtype")}
-            return Shape(tokens=tokens, device=device.type, **sizes)
 
         def names_of(tokens: int, settings: Mapping[str, Any]) -> list[str]:
             return list(settings["encoders"])
 
-        rows = Contestants("encoder", shape_of, names_of, build_encoder, training_step, build_training_step).measure(
-            settings, device
-        )
+        rows = Contestants(
+            "encoder", self.shape_of, names_of, build_encoder, training_step, build_training_step
+        ).measure(settings, device)
         add_ratios(rows)
         return {"machine": describe_machine(device), "settings": settings, "results": rows}

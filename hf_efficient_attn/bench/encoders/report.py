@@ -1,9 +1,9 @@
-"""The tables and the picture of `bench etc`, `bench star` and `bench trees`."""
+"""The tables and the picture of `bench etc`, `bench images`, `bench star` and `bench trees`."""
 
 from collections.abc import Callable
 from typing import Any
 
-from hf_efficient_attn.bench.encoders.cases import DENSE, ETC, LSTM, STAR, TREE
+from hf_efficient_attn.bench.encoders.cases import DENSE, DINOV2, ETC, LSTM, NEIGHBOURHOOD, STAR, TREE
 from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
@@ -12,9 +12,10 @@ from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, times_faster
 
 Row = dict[str, Any]
 MEBIBYTE = 2**20
-COLORS = {ETC: "#aa3377", STAR: "#4477aa", TREE: "#228833", DENSE: "#333333", LSTM: "#ee8866"}
+OTHERS = {DENSE: "#333333", DINOV2: "#333333", LSTM: "#ee8866"}
+COLORS = {ETC: "#aa3377", STAR: "#4477aa", TREE: "#228833", NEIGHBOURHOOD: "#aa3377", **OTHERS}
 # ours -> its paper's name; each is compared with the others of a benchmark
-TITLES = {ETC: "ETC", STAR: "Star-Transformer", TREE: "BP-Transformer"}
+TITLES = {ETC: "ETC", STAR: "Star-Transformer", TREE: "BP-Transformer", NEIGHBOURHOOD: "a DINOv2 of neighbourhoods"}
 ABOUT = {
     ETC: (
         "our EtcTransformerModel, with MLPs four times as wide; a long token reads {local_radius} on each side and all "
@@ -25,6 +26,11 @@ ABOUT = {
         "our BPTransformerModel, with MLPs four times as wide over tokens and as many spans; a token reads {num_nodes} "
         "nodes of each size and side"
     ),
+    NEIGHBOURHOOD: (
+        "transformers' DINOv2 after hea.sparsify: a patch of {patch_pixels} × {patch_pixels} pixels reads "
+        "{grid_radius} patches on each side along both axes, and the class token, which reads all"
+    ),
+    DINOV2: "transformers' DINOv2 on torch's SDPA",
     DENSE: "transformers' BERT on torch's SDPA, with MLPs four times as wide",
     LSTM: "torch's LSTM in both directions, each half as wide",
 }
@@ -38,7 +44,7 @@ def add_ratios(rows: list[Row]) -> None:
     """
     found = {(row["tokens"], row["encoder"]): row for row in rows}
     for row in rows:
-        others = {name: found.get((row["tokens"], name)) for name in (DENSE, LSTM) if row["encoder"] in TITLES}
+        others = {name: found.get((row["tokens"], name)) for name in OTHERS if row["encoder"] in TITLES}
         for measure in MEASURES:
             own = row[measure]["samples"]
             row[measure]["speed_against"] = {
