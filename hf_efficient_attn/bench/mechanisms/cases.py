@@ -187,7 +187,11 @@ LAYERED: dict[str, Mechanism] = {
     "seq2seq": Mechanism(
         "all tokens, by an encoder and by a decoder that reads the text and its output",
         SparseSeq2SeqConfig,
-        lambda shape: {"encoder_layers": shape.layers - shape.layers // 2, "decoder_layers": shape.layers // 2},
+        lambda shape: {
+            "encoder_layers": shape.layers - shape.layers // 2,
+            "decoder_layers": shape.layers // 2,
+            **dict.fromkeys(("max_source_position_embeddings", "max_target_position_embeddings"), shape.tokens),
+        },
         directions=(False,),
     ),
 }
