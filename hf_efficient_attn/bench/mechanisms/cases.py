@@ -190,7 +190,7 @@ LAYERED: dict[str, Mechanism] = {
         lambda shape: {
             "encoder_layers": shape.layers - shape.layers // 2,
             "decoder_layers": shape.layers // 2,
-            **dict.fromkeys(("max_source_position_embeddings", "max_target_position_embeddings"), shape.tokens),
+            "max_target_position_embeddings": shape.tokens,
         },
         directions=(False,),
     ),
