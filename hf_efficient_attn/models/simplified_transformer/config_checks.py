@@ -32,7 +32,10 @@ NOT_LINEAR = {
     INDEXER: "a sum over keys is read whole, and nothing is chosen",
     "position_embedding_type": "a product of features is no function of distances, and there are no scores to add to",
 }
+# where only some values are meant
 OTHER_VALUES = {"position_embedding_type": ("alibi", "rope")}
+# mechanisms of compressed Transformers
+OF_SLOTS = ("linformer", "memory_compressed")
 
 
 def check_config(config: Any) -> None:
@@ -134,6 +137,12 @@ def _check_mechanism(config: Any) -> None:
                     "out, or set mechanism='linear'."
                 )
         return
+    if config.mechanism in OF_SLOTS:
+        raise ConfigurationError(
+            f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens, so that what it reads "
+            "at the start is no mean of tokens, which shaped attention takes away. Use a compressed_transformer, whose "
+            "blocks have skips, or mechanism='linear'."
+        )
     if config.mechanism != "linear":
         raise ConfigurationError(
             f"mechanism={shown(config.mechanism)}: these blocks have softmax attention (None), which may follow an "
@@ -144,10 +153,10 @@ def _check_mechanism(config: Any) -> None:
         value = getattr(config, name, None)
         if value is not None and (name not in OTHER_VALUES or value in OTHER_VALUES[name]):
             raise ConfigurationError(f"mechanism='linear' with {name}={shown(value)}: {reason}. Leave one of them out.")
-    if config.is_centered and config.feature_map == "constant":
+    if config.feature_map == "constant":
         raise ConfigurationError(
-            f"feature_map='constant' reads all keys alike, and so is the mean that block={shown(config.block)} takes "
-            "away. Use 'elu' or 'positive_random'."
+            "feature_map='constant' reads all keys alike, whatever queries and keys are: shaped attention takes the "
+            "same mean away. Use 'elu' or 'positive_random'."
         )
     if config.key_value_heads != config.num_attention_heads:
         raise ConfigurationError(

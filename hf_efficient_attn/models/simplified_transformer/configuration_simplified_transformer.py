@@ -235,11 +235,10 @@ class SimplifiedTransformerConfig(
         return 0.0 if self.is_shaped and self.mechanism is None else self.initializer_range
 
     @property
-    def resolved_key_init_std(self) -> float:
-        """Standard deviation of W^K at the start."""
-        if self.key_init_std is not None:
-            return self.key_init_std
-        return 0.0 if self.is_shaped and self.mechanism is not None else self.initializer_range
+    def resolved_key_init_std(self) -> float | None:
+        """Standard deviation of W^K at the start; None: as of every other map."""
+        is_zero = self.key_init_std is None and self.is_shaped and self.mechanism is not None
+        return 0.0 if is_zero else self.key_init_std
 
     def gain(self, name: str, layer_idx: int | None = None) -> float:
         """Return the start value of gain `name`, in layer `layer_idx` if layers differ.

@@ -143,9 +143,10 @@ def test_what_is_computed_is_explained() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mechanism": "linformer"}, "these blocks have softmax attention .None., .* and 'linear'"),
+    ({"mechanism": "linformer"}, "at the start is no mean of tokens"),
+    ({"mechanism": "talking_heads"}, "these blocks have softmax attention .None., .* and 'linear'"),
     ({"mechanism": None, "feature_map": "positive_random"}, "is of linear attention, but mechanism is None"),
-    ({"feature_map": "constant"}, "reads all keys alike, and so is the mean that block='sas_p' takes away"),
+    ({"feature_map": "constant"}, "shaped attention takes the same mean away"),
     ({"feature_map": "relu"}, "feature_map"),
     ({"num_features": 3}, "num_features=3, but feature_map='elu'"),
     ({"position_embedding_type": "rope"}, "no function of distances"),
