@@ -26,7 +26,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from comparison.list_operations import NUM_CLASSES, PAD, TOKENS, expressions
+from comparison.list_operations import NUM_CLASSES, NUMBERS, PAD, TOKENS, expressions
 from comparison.list_scores import draw_listops, results_text
 from comparison.option_checks import known_once
 from comparison.run_folder import open_run, run_experiment, save_picture, write_results
@@ -38,7 +38,7 @@ from transformers.hf_argparser import HfArg
 
 from hf_efficient_attn.bench.mechanisms import cases
 
-ENCODERS = [name for name, mechanism in cases.MECHANISMS.items() if False in mechanism.directions]
+ENCODERS = [name for name, mechanism in cases.ALL.items() if False in mechanism.directions]
 # Tay et al., "Long Range Arena" (arXiv:2011.04006), table 1, in per cent
 PUBLISHED = {
     "dense": 36.37, "band": 15.82, "bigbird": 36.05, "reformer": 37.27, "linformer": 35.70, "linear": 16.13,
@@ -116,7 +116,9 @@ def build(args: Arguments, name: str) -> Any:
         layers=args.num_hidden_layers,
     )  # fmt: skip
     places = {"position_embedding_type": "learned"} if name in ("reformer", "routing") else {}
-    config = cases.config_of(name, shape, vocab_size=len(TOKENS), num_labels=NUM_CLASSES, pad_token_id=PAD, **places)
+    # the last bracket ends an expression, which an encoder-decoder reads its value from
+    special = {"pad_token_id": PAD, "eos_token_id": NUMBERS["]"]}
+    config = cases.config_of(name, shape, vocab_size=len(TOKENS), num_labels=NUM_CLASSES, **special, **places)
     return AutoModelForSequenceClassification.from_config(config)
 
 

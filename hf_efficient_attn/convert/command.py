@@ -4,6 +4,7 @@ hf-efficient-attn convert FOLDER NEW_FOLDER
 hf-efficient-attn convert bert-base-uncased NEW_FOLDER --max-position-embeddings 8192 --attention-window 256
 hf-efficient-attn convert FOLDER NEW_FOLDER --to longformer
 hf-efficient-attn convert roberta-base NEW_FOLDER --to etc_transformer
+hf-efficient-attn convert roberta-base NEW_FOLDER --to compressed_transformer --mechanism linformer
 """
 
 import argparse
@@ -56,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="global tokens read by projections of their own (default: where the source or the target has them)",
+    )
+    parser.add_argument(
+        "--mechanism",
+        metavar="NAME",
+        help="what layers of a compressed_transformer compute that a dense model becomes (default: nystrom)",
     )
     parser.add_argument(
         "--parity",

@@ -14,6 +14,7 @@ from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Co
 from hf_efficient_attn.convert.reading import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.choices import meant
 from hf_efficient_attn.patterns.checks import is_integer
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -41,6 +42,7 @@ class ConversionRequest:
     pattern: Any = None
     global_projections: bool | None = None
     parity: bool = False
+    mechanism: str | list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def apply_request(config: Any, request: ConversionRequest, counterpart: Counterp
             f"attention_window={request.attention_window} and pattern={shown(request.pattern)} exclude each other; "
             "give one."
         )
+    _check_mechanism(request, () if counterpart is None else counterpart.mechanisms)
     is_dense = counterpart is not None and counterpart.is_dense
     lengths = _length_fields(config, request, is_dense)
     if counterpart is not None and counterpart.asked is not None:
@@ -148,6 +151,24 @@ def apply_request(config: Any, request: ConversionRequest, counterpart: Counterp
     if request.global_projections is not None:
         fields["global_projections"] = request.global_projections
     return with_fields(config, **fields)
+
+
+def _check_mechanism(request: ConversionRequest, allowed: tuple[str, ...]) -> None:
+    """Raise ConfigurationError for mechanisms that what is made has not, or not from such a source."""
+    given = request.mechanism
+    if given is None:
+        return
+    if not allowed:
+        raise ConfigurationError(
+            f"mechanism={shown(given)} is of what bert, roberta and xlm-roberta become with "
+            "to='compressed_transformer' (--to compressed_transformer). Leave mechanism out."
+        )
+    for each in given if isinstance(given, list) else [given]:
+        if each not in allowed:
+            raise ConfigurationError(
+                f"mechanism={shown(given)}: {shown(each)} is none of those that a model can be converted to: "
+                f"{', '.join(allowed)}. Give one for all layers, or a list with one for each.{meant(each, allowed)}"
+            )
 
 
 def pattern_of(request: ConversionRequest) -> Any:

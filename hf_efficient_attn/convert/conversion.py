@@ -34,6 +34,7 @@ def convert(
     attention_window: int | None = None,
     pattern: Any = None,
     global_projections: bool | None = None,
+    mechanism: str | list[str] | None = None,
     parity: bool = False,
     overwrite: bool = False,
 ) -> PreTrainedModel:
@@ -43,7 +44,8 @@ def convert(
     what their paper says: see `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian)
     become sparse and long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by
     default), all of which read each other; bert, roberta and xlm-roberta can also become an ETC, with their weights as
-    start values in both of its inputs, which has to be trained further (Ainslie et al., arXiv:2004.08483, section 4).
+    start values in both of its inputs (Ainslie et al., arXiv:2004.08483, section 4), or a compressed Transformer, whose
+    layers have a `mechanism` in place of their attention: both have to be trained further.
     Weights keep their dtype; those of a source that mixes several get one. That, and what has no counterpart on the
     other side, is warned of by name.
 
@@ -57,7 +59,7 @@ def convert(
         head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
             of the names of its weights. Weights of a head that the source does not have start anew.
         max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
-            copied cyclically. By default that of the source; dense sources get at least 4,096.
+            copied cyclically. By default that of the source; dense sources get at least 4,096, but for compressed ones.
         max_target_position_embeddings: longest target in tokens, of an encoder-decoder; by default that of the source.
         attention_window: tokens that a token reads around itself, both sides together, even; in every layer, but for
             those of a dense source that are sparse by themselves. Dense sources: 512, and a global first token; as an
@@ -66,6 +68,10 @@ def convert(
             tokens are then only those of the pattern and of a call's `global_attention_mask`.
         global_projections: global tokens read by projections of their own, copied from the local ones. By default where
             the source or the target has them. An ETC with False has one set of maps for both inputs.
+        mechanism: of the layers of a compressed Transformer that a dense model becomes, one for all or a list with one
+            for each: "nystrom" (default), "linformer", "linear" (by random features), "memory_compressed", "prior",
+            "residual_scores"; or, which compute what the source does, "pattern", "talking_heads",
+            "collaborative_heads". `pattern` or `attention_window` say what those from "prior" on read; by default all.
         parity: compute what transformers computes where it differs from the paper: in BigBird, other random blocks in
             eval mode, full attention on short inputs and no answers inside the question; in LED, no global tokens
             unless a call marks them; in Nyströmformers, full attention where there is a landmark for each token of
@@ -118,7 +124,13 @@ def convert(
     if global_projections is None and target in ("longformer", "led"):
         global_projections = True
     request = ConversionRequest(
-        max_position_embeddings, max_target_position_embeddings, attention_window, pattern, global_projections, parity
+        max_position_embeddings,
+        max_target_position_embeddings,
+        attention_window,
+        pattern,
+        global_projections,
+        parity,
+        mechanism,
     )
     configs = translate_configs(config, head, target, request)
     source = load_source(src, head, is_own_head, target)

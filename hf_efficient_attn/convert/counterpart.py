@@ -70,12 +70,13 @@ class Counterpart:
         optional: our parameters → our config field without which they are left behind.
         doubled: our modules → ours of which they start as copies, where the config has them and the source does not.
         started: our modules or parameters that the source lacks, and that keep their start values.
-        warning: what the user of such a model should know; empty: nothing.
+        warning: (our config) → what the user of such a model should know; empty: nothing.
         warning_there: (their config) → what the user of a model that ours became should know; empty: nothing.
         deviations: our config fields in which they differ, and how.
         ignored_fields: their config fields that `to_ours` reads.
         two_labels: heads whose class gives its config two labels, however many it says.
         tokens_alike: (our config, theirs) → of how many tokens both read the same; None: of any number.
+        mechanisms: those of our layers that a caller may ask for.
         is_dense: attention to everything, which the conversion makes sparse and long.
     """
 
@@ -95,12 +96,13 @@ class Counterpart:
     optional: Mapping[str, str] = field(default_factory=dict)
     doubled: Mapping[str, str] = field(default_factory=dict)
     started: tuple[str, ...] = ()
-    warning: str = ""
+    warning: Callable[[Any], str] | None = None
     warning_there: Callable[[Any], str] | None = None
     deviations: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: tuple[str, ...] = ()
     two_labels: tuple[str, ...] = ()
     tokens_alike: Callable[[Any, Any], int] | None = None
+    mechanisms: tuple[str, ...] = ()
     is_dense: bool = False
 
     def all_names(self, head: str) -> Names:

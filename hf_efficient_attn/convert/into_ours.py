@@ -38,8 +38,9 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
     copied += _copy_doubled(model, missing, source)
     rest = [name for name in missing if name not in copied]
     source.notes += check_missing(rest, (*_new_names(source), *_started(rest, source)), model)
-    if source.counterpart is not None and source.counterpart.warning:
-        source.notes.append(source.counterpart.warning)
+    if source.counterpart is not None and source.counterpart.warning is not None:
+        said = source.counterpart.warning(config)
+        source.notes += [said] if said else []
     return model
 
 

@@ -5,6 +5,11 @@ from hf_efficient_attn.convert.tables.bart import BART
 from hf_efficient_attn.convert.tables.bert import BERT
 from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD
 from hf_efficient_attn.convert.tables.bigbird_pegasus import BIGBIRD_PEGASUS
+from hf_efficient_attn.convert.tables.compressed import (
+    BERT_AS_COMPRESSED,
+    ROBERTA_AS_COMPRESSED,
+    XLM_ROBERTA_AS_COMPRESSED,
+)
 from hf_efficient_attn.convert.tables.etc import BERT_AS_ETC, ROBERTA_AS_ETC, XLM_ROBERTA_AS_ETC
 from hf_efficient_attn.convert.tables.led import LED
 from hf_efficient_attn.convert.tables.longformer import LONGFORMER
@@ -35,9 +40,17 @@ COUNTERPARTS: dict[str, Counterpart] = {
         XLM_ROBERTA,
     )
 }
-# further families: model type and family → table. Their models get start values, and are no sources
+# further families: model type and family → table. Their models get start values
 LIFTS: dict[tuple[str, str], Counterpart] = {
-    (table.model_type, table.family): table for table in (BERT_AS_ETC, ROBERTA_AS_ETC, XLM_ROBERTA_AS_ETC)
+    (table.model_type, table.family): table
+    for table in (
+        BERT_AS_COMPRESSED,
+        BERT_AS_ETC,
+        ROBERTA_AS_COMPRESSED,
+        ROBERTA_AS_ETC,
+        XLM_ROBERTA_AS_COMPRESSED,
+        XLM_ROBERTA_AS_ETC,
+    )
 }
 FAMILIES = ("compressed_transformer", "efficient_reformer", "sparse_seq2seq", "sparse_transformer")
 # head → the Auto class that loads it; the backbone counts as one
@@ -55,7 +68,7 @@ AUTO_CLASSES = {
 
 def check_source(model_type: str) -> None:
     """Raise ConfigurationError for a model type that cannot be converted."""
-    if model_type in lifted_families():
+    if model_type in lifted_families() and model_type not in FAMILIES:
         raise ConfigurationError(
             f"{model_type} models are made by convert, and nothing is made of them. What convert could change are "
             "fields of their config: AutoModel.from_pretrained(folder, local_radius=...)."

@@ -149,13 +149,13 @@ def check_known(config: Any) -> None:
         config.is_encoder_decoder
         or getattr(config, "global_projections", False)
         or getattr(config, "position_embedding_type", None) in ("alibi", "relative", "relative_keys")
-        or (is_simplified and config.span is not None)
+        or (is_simplified and (config.span is not None or config.mechanism is not None))
     )
     if has_more or config.model_type not in (*LIKE_LLAMA, *FAMILIES):
         raise ConfigurationError(
             f"What a block of this {type(config).__name__} keeps for the backward pass is not known: it is for Llama, "
             "Mistral and Qwen2, and for families of this package without global projections, relative positions, "
-            "ALiBi, reversible layers, routing heads or a decoder besides. Count it with "
+            "ALiBi, linear attention, reversible layers, routing heads or a decoder besides. Count it with "
             "torch.autograd.graph.saved_tensors_hooks."
         )
 

@@ -19,7 +19,11 @@ from hf_efficient_attn.models.compressed_transformer.configuration_compressed_tr
 from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
 from hf_efficient_attn.models.etc_transformer.configuration_etc_transformer import EtcTransformerConfig
 from hf_efficient_attn.models.routing_transformer.configuration_routing_transformer import RoutingTransformerConfig
+from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
+    SimplifiedTransformerConfig,
+)
 from hf_efficient_attn.models.spans.cache import SpanCache
+from hf_efficient_attn.models.sparse_seq2seq.configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from hf_efficient_attn.models.sparse_transformer.configuration_sparse_transformer import SparseTransformerConfig
 from hf_efficient_attn.models.star_transformer.configuration_star_transformer import StarTransformerConfig
 from hf_efficient_attn.patterns.bands import Band
@@ -110,6 +114,12 @@ def _clusters(shape: Shape) -> dict[str, Any]:
 # by name, in the order of tables and pictures
 MECHANISMS: dict[str, Mechanism] = {
     DENSE: _pattern("all tokens, by torch's SDPA", lambda shape: None),
+    "sas_p": Mechanism(
+        "all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig
+    ),
+    "prior": _compressed("all tokens, with a learned prior by distance", "prior"),
+    "talking_heads": _compressed("all tokens, by heads that mix scores and weights", "talking_heads"),
+    "collaborative_heads": _compressed("all tokens, by queries and keys that heads share", "collaborative_heads"),
     "band": _pattern("a window of {keys} keys", Shape.band, cache=lambda model: PatternCache(model.config)),
     "bigbird": _pattern(
         "blocks of {keys} / 4 keys around a token, a random one, and global ones",
@@ -164,7 +174,28 @@ MECHANISMS: dict[str, Mechanism] = {
     "performer": _compressed(
         "sums of positive random features", "linear", lambda shape: {"feature_map": "positive_random"}
     ),
+    "average": _compressed("the mean of all values", "linear", lambda shape: {"feature_map": "constant"}),
 }
+# what no layer has alone, since it reads with the scores, the weights or the output of others
+LAYERED: dict[str, Mechanism] = {
+    "residual_scores": _compressed("all tokens, by the scores of all layers so far", "residual_scores"),
+    "reused_weights": _compressed(
+        "all tokens, by the weights of the first layer",
+        "reused_weights",
+        lambda shape: {"mechanism": ["pattern"] + ["reused_weights"] * (shape.layers - 1)},
+    ),
+    "seq2seq": Mechanism(
+        "all tokens, by an encoder and by a decoder that reads the text and its output",
+        SparseSeq2SeqConfig,
+        lambda shape: {
+            "encoder_layers": shape.layers - shape.layers // 2,
+            "decoder_layers": shape.layers // 2,
+            "max_target_position_embeddings": shape.tokens,
+        },
+        directions=(False,),
+    ),
+}
+ALL = MECHANISMS | LAYERED
 
 
 class Model(nn.Module):
@@ -198,11 +229,11 @@ def build_model(name: str, shape: Shape) -> Model:
 
 
 def config_of(name: str, shape: Shape, **changes: Any) -> PreTrainedConfig:
-    """Return the config of one of `MECHANISMS` in a shape, without dropout.
+    """Return the config of one of `ALL` in a shape, without dropout.
 
     changes: further fields, which come before those of the mechanism.
     """
-    mechanism = MECHANISMS[name]
+    mechanism = ALL[name]
     known = {field.name for field in fields(mechanism.config)}
     common = {
         "hidden_size": shape.hidden_size,

@@ -114,7 +114,7 @@ def _lift(source: Counterpart, to_ours: Callable[[Any, str, bool], dict[str, Any
         left_behind=(*source.left_behind, POSITIONS),
         doubled=_doubled(),
         started=tuple(f"layers.*.self_attn.{which}_labels.{kind}" for which in ("long", "global") for kind in LABELS),
-        warning=WARNING,
+        warning=lambda config: WARNING,
     )
 
 

@@ -6,6 +6,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, is_single
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
+from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 
 # those that follow attention_pattern
@@ -31,14 +32,7 @@ OWN_FIELDS: dict[str, tuple[str, ...]] = {
         "projection_bias",
         "projection_padding",
     ),
-    "linear": (
-        "feature_map",
-        "num_features",
-        "feature_seed",
-        "feature_redraw_steps",
-        "normalizer_epsilon",
-        "chunk_tokens",
-    ),
+    "linear": FEATURE_FIELDS,
     "nystrom": ("num_landmarks", "conv_kernel_size", "inverse_scale"),
     "memory_compressed": ("compression_tokens", "compression_by_head", "compression_null_key"),
     "prior": ("prior_width_tokens", "prior_is_trained"),
@@ -49,7 +43,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "projection_sharing": ("none", "headwise", "kv", "layerwise"),
     "projection_type": ("linear", "convolution", "mean"),
     "projection_padding": ("zero", "ignore"),
-    "feature_map": ("elu", "positive_random", "constant"),
+    "feature_map": FEATURE_MAPS,
     "inverse_scale": ("head", "batch"),
     "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense", "transform"),
@@ -161,30 +155,6 @@ def check_projections(config: Any) -> None:
             f"projection_first=True projects states that are not cut into heads yet, and projection_sharing="
             f"{shown(config.projection_sharing)} with projection_type={shown(config.projection_type)} is a map within "
             "heads. Use 'headwise', 'kv' or 'layerwise' with 'linear' or 'mean', or projection_first=False."
-        )
-
-
-def check_features(config: Any) -> None:
-    """Raise ConfigurationError for features that linear attention cannot have."""
-    epsilon = config.normalizer_epsilon
-    if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
-        raise ConfigurationError(
-            f"normalizer_epsilon={epsilon}, but to sums of feature_map='positive_random' nothing is added. Leave it "
-            "out, or use feature_map='elu' or 'constant'."
-        )
-    if config.num_features is not None and config.feature_map != "positive_random":
-        raise ConfigurationError(
-            f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
-            "a head has numbers. Leave it out, or use feature_map='positive_random'."
-        )
-    for name in ("num_features", "feature_redraw_steps"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name}={value} must be at least 1, or None.")
-    if config.feature_redraw_steps is not None and config.feature_map != "positive_random":
-        raise ConfigurationError(
-            f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "
-            "nothing. Leave it out, or use feature_map='positive_random'."
         )
 
 

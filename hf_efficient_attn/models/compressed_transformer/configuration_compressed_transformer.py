@@ -1,6 +1,5 @@
 """Configuration of the compressed Transformer: Linformer, linear attention, and kin."""
 
-import math
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -10,13 +9,13 @@ from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import write_pattern
+from hf_efficient_attn.models.mechanisms.config import FeatureFields, check_features
 from hf_efficient_attn.models.sparse.config import BlockFields, PatternAlone
 
 from . import presets
 from .checks import (
     CHOICES,
     check_compression,
-    check_features,
     check_landmarks,
     check_mechanisms,
     check_projections,
@@ -28,7 +27,15 @@ from .checks import (
 
 @strict_config
 class CompressedTransformerConfig(
-    PatternAlone, BlockFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
+    PatternAlone,
+    FeatureFields,
+    BlockFields,
+    GatedMLPFields,
+    DropoutFields,
+    HeadSizes,
+    LMTransform,
+    LibraryConfig,
+    PreTrainedConfig,
 ):
     r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
 
@@ -146,13 +153,6 @@ class CompressedTransformerConfig(
     projection_bias: bool = False
     projection_padding: str = "zero"
 
-    feature_map: str = "elu"
-    num_features: int | None = None
-    feature_seed: int = 0
-    feature_redraw_steps: int | None = None
-    normalizer_epsilon: float | int = 1e-6
-    chunk_tokens: int = 128
-
     num_landmarks: int = 64
     conv_kernel_size: int | None = 65
     inverse_scale: str = "head"
@@ -194,18 +194,10 @@ class CompressedTransformerConfig(
     nystromformer_base = classmethod(presets.nystromformer_base)
     t_dmca = classmethod(presets.t_dmca)
 
-    @property
-    def features_of_head(self) -> int:
-        """F, the number of features of a head of linear attention."""
-        if self.feature_map != "positive_random":
-            return self.head_dim if self.feature_map == "elu" else 1
-        return self.num_features or max(1, int(self.head_dim * math.log(self.head_dim)))
-
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
         if self.mechanism_of_layer(layer_idx) == "linear":
-            exponents = int(self.feature_map == "positive_random")
-            return self.num_attention_heads * (self.features_of_head * (self.head_dim + 1) + exponents)
+            return self.num_attention_heads * self.state_of_head
         if self.mechanism_of_layer(layer_idx) == "memory_compressed":
             slots = max(1, num_tokens // self.compression_tokens)
             return 2 * (self.compression_tokens - 1 + slots) * self.hidden_size

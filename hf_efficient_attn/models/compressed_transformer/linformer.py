@@ -25,10 +25,10 @@ from transformers import initialization as init
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.mechanisms.texts import Texts, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate
 
 from .mechanism import MechanismAttention, zeroed
-from .texts import Texts, whole_rows
 
 
 class LengthMap(NamedTuple):
@@ -106,10 +106,10 @@ class LinformerAttention(MechanismAttention):
         self.has_one_map = config.projection_sharing in ("kv", "layerwise") or config.projection_type == "mean"
         self.length_maps = None if is_shared else LengthMaps(config, self.num_slots)
 
-    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def read_texts(self, states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         if self.config.projection_padding == "ignore":
             texts = whole_rows()
-        return super().forward(hidden_states, texts, **kwargs)
+        return super().read_texts(states, texts, **kwargs)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         if self.config.projection_first:

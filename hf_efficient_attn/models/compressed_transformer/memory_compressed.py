@@ -31,12 +31,12 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.mechanisms.texts import Texts, in_front
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 
 from .linformer import by_strides, filled_slots
 from .mechanism import MechanismAttention, zeroed
-from .texts import Texts, in_front
 
 
 class MemoryCompressedAttention(MechanismAttention):

@@ -36,6 +36,9 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.mechanisms.feature_maps import RedrawsFeatures
+from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
+from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call, refuse_paged
@@ -45,7 +48,6 @@ from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .collaborative_heads import CollaborativeHeadsAttention
 from .configuration_compressed_transformer import CompressedTransformerConfig
-from .feature_maps import PositiveRandomFeatures
 from .linear import LinearAttention
 from .linformer import LengthMaps, LinformerAttention
 from .mechanism import MechanismAttention
@@ -56,9 +58,7 @@ from .prior import PriorAttention
 from .residual_scores import ResidualScoresAttention
 from .reused_weights import ReusedWeightsAttention
 from .slot_cache import SlotLayer
-from .state_cache import StateLayer, attach_states
 from .talking_heads import TalkingHeadsAttention
-from .texts import find_texts, without_padding
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "linformer": LinformerAttention,
@@ -82,7 +82,7 @@ class CompressedLayer(SparseLayer):
         super().__init__(config, layer_idx, config.gated_mlp, attention)
 
 
-class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
+class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = CompressedTransformerConfig
@@ -99,12 +99,6 @@ class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
         super().__init__(config, *args, **kwargs)
         # transformers then refuses assistants, which take tokens back
         self._is_stateful = bool(config.layers_with("linear") or config.layers_with("memory_compressed"))
-
-    def redraw_features(self, number: int) -> None:
-        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
-        for module in self.modules():
-            if isinstance(module, PositiveRandomFeatures):
-                module.redraw(number)
 
 
 class CompressedTransformerModel(CompressedTransformerPreTrainedModel):

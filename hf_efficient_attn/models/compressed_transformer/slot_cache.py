@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.errors import InputError
-
-from .state_cache import SummaryLayer
+from hf_efficient_attn.models.mechanisms.state_cache import SummaryLayer
 
 # places behind those of complete slots, to which a step writes what is none yet
 SPARE = 2

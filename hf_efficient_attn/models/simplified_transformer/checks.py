@@ -21,9 +21,10 @@ class BlockChecks:
     """Mixin: weights and implementations are refused with which a model would not compute what its config says."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As transformers', with "efficient" by default where layers do not read all tokens, or have indexers."""
+        """As transformers', with "efficient" by default where layers do not read all by softmax, or have indexers."""
         config = self.config
-        if config.span is not None or getattr(config, FIELD, None) is not None or has_indexer(config):
+        has_own = config.span is not None or config.mechanism is not None
+        if has_own or getattr(config, FIELD, None) is not None or has_indexer(config):
             requested_attention = requested_attention or NAME
         implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_implementation(self.config, implementation)
@@ -81,6 +82,12 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
         raise UnsupportedBackendError(
             f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the attention "
             f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}."
+        )
+    if config.mechanism is not None and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):
+        raise UnsupportedBackendError(
+            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} computes softmax attention, "
+            f"and not that of mechanism={shown(config.mechanism)}. Use generate() with one of: "
+            f"{', '.join(BACKEND_OF_IMPLEMENTATION)}."
         )
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(

@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
+from hf_efficient_attn.attention.indexed.config_field import INDEXER
+from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import check_fields, meant
 from hf_efficient_attn.models.config.library import check_given_pattern
+from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, check_features
 from hf_efficient_attn.models.spans.config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
@@ -18,8 +21,21 @@ CHOICES = {
     "attention_bias": ("none", "query_key", "all"),
     "matrix_init": (None, "normal", "orthogonal", "identity"),
     "matrix_init_tie": (None, "last_layer", "all_layers"),
+    "feature_map": FEATURE_MAPS,
     "classifier_pooling": (None, "first", "last", "mean"),
 }
+
+# what linear attention cannot have, as the end of a sentence
+NOT_LINEAR = {
+    "span": "a sum over keys cannot weigh each by its distance from the query",
+    FIELD: "a sum over keys is read whole by all queries behind it",
+    INDEXER: "a sum over keys is read whole, and nothing is chosen",
+    "position_embedding_type": "a product of features is no function of distances, and there are no scores to add to",
+}
+# where only some values are meant
+OTHER_VALUES = {"position_embedding_type": ("alibi", "rope")}
+# mechanisms of compressed Transformers
+OF_SLOTS = ("linformer", "memory_compressed")
 
 
 def check_config(config: Any) -> None:
@@ -30,6 +46,7 @@ def check_config(config: Any) -> None:
     _check_gains(config)
     _check_matrices(config)
     _check_spans(config)
+    _check_mechanism(config)
     check_given_pattern(config)
 
 
@@ -108,6 +125,43 @@ def _check_spans(config: Any) -> None:
         raise ConfigurationError(
             f"span={shown(config.span)} with num_key_value_heads={config.key_value_heads}: heads of different spans "
             "cannot share keys. Leave num_key_value_heads unset."
+        )
+
+
+def _check_mechanism(config: Any) -> None:
+    if config.mechanism is None:
+        for name in FEATURE_FIELDS:
+            if getattr(config, name) != getattr(type(config), name):
+                raise ConfigurationError(
+                    f"{name}={shown(getattr(config, name))} is of linear attention, but mechanism is None. Leave it "
+                    "out, or set mechanism='linear'."
+                )
+        return
+    if config.mechanism in OF_SLOTS:
+        raise ConfigurationError(
+            f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens, so that what it reads "
+            "at the start is no mean of tokens, which shaped attention takes away. Use a compressed_transformer, whose "
+            "blocks have skips, or mechanism='linear'."
+        )
+    if config.mechanism != "linear":
+        raise ConfigurationError(
+            f"mechanism={shown(config.mechanism)}: these blocks have softmax attention (None), which may follow an "
+            "attention_pattern, and 'linear'. A compressed_transformer has other mechanisms, in blocks with skips."
+        )
+    check_features(config)
+    for name, reason in NOT_LINEAR.items():
+        value = getattr(config, name, None)
+        if value is not None and (name not in OTHER_VALUES or value in OTHER_VALUES[name]):
+            raise ConfigurationError(f"mechanism='linear' with {name}={shown(value)}: {reason}. Leave one of them out.")
+    if config.feature_map == "constant":
+        raise ConfigurationError(
+            "feature_map='constant' reads all keys alike, whatever queries and keys are: shaped attention takes the "
+            "same mean away. Use 'elu' or 'positive_random'."
+        )
+    if config.key_value_heads != config.num_attention_heads:
+        raise ConfigurationError(
+            f"num_key_value_heads={config.key_value_heads} with mechanism='linear': each head adds up keys of its own. "
+            "Leave it out."
         )
 
 

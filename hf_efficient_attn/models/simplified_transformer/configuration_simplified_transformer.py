@@ -12,6 +12,7 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
+from hf_efficient_attn.models.mechanisms.config import FeatureFields
 from hf_efficient_attn.models.spans.config import SpanFields
 
 from . import presets
@@ -29,7 +30,7 @@ from .gains import (
 
 @strict_config
 class SimplifiedTransformerConfig(
-    SpanFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+    SpanFields, FeatureFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
@@ -69,6 +70,9 @@ class SimplifiedTransformerConfig(
         span: how far heads read: None, everything; "adaptive", "dynamic" or "fixed", as in `AdaptiveSpanConfig`, with
             its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
             then taken under the same soft mask, so that A = C at the start as before.
+        mechanism: what A is: None, softmax; "linear", attention by sums over keys, with W^K of 0 at the start in place
+            of W^Q. `feature_map`, `num_features`, `feature_seed`, `feature_redraw_steps`, `normalizer_epsilon` and
+            `chunk_tokens` are as in `CompressedTransformerConfig`.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -86,7 +90,7 @@ class SimplifiedTransformerConfig(
     # the values of `block`
     blocks = tuple(BLOCK_STYLES)
     # scores of a head in a layer, for n tokens
-    attention_cost = "n² / 2 if causal, otherwise n²; with a span or an attention_pattern, the pairs of these"
+    attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern; none if linear"
 
     vocab_size: int = 50_000
     hidden_size: int = 768
@@ -138,9 +142,8 @@ class SimplifiedTransformerConfig(
     matrix_seed: int = 0
 
     classifier_pooling: str | None = None
-
     span: str | None = None
-
+    mechanism: str | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
@@ -171,6 +174,11 @@ class SimplifiedTransformerConfig(
     def sinusoid_amplitude(self) -> float:
         """The factor of sinusoidal positions, so that they are as large as the embeddings they are added to."""
         return self.initializer_range
+
+    def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
+        """Return how many numbers a layer of a causal model keeps of a text of so many tokens, besides its mean."""
+        of_all = 2 * num_tokens * self.key_value_heads * self.head_dim
+        return of_all if self.mechanism is None else self.num_attention_heads * self.state_of_head
 
     @property
     def num_attention_maps(self) -> int:
@@ -224,7 +232,13 @@ class SimplifiedTransformerConfig(
         """Standard deviation of W^Q at the start."""
         if self.query_init_std is not None:
             return self.query_init_std
-        return 0.0 if self.is_shaped else self.initializer_range
+        return 0.0 if self.is_shaped and self.mechanism is None else self.initializer_range
+
+    @property
+    def resolved_key_init_std(self) -> float | None:
+        """Standard deviation of W^K at the start; None: as of every other map."""
+        is_zero = self.key_init_std is None and self.is_shaped and self.mechanism is not None
+        return 0.0 if is_zero else self.key_init_std
 
     def gain(self, name: str, layer_idx: int | None = None) -> float:
         """Return the start value of gain `name`, in layer `layer_idx` if layers differ.
@@ -242,7 +256,7 @@ class SimplifiedTransformerConfig(
         if value is None:
             value = self.style.gains[name]
         if value is None:
-            value = depth_scaled_mlp_gain(self.num_hidden_layers, self.hidden_size, self.intermediate_size)
+            return depth_scaled_mlp_gain(self.num_hidden_layers, self.hidden_size, self.intermediate_size)
         return value
 
     def _matrix_gain(self, name: str, layer_idx: int | None) -> float:
@@ -256,9 +270,7 @@ class SimplifiedTransformerConfig(
         if override is not None:
             return override
         value = getattr(self, name)
-        if value is None:
-            value = self.style.gains.get(name, 1.0)
-        return value
+        return self.style.gains.get(name, 1.0) if value is None else value
 
     def is_trainable(self, name: str) -> bool:
         """Return whether gain `name` is a parameter (True) or a constant."""
@@ -275,6 +287,7 @@ class SimplifiedTransformerConfig(
             "reparameterized": self.is_reparameterized,
             "matrix_init": self.resolved_matrix_init if self.is_reparameterized else None,
             "trainable_gains": sorted(name for name in GAIN_SYMBOLS if self.is_trainable(name)),
+            "mechanism": self.mechanism,
             "span": self.span if self.frozen_spans is None else "frozen",
         }
 

@@ -3,7 +3,8 @@
 With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
 value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (except in the first layer), W^P and the attention
 skip; SAS-P also computes the MLP in parallel to attention and drops the last skip. The matrix is never formed: α·V +
-β·A·V − γ·C·V is an attention function of transformers plus a running mean.
+β·A·V − γ·C·V is an attention function of transformers plus a running mean (`attention.py`), or, with
+`mechanism="linear"`, sums over keys plus that mean.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
 silent, this follows the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before
@@ -19,18 +20,14 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import append_paged, is_paged, takes_cache
-from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.cache_argument import is_paged, takes_cache
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.packing import PAGED
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
@@ -42,115 +39,20 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
-from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
-from hf_efficient_attn.models.parts.positions import Positions, rotate
+from hf_efficient_attn.models.mechanisms.feature_maps import RedrawsFeatures
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm
+from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
 from hf_efficient_attn.models.spans.checkpoints import SpanCheckpoints
 from hf_efficient_attn.models.spans.penalty import span_penalty
 
-from .centering import Centering
+from .attention import SimplifiedTransformerAttention
 from .checks import BlockChecks, check_implementation
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import MaskGeneration, block_masks
-from .pattern_mean import mean_of_read, reads_selected
-from .projections import Gain, build_projection
-from .running_sum_cache import append_and_sum, merge_heads
-from .spanned_attention import SpannedAttention
-
-
-class SimplifiedTransformerAttention(nn.Module):
-    """Plain or shaped multi-head attention. [B, T, hidden_size] → the same, the weights A or None, the mean span."""
-
-    # under which it reads what an indexer (`index`) chooses
-    index_implementations = (NAME,)
-
-    def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
-        self.head_dim = config.head_dim
-        self.num_key_value_groups = config.num_attention_heads // config.key_value_heads
-        self.scaling = self.head_dim**-0.5
-        self.is_causal = config.is_causal
-        bias = config.attention_bias != "none"
-        key_width = config.key_value_heads * self.head_dim
-        self.q_proj = InitializedLinear(config.hidden_size, config.hidden_size, bias, config.resolved_query_init_std)
-        self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, config.key_init_std)
-        self.v_proj = build_projection(config, layer_idx, "value")
-        self.o_proj = build_projection(config, layer_idx, "projection")
-        self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
-        self.dropout = nn.Dropout(config.attention_dropout)
-        self.has_head_gains = config.has_head_gains
-        if self.has_head_gains:
-            num_gains = config.num_attention_heads if config.per_head_gains else 1
-            self.identity_gain = Gain(config, "identity_gain", layer_idx, num_gains)
-            self.softmax_gain = Gain(config, "softmax_gain", layer_idx, num_gains)
-            self.centering_gain = Gain(config, "centering_gain", layer_idx, num_gains)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        centering: Centering | None = None,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        cache: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        heads = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
-        key = self.k_proj(hidden_states).view(heads).transpose(1, 2)
-        values = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
-        value = values.view(heads).transpose(1, 2)
-        if position_embeddings is not None:
-            query, key = (rotate(each, *position_embeddings) for each in (query, key))
-
-        is_of_read = centering is not None and reads_selected(self)
-        if is_of_read:
-            # of all tokens
-            centering = None
-        past_sum: torch.Tensor | float = 0.0
-        if is_paged(cache):
-            key, value = append_paged(cache, key, value, self.layer_idx, kwargs)
-        elif cache is not None:
-            key, value, past_sum = append_and_sum(cache, key, value, self.layer_idx, centering, values)
-
-        centre, span = None, None
-        if self.spanned is not None:
-            options = {**kwargs, "dropout": drop_rate(self.dropout)}
-            out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **options)
-        else:
-            attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-            dropout = drop_rate(self.dropout)
-            out, weights = attention(
-                self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-            )
-        if is_of_read:
-            centre = mean_of_read(self, query, key, value, attention_mask, **kwargs)
-        if centering is not None:
-            centre = self._centre(centering, value, values, past_sum)
-        if self.has_head_gains:
-            out = self.identity_gain(values.view(heads), onto=self.softmax_gain(out))
-        if centre is not None:
-            out = self.centering_gain(centre, onto=out, sign=-1)
-        out = out.reshape(hidden_states.shape)
-        return out if self.o_proj is None else self.o_proj(out), weights, span
-
-    def numbers_of_mean(self) -> HeadNumbers | None:
-        """Return what a token takes for C·V where processes share a text; None: there is none."""
-        return HeadNumbers(self.head_dim, self.head_dim) if self.config.is_centered else None
-
-    def _centre(
-        self, centering: Centering, value: torch.Tensor, values: torch.Tensor, past_sum: torch.Tensor | float
-    ) -> torch.Tensor:
-        """Return C·V, [B, T or 1, H, D]."""
-        shards = shards_of(self)
-        if shards is None or centering.shared_tokens is None:
-            mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
-            return mean.unflatten(-1, (-1, self.head_dim))
-        dealt = deal_heads(shards, value.shape[1], centering.shared_tokens)
-        mean = centering.mean(merge_heads(dealt.whole_texts(value))).unflatten(-1, (-1, self.head_dim))
-        return dealt.own_rows(mean.expand(-1, centering.shared_tokens, -1, -1))
+from .projections import Gain
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
@@ -184,7 +86,7 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         return self.mlp_skip_gain(hidden_states, onto=out), span
 
 
-class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyPreTrainedModel):
+class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, RedrawsFeatures, FamilyPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = SimplifiedTransformerConfig
@@ -200,6 +102,8 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyP
         super().__init__(config, *args, **kwargs)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
+        # transformers then refuses assistants, which take tokens back
+        self._is_stateful = config.mechanism is not None
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.compressed_transformer.texts import whole_rows
+from hf_efficient_attn.models.mechanisms.texts import whole_rows
 from hf_efficient_attn.models.prologue import prepare_call
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from models.compressed_transformer.tiny_models import build, random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.compressed_transformer.feature_maps import PositiveRandomFeatures
-from hf_efficient_attn.models.compressed_transformer.state_cache import StateLayer, attach_states
+from hf_efficient_attn.models.mechanisms.feature_maps import PositiveRandomFeatures
+from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
 
 
 @torch.no_grad()

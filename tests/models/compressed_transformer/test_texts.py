@@ -8,7 +8,7 @@ from models.compressed_transformer.tiny_models import build, random_ids
 from models_cases import TOLERANCE
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.compressed_transformer.texts import texts_of
+from hf_efficient_attn.models.mechanisms.texts import texts_of
 
 CPU = torch.device("cpu")
 

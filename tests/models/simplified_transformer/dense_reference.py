@@ -4,9 +4,7 @@ import copy
 
 import torch
 
-from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
-    SimplifiedTransformerAttention,
-)
+from hf_efficient_attn.models.simplified_transformer.attention import SimplifiedTransformerAttention
 
 
 def allowed_pairs(

@@ -23,8 +23,8 @@ from hf_efficient_attn.models.prologue import PreparedCall
 # of places in a group to tokens of the batch; beyond it, texts are grouped by their lengths
 MOST_PLACES = 2
 CLOSED = (
-    "This attention_mask closes or opens other pairs than a padding mask does, but the layers of a compressed "
-    "Transformer read sums over all tokens. Pass a padding mask [batch, tokens], and position_ids that restart for "
+    "This attention_mask closes or opens other pairs than a padding mask does, but layers here read sums "
+    "over all tokens. Pass a padding mask [batch, tokens], and position_ids that restart for "
     "packed documents."
 )
 
@@ -104,11 +104,11 @@ def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool, is_sh
         check_open_pairs(matrix, real, CLOSED, is_causal)
     if is_shared:
         return texts_of(real, documents, call.batch_size, mask.shape[1], call.embedded.device)
-    real, documents = (None if each is None else _of_queries(each, call) for each in (real, documents))
+    real, documents = (None if each is None else of_queries(each, call) for each in (real, documents))
     return texts_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
 
 
-def _of_queries(mask: Tensor, call: PreparedCall) -> Tensor:
+def of_queries(mask: Tensor, call: PreparedCall) -> Tensor:
     """Return what a mask of all keys, [B, K], says about the new tokens, [B, T], which stand behind the cached ones."""
     start = call.past_tokens
     if isinstance(start, int):

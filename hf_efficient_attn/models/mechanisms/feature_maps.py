@@ -96,6 +96,16 @@ class PositiveRandomFeatures(nn.Module):
         return (exponents - largest).exp(), largest.squeeze(-1) - math.log(self.vectors.shape[0]) / 2
 
 
+class RedrawsFeatures:
+    """Mixin of models whose layers may have random features."""
+
+    def redraw_features(self, number: int) -> None:
+        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
+        for module in self.modules():  # type: ignore[attr-defined]
+            if isinstance(module, PositiveRandomFeatures):
+                module.redraw(number)
+
+
 def wide(states: Tensor) -> Tensor:
     """Return states in float32, or as they are if they are wider."""
     return states.to(torch.promote_types(states.dtype, torch.float32))

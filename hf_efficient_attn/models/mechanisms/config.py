@@ -1,0 +1,68 @@
+"""What all configs with linear attention share: the fields of its features, and their checks."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+
+FEATURE_MAPS = ("elu", "positive_random", "constant")
+FEATURE_FIELDS = (
+    "feature_map",
+    "num_features",
+    "feature_seed",
+    "feature_redraw_steps",
+    "normalizer_epsilon",
+    "chunk_tokens",
+)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class FeatureFields:
+    """Mixin: the features of linear attention; each family's config explains the fields."""
+
+    feature_map: str = "elu"
+    num_features: int | None = None
+    feature_seed: int = 0
+    feature_redraw_steps: int | None = None
+    normalizer_epsilon: float | int = 1e-6
+    chunk_tokens: int = 128
+
+    @property
+    def features_of_head(self) -> int:
+        """F, the number of features of a head of linear attention."""
+        head_dim: int = self.head_dim  # type: ignore[attr-defined]
+        if self.feature_map != "positive_random":
+            return head_dim if self.feature_map == "elu" else 1
+        return self.num_features or max(1, int(head_dim * math.log(head_dim)))
+
+    @property
+    def state_of_head(self) -> int:
+        """How many numbers a causal head keeps of a text: S, z and, of random features, their exponent."""
+        head_dim: int = self.head_dim  # type: ignore[attr-defined]
+        return self.features_of_head * (head_dim + 1) + int(self.feature_map == "positive_random")
+
+
+def check_features(config: Any) -> None:
+    """Raise ConfigurationError for features that linear attention cannot have."""
+    epsilon = config.normalizer_epsilon
+    if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
+        raise ConfigurationError(
+            f"normalizer_epsilon={epsilon}, but to sums of feature_map='positive_random' nothing is added. Leave it "
+            "out, or use feature_map='elu' or 'constant'."
+        )
+    if config.num_features is not None and config.feature_map != "positive_random":
+        raise ConfigurationError(
+            f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
+            "a head has numbers. Leave it out, or use feature_map='positive_random'."
+        )
+    for name in ("num_features", "feature_redraw_steps"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name}={value} must be at least 1, or None.")
+    if config.feature_redraw_steps is not None and config.feature_map != "positive_random":
+        raise ConfigurationError(
+            f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "
+            "nothing. Leave it out, or use feature_map='positive_random'."
+        )

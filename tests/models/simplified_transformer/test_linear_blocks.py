@@ -1,0 +1,173 @@
+"""Linear attention as the A of shaped attention equals its dense form, starts as the identity, and keeps sums alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from models.simplified_transformer.dense_reference import allowed_pairs, centring_matrix
+from models_cases import TOLERANCE, random_ids
+from simplified_cases import simplified
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.patterns import Band
+
+MAPS: dict[str, dict[str, Any]] = {
+    "elu": {},
+    "positive_random": {"feature_map": "positive_random", "num_features": 11},
+}
+TOKENS = 13
+PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 6 + [0] * 2 + [1] * 5])
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 9, [0] * 12 + [1]])
+MASKS: dict[str, dict[str, Tensor]] = {
+    "none": {},
+    "padded": {"attention_mask": PADDED},
+    "packed": {"position_ids": torch.tensor([[*range(4), *range(9)], [*range(12), 0]])},
+}
+
+
+def build(auto_class: str | None = None, **fields: Any) -> Any:
+    """Return a tiny model in eval mode whose every parameter is random."""
+    return simplified("tiny", **{"mechanism": "linear", "chunk_tokens": 4, **fields}).model(auto_class)
+
+
+def features(attention: Any, states: Tensor) -> Tensor:
+    """Return φ, by its formula, [B, H, T, D] → [B, H, T, F]."""
+    if not hasattr(attention.linear.features, "vectors"):
+        return torch.where(states > 0, states + 1, states.exp())
+    vectors = attention.linear.features.vectors.to(states)
+    states = states / states.shape[-1] ** 0.25
+    return (states @ vectors.T - states.square().sum(-1, keepdim=True) / 2).exp()
+
+
+def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
+    """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
+    query, key = (attention._heads(project(states)) for project in (attention.q_proj, attention.k_proj))
+    value = attention._heads(states if attention.v_proj is None else attention.v_proj(states))
+    weights = features(attention, query) @ features(attention, key).mT * allowed.unsqueeze(1)
+    # padding may read nothing
+    read = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    alpha, beta, gamma = (
+        gain.gain.view(-1, 1, 1) for gain in (attention.identity_gain, attention.softmax_gain, attention.centering_gain)
+    )
+    centre = centring_matrix(allowed).unsqueeze(1)
+    matrix = alpha * torch.eye(states.shape[1], dtype=states.dtype) + beta * read - gamma * centre
+    out = (matrix @ value).transpose(1, 2).flatten(2)
+    return out if attention.o_proj is None else attention.o_proj(out)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("how", MAPS)
+def test_outputs_and_gradients_are_those_of_the_dense_form(how: str, is_causal: bool, mask: str) -> None:
+    """Of all layers of a model, but for padding; means are in float32."""
+    model = build("AutoModel", block="sas", is_causal=is_causal, **MAPS[how]).double()
+    seen = []
+    for layer in model.layers:
+        layer.self_attn.register_forward_hook(lambda module, given, out: seen.append((module, given[0], out[0])))
+    model(random_ids(2, TOKENS), **MASKS[mask])
+    padding, documents = PADDED if mask == "padded" else None, DOCUMENTS if mask == "packed" else None
+    allowed = allowed_pairs(TOKENS, is_causal, padding, documents)
+    real = torch.ones(2, TOKENS, dtype=torch.bool) if padding is None else padding.bool()
+    for attention, states, out in seen:
+        found, expected = out[real], dense(attention, states, allowed)[real]
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        weight = torch.randn(found.shape, dtype=torch.float64)
+        given = [states, attention.q_proj.weight, attention.k_proj.weight, attention.centering_gain.gain]
+        slopes = [torch.autograd.grad((each * weight).sum(), given, retain_graph=True) for each in (found, expected)]
+        for own, wanted in zip(*slopes, strict=True):
+            torch.testing.assert_close(own, wanted, atol=10 * TOLERANCE, rtol=TOLERANCE)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("how", MAPS)
+@torch.no_grad()
+def test_attention_starts_as_the_identity(how: str, is_causal: bool) -> None:
+    """W^K is 0 there, where with softmax W^Q is."""
+    torch.manual_seed(0)
+    config = simplified("tiny", mechanism="linear", block="sas_p", is_causal=is_causal, **MAPS[how]).config()
+    model, seen = hea.SimplifiedTransformerModel(config).eval(), []
+    attention = model.layers[1].self_attn
+    assert attention.q_proj.weight.any()
+    assert not attention.k_proj.weight.any()
+    attention.register_forward_hook(lambda module, given, out: seen.extend((given[0], out[0])))
+    model(random_ids(2, TOKENS), attention_mask=PADDED)
+    torch.testing.assert_close(seen[0][PADDED.bool()], seen[1][PADDED.bool()], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+@torch.no_grad()
+def test_weights_are_those_of_the_sums() -> None:
+    model = build("AutoModel", block="sas")
+    weights = model(random_ids(2, TOKENS), attention_mask=PADDED, output_attentions=True).attentions[0]
+    real = PADDED.bool()
+    assert weights[real[:, None, None].expand_as(weights).logical_not()].count_nonzero() == 0
+    sums = weights.sum(-1).transpose(1, 2)[real]
+    torch.testing.assert_close(sums, torch.ones_like(sums), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("block", ["sas_p", "pre_ln"])
+@pytest.mark.parametrize("how", MAPS)
+@torch.no_grad()
+def test_caches_keep_sums_alone_and_go_on(how: str, block: str) -> None:
+    """After any number of tokens as many numbers; C adds one for each of the hidden size."""
+    model, ids, sizes, parts, cache = build(block=block, **MAPS[how]), random_ids(2, 20), [], [], None
+    full = model(ids, use_cache=False).logits
+    for part in ids.split([6, 1, 13], 1):
+        out = model(part, **{CACHE_ARGUMENT: cache}, use_cache=True)
+        cache, parts = out.past_key_values, [*parts, out.logits]
+        sizes.append(sum(each.keys.numel() + each.values.numel() for each in cache.layers))
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=TOLERANCE, rtol=TOLERANCE)
+    assert sizes == [2 * 2 * 4 * model.config.state_of_head] * 3
+    if block == "sas_p":
+        assert {each.value_sum.shape for each in cache.layers} == {(2, 1, 32)}
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be cropped"):
+        cache.crop(-3)
+    cache.reset()
+    torch.testing.assert_close(model(ids, **{CACHE_ARGUMENT: cache}).logits, full, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@torch.no_grad()
+def test_features_are_redrawn() -> None:
+    model = build("AutoModel", **MAPS["positive_random"])
+    before = model.layers[0].self_attn.linear.features.vectors.clone()
+    model.redraw_features(1)
+    assert not torch.equal(model.layers[0].self_attn.linear.features.vectors, before)
+
+
+def test_what_is_computed_is_explained() -> None:
+    with pytest.raises(hea.UnsupportedBackendError, match="linear attention computes no scores of pairs"):
+        hea.explain(build(), 64)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"mechanism": "linformer"}, "at the start is no mean of tokens"),
+    ({"mechanism": "talking_heads"}, "these blocks have softmax attention .None., .* and 'linear'"),
+    ({"mechanism": None, "feature_map": "positive_random"}, "is of linear attention, but mechanism is None"),
+    ({"feature_map": "constant"}, "shaped attention takes the same mean away"),
+    ({"feature_map": "relu"}, "feature_map"),
+    ({"num_features": 3}, "num_features=3, but feature_map='elu'"),
+    ({"position_embedding_type": "rope"}, "no function of distances"),
+    ({"position_embedding_type": "alibi"}, "no scores to add to"),
+    ({"span": "adaptive"}, "cannot weigh each by its distance"),
+    ({"attention_pattern": Band(3, 0)}, "is read whole by all queries behind it"),
+    ({"block": "pre_ln", "num_key_value_heads": 2}, "each head adds up keys of its own"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
+def test_what_no_block_can_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.ConfigurationError, match=message):
+        simplified("tiny", **{"mechanism": "linear", **fields}).config()
+
+
+def test_weights_of_another_attention_and_softmax_kernels_are_refused(tmp_path: Any) -> None:
+    model = build(chunk_tokens=128)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(hea.CheckpointError, match="was saved with mechanism='linear', and mechanism=None"):
+        hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, mechanism=None)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(hea.UnsupportedBackendError, match="computes softmax attention, and not that of mechanism"):
+        model(random_ids(1, 5))
