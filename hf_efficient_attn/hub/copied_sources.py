@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import hf_efficient_attn
@@ -42,9 +43,9 @@ def copied_sources(roots: Iterable[str]) -> dict[str, str]:
     return {f"{flat_name(module)}.py": text for module, text in sources.items()}
 
 
-def imports_from(roots: Iterable[str]) -> dict[str, list[Import]]:
+def imports_from(roots: Iterable[str]) -> dict[str, tuple[Import, ...]]:
     """Return the imports of this package in every module that the roots reach, by module."""
-    found: dict[str, list[Import]] = {}
+    found: dict[str, tuple[Import, ...]] = {}
     waiting = list(roots)
     while waiting:
         module = waiting.pop()
@@ -54,15 +55,17 @@ def imports_from(roots: Iterable[str]) -> dict[str, list[Import]]:
     return found
 
 
-def imports_in(module: str) -> list[Import]:
+# families share most modules
+@cache
+def imports_in(module: str) -> tuple[Import, ...]:
     """Return what a module imports of this package, also within functions."""
     nodes = [node for node in ast.walk(ast.parse(source_of(module))) if isinstance(node, ast.ImportFrom)]
     found = [(node, absolute_base(module, node)) for node in nodes]
-    return [
+    return tuple(
         Import(node, tuple(imported_name(base, alias) for alias in node.names))
         for node, base in found
         if base.partition(".")[0] == PACKAGE
-    ]
+    )
 
 
 def absolute_base(module: str, node: ast.ImportFrom) -> str:
@@ -102,7 +105,7 @@ def flat_name(module: str) -> str:
     return last if last.startswith(KEPT_NAMES) else "_".join(["hea", *module.split(".")[1:]])
 
 
-def copied_source(module: str, imports: list[Import], is_imported_itself: bool) -> str:
+def copied_source(module: str, imports: Iterable[Import], is_imported_itself: bool) -> str:
     """Return the source of a module with flat imports, under a line that says where it comes from."""
     lines: list[str] = source_of(module).splitlines()
     for each in sorted(imports, key=lambda one: one.node.lineno, reverse=True):

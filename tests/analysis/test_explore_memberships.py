@@ -78,7 +78,7 @@ def test_memberships_of_many_tokens_are_sampled(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def written(few_lengths: None, tmp_path: Path) -> Path:
     torch.manual_seed(0)
     randomize(CHOOSING["causal"]()).save_pretrained(tmp_path)
     save_pieces(tmp_path)

@@ -20,6 +20,8 @@ from hf_efficient_attn.analysis.explore_rows import read_rows, sampled_rows
 from hf_efficient_attn.analysis.explore_tokens import read_tokens
 from hf_efficient_attn.cli import main
 
+pytestmark = pytest.mark.usefixtures("few_lengths")
+
 SCRIPT = "a <script>document.title = 'no'</script> & </script> \u00e9\n" * 3
 
 

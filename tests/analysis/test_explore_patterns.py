@@ -267,7 +267,7 @@ def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_layers_of_a_config(tmp_path: Path) -> None:
+def test_layers_of_a_config(few_lengths: None, tmp_path: Path) -> None:
     band, full = {"kind": "band", "left": 4, "right": 4}, {"kind": "full"}
     tiled = {"tile": "BF", "patterns": {"B": band, "F": full}}
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 6, "attention_pattern": tiled}))

@@ -30,12 +30,17 @@ KEPT: list[tuple[Pattern, int]] = [
     (GlobalTokens([0], reads_all=False) | Band(1, 0), 2),
     (PerHead([Dilated(4, 0, 2) & Band(9, 3), Band(2, 0) | GlobalTokens([0])]), 10),
 ]
+# padding on the left leaves one row as it is; of no padding at all, the cache learns the same from every model
+PADDED = [
+    pytest.param(name, side, marks=[pytest.mark.thorough] * (name != "llama" and side == "none"))
+    for name in ("llama", "gemma3", "gpt2")
+    for side in ("none", "left")
+]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}], ids=str)
-@pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize(("pattern", "num_kept"), KEPT, ids=str)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(("name", "side"), PADDED)
 def test_same_tokens_from_constant_memory(
     name: str, pattern: Pattern, num_kept: int, side: str, options: dict[str, Any]
 ) -> None:

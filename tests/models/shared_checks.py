@@ -4,17 +4,19 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from models_cases import TOLERANCE
 from torch import Tensor
 
 Inputs = dict[str, Any]
 
-GENERATION_OPTIONS: list[dict[str, Any]] = [
+GENERATION_OPTIONS: list[Any] = [
     {},
     {"num_beams": 3},
     {"cache_implementation": "static"},
-    {"num_beams": 2, "num_return_sequences": 2},
+    # to the cache the same as other beams
+    pytest.param({"num_beams": 2, "num_return_sequences": 2}, marks=pytest.mark.thorough),
 ]
 
 

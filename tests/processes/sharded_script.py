@@ -23,6 +23,7 @@ from families import FAMILIES
 from models_cases import checkpoint_activations, switch_off_dropout
 from processes.steps import (
     LEARNING_RATE,
+    Alone,
     batch_of,
     build,
     largest_difference,
@@ -94,16 +95,17 @@ def train_all(folder: Path, is_thorough: bool) -> dict[str, Any]:
     """Train every case in every way, and save one in shards and whole; return the differences to one process."""
     report: dict[str, Any] = {}
     # before the processes know each other: models that one trains alone would count as different from the others'
-    alone = {name: train_alone(case, case.main_head, WORLD) for name, case in CASES.items()}
+    alone = {name: train_alone(case, case.main_head, WORLD) for name, case in CASES.items() if RANK == 0}
     distributed.init_process_group("gloo")
     for name, case in CASES.items():
-        one = alone[name]
+        one = alone.get(name, Alone({}, 0.0, 0.0))
         report[name] = {"moved": one.moved, "apart": one.apart}
         for by, is_checkpointed in (way for way in ways_of(name) if is_thorough or way in OFTEN):
             train_one = {"transformers": train_shards, "accelerate": train_with_accelerate}[by]
             trained = train_one(case, folder / name, is_checkpointed)
             way = way_name(by, is_checkpointed)
-            report[name][way] = largest_difference(one.weights, weights_of(trained))
+            together = weights_of(trained)
+            report[name][way] = largest_difference(one.weights or together, together)
             report[name][f"{way}, whole parameters"] = whole_parameters(trained)
             if by == "transformers":
                 trained.save_pretrained(folder / "shards" / name, distributed_checkpoint=True)
@@ -120,11 +122,10 @@ def load_all(folder: Path) -> dict[str, Any]:
     """Load what was trained from its shards, and whole; return the differences to what was saved whole."""
     report = {}
     for name, case in CASES.items():
-        whole = getattr(transformers, case.main_head).from_pretrained(folder / "whole" / name)
-        report[name] = {
-            kind: largest_difference(weights_of(whole), weights_of(load(case, folder / kind / name)))
-            for kind in ("shards", "whole")
-        }
+        loaded = {kind: weights_of(load(case, folder / kind / name)) for kind in ("shards", "whole")}
+        if RANK == 0:
+            whole = weights_of(getattr(transformers, case.main_head).from_pretrained(folder / "whole" / name))
+            report[name] = {kind: largest_difference(whole, found) for kind, found in loaded.items()}
     return report
 
 

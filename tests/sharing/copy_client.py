@@ -57,8 +57,9 @@ def main(folders: dict[str, str], encoder_decoder: str) -> dict[str, Any]:
     for folder, head in folders.items():
         model = fresh(folder, head)
         loaded[folder] = {**used(model), "module": type(model).__module__.partition(".")[0]}
-        model.save_pretrained(f"{folder}_again")
-        loaded[folder]["saved_again"] = output_digest(fresh(f"{folder}_again", head))
+        # under the same name, so that transformers, which finds the same sources there, does not import them twice
+        model.save_pretrained(f"again/{folder}")
+        loaded[folder]["saved_again"] = output_digest(fresh(f"again/{folder}", head))
         [name] = PreTrainedConfig.get_config_dict(folder)[0]["architectures"]
         served[folder] = output_digest(getattr(transformers, name).from_pretrained(folder))
     encoders = {head: encoded(encoder_decoder, head) for head in ENCODERS}

@@ -79,7 +79,7 @@ def test_model_of_a_copy_goes_on_under_the_package(name: str, answers: dict[str,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, Any]) -> None:
-    first, again = (code_and_map(answers["place"] / each) for each in (name, f"{name}_again"))
+    first, again = (code_and_map(answers["place"] / each) for each in (name, f"again/{name}"))
     assert first == again
 
 
