@@ -114,9 +114,7 @@ def _clusters(shape: Shape) -> dict[str, Any]:
 # by name, in the order of tables and pictures
 MECHANISMS: dict[str, Mechanism] = {
     DENSE: _pattern("all tokens, by torch's SDPA", lambda shape: None),
-    "sas_p": Mechanism(
-        "all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig
-    ),
+    "sas_p": Mechanism("all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig),
     "prior": _compressed("all tokens, with a learned prior by distance", "prior"),
     "talking_heads": _compressed("all tokens, by heads that mix scores and weights", "talking_heads"),
     "collaborative_heads": _compressed("all tokens, by queries and keys that heads share", "collaborative_heads"),
