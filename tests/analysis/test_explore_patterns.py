@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from analysis.browser import Page, chromium
+from analysis.explore_pages import data_of, say_backends_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patterns.strategies import compositions, small, with_heads
 
 from hf_efficient_attn.analysis.explore_html import render_page
+from hf_efficient_attn.analysis.explore_patterns import LENGTHS
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.patterns import (
@@ -54,7 +56,9 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "page.html"
-    main(["explore", "band(3, 3) | global(0)", "--tokens", "96", "--layers", "3", "--output", str(path)])
+    with pytest.MonkeyPatch.context() as patch:
+        say_backends_at((512, 4096), patch)
+        main(["explore", "band(3, 3) | global(0)", "--tokens", "96", "--layers", "3", "--output", str(path)])
     return path
 
 
@@ -216,6 +220,19 @@ def test_backends_are_said_by_python_alone(page: Page, capsys: pytest.CaptureFix
     assert "backend" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
+def test_backends_are_said_at_every_length(tmp_path: Path) -> None:
+    """That each is right is in tests/attention/test_explain.py."""
+    path = tmp_path / "page.html"
+    main(["explore", "--tokens", "96", "--output", str(path)])
+    data = data_of(path)
+    assert data["lengths"] == [96, *LENGTHS]
+    for offered in data["presets"]:
+        for line in offered["expressions"]:
+            said = {each["tokens"] for each in data["explanations"] if each["expression"] == line}
+            assert said == set(data["lengths"])
+
+
 def luminance(color: str) -> float:
     channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -273,6 +290,6 @@ def test_layers_of_a_config(few_lengths: None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 6, "attention_pattern": tiled}))
     path = tmp_path / "page.html"
     main(["explore", str(tmp_path / "config.json"), "--tokens", "32", "--output", str(path)])
-    data = json.loads(path.read_text().partition('id="data">')[2].partition("</script>")[0])
+    data = data_of(path)
     assert data["presets"][0]["expressions"] == ["band(4, 4)", "full()"]
     assert data["presets"][0]["layers"] == 6

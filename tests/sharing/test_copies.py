@@ -6,6 +6,7 @@ The user, `copy_client.py`, is a process of its own that runs once.
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,25 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(done.stdout.splitlines()[-1]), "place": place}
 
 
+@cache
+def expected(name: str) -> dict[str, Any]:
+    """Return what the sender's model computes, generates and learns."""
+    return used(shared_model(name))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[str, Any], capability: Any) -> None:
     assert not answers["was_imported"]
-    expected = used(shared_model(name))
     module = "transformers_modules" if name in FAMILIES else "transformers"
-    assert answers["without"][name] == {**expected, "module": module, "saved_again": expected["trained"]}
-    assert answers["served"][name] == expected["digest"]
+    assert answers["without"][name] == {**expected(name), "module": module, "saved_again": expected(name)["trained"]}
+    assert answers["served"][name] == expected(name)["digest"]
     capability(family_of(shared_model(name).config), "Hub without")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_package_that_is_imported_later_wins(name: str, answers: dict[str, Any]) -> None:
     module = "hf_efficient_attn" if name in FAMILIES else "transformers"
-    assert answers["with"][name] == {**used(shared_model(name)), "module": module}
+    assert answers["with"][name] == {**expected(name), "module": module}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -85,10 +91,10 @@ def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, An
 
 @torch.no_grad()
 def test_encoder_of_a_copy_is_loaded_alone(answers: dict[str, Any]) -> None:
-    expected = joined().get_encoder()(torch.arange(2, 18)[None]).last_hidden_state
+    states = joined().get_encoder()(torch.arange(2, 18)[None]).last_hidden_state
     assert answers["encoders"].keys() == set(ENCODERS)
     for found in answers["encoders"].values():
-        torch.testing.assert_close(torch.tensor(found), expected)
+        torch.testing.assert_close(torch.tensor(found), states)
 
 
 def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:
