@@ -12,6 +12,7 @@ from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.layout.chosen.chosen_keys import DOCUMENT
 from hf_efficient_attn.layout.chosen.chosen_text import write_chosen_text
 from hf_efficient_attn.layout.chosen.tiles import Sizes, TileWork
+from hf_efficient_attn.layout.chosen.token_tiles import MOST_ENTRIES, MOST_KEY_ROWS
 
 NAME = "gathered"
 # before sdpa, which takes memory for all pairs
@@ -98,9 +99,13 @@ def computed_pairs(call: AttentionCall) -> int:
 def working_bytes(call: AttentionCall) -> int:
     """Return the memory of the tiles that are computed together, and of sums that are wider than the output."""
     layout, inputs = call.layout, call.inputs
-    most = MOST_PAIRS if inputs.device == "cpu" else MOST_PAIRS_OFF_CPU
+    most, keys = MOST_PAIRS if inputs.device == "cpu" else MOST_PAIRS_OFF_CPU, 0
+    if call.chosen is not None and call.chosen.shares_masks and inputs.device == "cpu":
+        # a large mask, and copies of keys and values with their gradients
+        most, copies = max(most, MOST_ENTRIES), 2 if inputs.needs_grad else 1
+        keys = copies * MOST_KEY_ROWS * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     sums = 4 * layout.num_rows * (inputs.value_dim + NUMBERS_PER_ROW)
-    return sums + BYTES_PER_PAIR * min(most, computed_pairs(call))
+    return sums + keys + BYTES_PER_PAIR * min(most, computed_pairs(call))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:

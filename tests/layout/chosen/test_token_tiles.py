@@ -45,7 +45,9 @@ def test_queries_that_read_alike_share_a_tile_and_others_take_large_ones() -> No
 
 @pytest.mark.parametrize("choice", [drawn, recent, blocks])
 @pytest.mark.parametrize(("heads", "most_pairs"), [((4, 2), MANY), ((2, 2), 1 << 15)])
-def test_every_listed_pair_is_in_one_tile(choice: Callable[[], Tensor], heads: tuple[int, int], most_pairs: int) -> None:
+def test_every_listed_pair_is_in_one_tile(
+    choice: Callable[[], Tensor], heads: tuple[int, int], most_pairs: int
+) -> None:
     tokens = choice()
     sizes, layout = Sizes(1, *heads, most_pairs, key_cost=80.0), Layout(Causal(), heads[0], NUM_TOKENS, NUM_TOKENS)
     total = torch.zeros(heads[0], NUM_TOKENS, NUM_TOKENS, dtype=torch.long)
@@ -62,7 +64,9 @@ def test_every_listed_pair_is_in_one_tile(choice: Callable[[], Tensor], heads: t
 @pytest.mark.parametrize("choice", [drawn, recent, blocks])
 @pytest.mark.parametrize("pattern", [Causal(), Full(), Band(100, 3)])
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (2, 1)])
-def test_long_texts_against_the_formula(choice: Callable[[], Tensor], pattern: hea.patterns.Pattern, heads: tuple[int, int]) -> None:
+def test_long_texts_against_the_formula(
+    choice: Callable[[], Tensor], pattern: hea.patterns.Pattern, heads: tuple[int, int]
+) -> None:
     generator = torch.Generator().manual_seed(4)
     num_heads, num_key_heads = heads
     shapes = [(1, each, NUM_TOKENS, 8) for each in (num_heads, num_key_heads, num_key_heads)]
