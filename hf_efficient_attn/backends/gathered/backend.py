@@ -21,7 +21,7 @@ RANK = 5
 # per row of queries that is gathered and joined, per row of keys and values, and per call
 SCORES_PER_SCORE, SCORES_PER_UNFUSED_SCORE = 2.0, 5.0
 # ... and where a mask of several heads lists the pairs
-SCORES_PER_LISTED_SCORE, UNFUSED_PER_LISTED_SCORE = 1.25, 4.0
+SCORES_PER_LISTED_SCORE, UNFUSED_PER_LISTED_SCORE = 1.4, 4.0
 SCORES_PER_QUERY_ROW, SCORES_PER_KEY_ROW = 60, 40
 SCORES_PER_CALL, SCORES_PER_CALL_WITH_GRADIENTS = 5e5, 1.5e6
 # ... elsewhere; estimated, not measured

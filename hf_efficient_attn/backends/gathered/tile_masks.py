@@ -117,7 +117,8 @@ class TileMasks:
         keys = self.key_slots(tiles)
         # those of no key, the last one among them, are after all queries
         slots = torch.where(self.is_key(tiles, keys), keys, FAR)[0]
-        of_pairs = torch.cat((slots, slots.new_full((1,), FAR)))[tiles.listed]
+        of_places = torch.cat((slots, slots.new_full((1,), FAR)))
+        of_pairs = of_places.index_select(0, tiles.listed.flatten()).view_as(tiles.listed)
         queries = self.query_slots(tiles)[0, 0].view(len(tiles.listed), -1)[:, :1]
         closed = of_pairs > (queries + right if right is not None else FAR - 1)
         if left is not None:

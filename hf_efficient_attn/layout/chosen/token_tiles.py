@@ -97,7 +97,8 @@ def neighbours(named: Tensor, first: int, num_keys: int, group: int, sizes: Size
         if found.numel():
             places.fill_(len(found))[found] = torch.arange(len(found))
             own = columns[start:stop]
-            yield Neighbours(first + start, first + stop, found - 1, places[own])
+            listed = places.index_select(0, own.flatten()).view_as(own)
+            yield Neighbours(first + start, first + stop, found - 1, listed)
 
 
 def _cheapest(reads: Tensor, num_queries: int, group: int, sizes: Sizes) -> tuple[int, Tensor]:
