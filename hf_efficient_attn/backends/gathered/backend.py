@@ -3,14 +3,16 @@
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.gathered.execute import MOST_PAIRS, MOST_PAIRS_OFF_CPU
+from hf_efficient_attn.backends.gathered.execute import ANY_PAIRS, MOST_PAIRS, MOST_PAIRS_OFF_CPU, key_cost
 from hf_efficient_attn.backends.gathered.operator import gathered_attention
 from hf_efficient_attn.backends.kernels import is_fused
+from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.layout.chosen.chosen_keys import DOCUMENT
 from hf_efficient_attn.layout.chosen.chosen_text import write_chosen_text
-from hf_efficient_attn.layout.chosen.tiles import TileWork
+from hf_efficient_attn.layout.chosen.tiles import Sizes, TileWork
+from hf_efficient_attn.layout.chosen.token_tiles import MOST_ENTRIES, MOST_KEY_ROWS
 
 NAME = "gathered"
 # before sdpa, which takes memory for all pairs
@@ -18,8 +20,8 @@ RANK = 5
 # times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
 # per row of queries that is gathered and joined, per row of keys and values, and per call
 SCORES_PER_SCORE, SCORES_PER_UNFUSED_SCORE = 2.0, 5.0
-# ... more where a mask lists the pairs
-SCORES_PER_LISTED_PAIR = 1.8
+# ... and where a mask of several heads lists the pairs
+SCORES_PER_LISTED_SCORE, UNFUSED_PER_LISTED_SCORE = 1.4, 4.0
 SCORES_PER_QUERY_ROW, SCORES_PER_KEY_ROW = 60, 40
 SCORES_PER_CALL, SCORES_PER_CALL_WITH_GRADIENTS = 5e5, 1.5e6
 # ... elsewhere; estimated, not measured
@@ -59,20 +61,24 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example, in scores of dense attention."""
-    work = _work(call)
-    if call.inputs.device != "cpu":
+    work, costs, is_here = _work(call), costs_of(call), call.inputs.device == "cpu"
+    per_call = SCORES_PER_CALL_WITH_GRADIENTS if call.inputs.needs_grad else SCORES_PER_CALL
+    if not is_here:
         per_score = SCORES_PER_SCORE_ELSEWHERE
+    elif work.num_listed:
+        per_score = SCORES_PER_LISTED_SCORE if is_fused(call) else UNFUSED_PER_LISTED_SCORE
     else:
         per_score = SCORES_PER_SCORE if is_fused(call) else SCORES_PER_UNFUSED_SCORE
-        per_score += SCORES_PER_LISTED_PAIR if work.is_listed else 0.0
-    rows = SCORES_PER_QUERY_ROW * work.num_query_rows + SCORES_PER_KEY_ROW * work.num_key_rows
-    per_call = SCORES_PER_CALL_WITH_GRADIENTS if call.inputs.needs_grad else SCORES_PER_CALL
-    return per_score * work.num_pairs + rows + per_call
+    per_key = costs.tile_key if is_here and work.num_listed else SCORES_PER_KEY_ROW
+    rows = SCORES_PER_QUERY_ROW * work.num_query_rows + per_key * work.num_key_rows
+    return per_score * work.num_pairs + rows + costs.listed * work.num_listed + per_call
 
 
 def _work(call: AttentionCall) -> TileWork:
     assert call.chosen is not None
-    return call.chosen.work(call.layout, call.inputs.num_key_heads)
+    layout, inputs = call.layout, call.inputs
+    most = ANY_PAIRS if is_fused(call) else MOST_PAIRS
+    return call.chosen.work(layout, Sizes(1, layout.num_heads, inputs.num_key_heads, most, key_cost(call)))
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -93,9 +99,13 @@ def computed_pairs(call: AttentionCall) -> int:
 def working_bytes(call: AttentionCall) -> int:
     """Return the memory of the tiles that are computed together, and of sums that are wider than the output."""
     layout, inputs = call.layout, call.inputs
-    most = MOST_PAIRS if inputs.device == "cpu" else MOST_PAIRS_OFF_CPU
+    most, keys = MOST_PAIRS if inputs.device == "cpu" else MOST_PAIRS_OFF_CPU, 0
+    if call.chosen is not None and call.chosen.shares_masks and inputs.device == "cpu":
+        # a large mask, and copies of keys and values with their gradients
+        most, copies = max(most, MOST_ENTRIES), 2 if inputs.needs_grad else 1
+        keys = copies * MOST_KEY_ROWS * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     sums = 4 * layout.num_rows * (inputs.value_dim + NUMBERS_PER_ROW)
-    return sums + BYTES_PER_PAIR * min(most, computed_pairs(call))
+    return sums + keys + BYTES_PER_PAIR * min(most, computed_pairs(call))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:

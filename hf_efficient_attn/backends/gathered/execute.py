@@ -20,6 +20,7 @@ from hf_efficient_attn.backends.kernels import (
     sink_gradient,
     wide_dtype,
 )
+from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
@@ -28,6 +29,8 @@ from hf_efficient_attn.layout.sinks import join_sinks
 # pairs that are computed together: on CPUs so few that their buffers stay in a cache, more if there are none because
 # the kernel needs no mask, and elsewhere as many as are worth a launch
 MOST_PAIRS, MOST_BARE_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 20, 1 << 22, 1 << 24
+# ... or any number where neither they nor a mask of them are kept
+ANY_PAIRS = 1 << 60
 Joined = JoinedRows | SingleRows | MeanRows
 Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
 
@@ -142,7 +145,9 @@ class Work:
         self.masks = TileMasks(call, q.device, q.dtype)
         is_bare = self.is_fused and self.chosen.has_full_tiles and self.masks.leave_earlier_keys
         most = MOST_BARE_PAIRS if is_bare else MOST_PAIRS if q.device.type == "cpu" else MOST_PAIRS_OFF_CPU
-        self.sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], most)
+        if self.is_fused and self.chosen.shares_masks and len(self.masks.groups) == 1:
+            most = ANY_PAIRS
+        self.sizes = Sizes(q.shape[0], q.shape[1], k.shape[1], most, key_cost(call))
         self.values = [wide_rows(term.values) for term in call.terms]
 
     def parts(self, alone: Tensor | None = None) -> Iterator[Part]:
@@ -210,6 +215,12 @@ class Work:
     def of_keys(self, rows: Rows, tiles: Tiles) -> Tensor:
         """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
         return tiles.of_keys(rows.take(self.key_numbers(rows, tiles)))
+
+
+def key_cost(call: AttentionCall) -> float:
+    """Return the time of a key that a tile reads, in scores of its kernel."""
+    costs = costs_of(call)
+    return costs.tile_key if is_fused(call) else costs.tile_key / costs.forward.explicit
 
 
 def dense_like(q: Tensor, v: Tensor) -> Tensor:

@@ -81,8 +81,10 @@ class TileMasks:
         self_pairs: whether pairs of a token with itself are read "as all", "never", or "only" they.
         """
         without_self = self_pairs == "never"
-        if tiles.members is not None and len(self.groups) == 1:
+        if tiles.listed is not None and len(self.groups) == 1:
             tiles = tiles.of_sets(torch.zeros(1, dtype=torch.long, device=tiles.keys.device))
+            if self.limits is not None:
+                return self.of_listed(tiles, self.limits)
         queries, keys = self.query_slots(tiles), self.key_slots(tiles)
         closed: Tensor | None = None
         if self.limits is not None:
@@ -103,9 +105,26 @@ class TileMasks:
             key_places = torch.arange(tiles.tile_keys, device=tiles.keys.device)
             beyond = key_places - (tiles.query_places.view(-1, 1, tiles.queries.shape[2]) + self.first_place)[..., None]
             closed = _sum(closed, beyond.clamp_(max=0).to(self.dtype))
-        if tiles.members is not None:
-            closed = _sum(closed, tiles.members.to(self.dtype).sub_(1))
+        members = tiles.members()
+        if members is not None:
+            closed = _sum(closed, members.to(self.dtype).sub_(1))
         return self.weighted(tiles, None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN))
+
+    def of_listed(self, tiles: Tiles, limits: tuple[int | None, int | None]) -> Tensor:
+        """Return the mask of one set of tiles that list their pairs: nothing else is looked at."""
+        assert tiles.listed is not None
+        (left, right), num_keys = limits, tiles.tile_keys
+        keys = self.key_slots(tiles)
+        # those of no key, the last one among them, are after all queries
+        slots = torch.where(self.is_key(tiles, keys), keys, FAR)[0]
+        of_places = torch.cat((slots, slots.new_full((1,), FAR)))
+        of_pairs = of_places.index_select(0, tiles.listed.flatten()).view_as(tiles.listed)
+        queries = self.query_slots(tiles)[0, 0].view(len(tiles.listed), -1)[:, :1]
+        closed = of_pairs > (queries + right if right is not None else FAR - 1)
+        if left is not None:
+            closed |= of_pairs < queries - left
+        mask = torch.full((len(closed), num_keys + 1), FORBIDDEN, dtype=self.dtype, device=closed.device)
+        return tiles.repeated(mask.scatter_(1, tiles.listed.masked_fill(closed, num_keys), 0.0)[:, :-1])
 
     def weighted(self, tiles: Tiles, mask: Tensor | None) -> Tensor | None:
         """Return a mask with what tiles add to the scores of pairs that are read."""
@@ -134,7 +153,7 @@ class TileMasks:
         """
         has_more = tiles.query_buckets is not None or tiles.rounds is not None or tiles.counts is not None
         is_here = tiles.keys.device.type == "cpu" and tiles.queries.shape[1] == 1
-        has_more = has_more or tiles.members is not None or self_pairs != "as all"
+        has_more = has_more or tiles.listed is not None or self_pairs != "as all"
         has_more = has_more or self.first_place is not None
         if self.limits is None or has_more or not is_here or tiles.keys.shape[1] < FEW_KEYS:
             yield tiles, False
@@ -192,7 +211,7 @@ class TileMasks:
         leaves_self = self_pairs == "never" and self.limits is not None and self.limits[1] != 0
         if self_pairs == "only" or leaves_self or self.first_place is not None:
             return False
-        return all(part is None for part in (tiles.query_buckets, tiles.members, tiles.counts, tiles.rounds))
+        return all(part is None for part in (tiles.query_buckets, tiles.listed, tiles.counts, tiles.rounds))
 
     def allowed(self, tiles: Tiles) -> Tensor:
         """Return which pairs the pattern and the documents allow, bool [sets, tiles, queries, keys]."""

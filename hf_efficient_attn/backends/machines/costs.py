@@ -42,6 +42,9 @@ class Costs:
         run: fixed time of one of its kernels, with what surrounds it.
         moved: time of a query that is moved to its place in a token order and back.
         flex: time of a score in flex's kernel, forward and backward alike.
+        tile_key: time of a key of a tile of chosen keys, besides that of its scores: it is gathered, and read from
+            memory several times.
+        listed: time of a pair that a list of chosen keys names, to find its tile and to make its mask.
     """
 
     forward: PassCosts
@@ -53,6 +56,8 @@ class Costs:
     run: float
     moved: float
     flex: float = 1.2
+    tile_key: float = 80.0
+    listed: float = 5.0
 
     def shares(self, needs_grad: bool) -> tuple[tuple[PassCosts, float], ...]:
         """Return the passes of a call, and their shares in the time of a score of dense attention."""

@@ -56,6 +56,8 @@ class ChosenKeys:
     counted_from: str = AXIS
     # whether most of its tiles are read as a whole where a pattern allows all keys up to a query, so that masks are few
     has_full_tiles: ClassVar[bool] = False
+    # whether a mask of its tiles is that of all heads that are computed together, so that their number does not matter
+    shares_masks: ClassVar[bool] = False
 
     @property
     def tensors(self) -> list[Tensor | None]:
@@ -105,13 +107,13 @@ class ChosenKeys:
         """
         raise NotImplementedError
 
-    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+    def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold, without looking at what the tensors say."""
         raise NotImplementedError
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
         """Return how many pairs can be chosen in all heads of one example, whatever the tensors say."""
-        return self.work(layout, num_key_heads).num_pairs
+        return self.work(layout, Sizes(1, layout.num_heads, num_key_heads, 0)).num_pairs
 
     def check(self, states: States) -> None:
         """Raise InputError for tensors or numbers that do not fit the call."""

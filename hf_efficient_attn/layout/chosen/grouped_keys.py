@@ -134,7 +134,7 @@ class KeyGroups(GroupedKeys):
         """Yield the tiles of groups."""
         return group_tiles(self.queries.long(), self.keys.long(), layout, sizes)
 
-    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+    def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold; in decoding at most one group for each query."""
         places, width = self.queries.shape[3], self.keys.shape[3]
         num_groups = layout.num_heads * self.queries.shape[2]
@@ -248,7 +248,7 @@ class ChunkedOrder(GroupedKeys):
         is_asked = self.order.shape[2] == 1 and self.order.device.type == "cpu"
         return is_asked and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
 
-    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+    def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold; in decoding the chunks that one query reads in each round."""
         num_read = sum(self.neighbours(self.num_chunks)) + 1 if self.reads is None else self.reads.shape[3]
         width = num_read * self.chunk_tokens

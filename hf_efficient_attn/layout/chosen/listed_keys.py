@@ -9,14 +9,9 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, DOCUMENT, ChosenKeys, States, in_range
 from hf_efficient_attn.layout.chosen.few_queries import FEW_QUERIES
-from hf_efficient_attn.layout.chosen.listed_tiles import (
-    NEIGHBOURS,
-    block_tiles,
-    tile_queries,
-    token_tiles,
-    tokens_of_tile,
-)
+from hf_efficient_attn.layout.chosen.listed_tiles import block_tiles, tile_queries
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
+from hf_efficient_attn.layout.chosen.token_tiles import token_tiles, token_work
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -40,6 +35,7 @@ class ChosenTokens(ChosenKeys):
 
     tokens: Tensor
     kind: ClassVar[str] = "tokens"
+    shares_masks: ClassVar[bool] = True
     tensor_names: ClassVar[tuple[str, ...]] = ("tokens",)
 
     def check(self, states: States) -> None:
@@ -58,11 +54,13 @@ class ChosenTokens(ChosenKeys):
         """Yield tiles of queries and the tokens that they read."""
         return token_tiles(self.tokens, layout, sizes)
 
-    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+    def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold: neighbouring queries with all tokens that they read, about."""
-        num_read = tokens_of_tile(self.tokens, layout.num_keys)
-        num_tiles = max(self.tokens.shape[1], num_key_heads) * -(-layout.num_queries // NEIGHBOURS)
-        return TileWork(layout.num_rows * num_read, layout.num_rows, num_tiles * num_read, is_listed=True)
+        return token_work(self.tokens, layout, sizes)
+
+    def has_single_rows(self, layout: Layout) -> bool:
+        """Return True: a tile holds all keys of a query."""
+        return True
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
         """Return how many pairs can be chosen in all heads of one example."""
@@ -133,8 +131,9 @@ class ChosenBlocks(ChosenKeys):
             starts = (torch.arange(layout.num_keys, device=device) - positions)[:, layout.queries]
         return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes)
 
-    def work(self, layout: Layout, num_key_heads: int) -> TileWork:
+    def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold, if blocks are read by equally many queries."""
+        num_key_heads = sizes.num_key_heads
         reads = layout.num_rows * self.blocks.shape[3]
         if layout.num_queries <= FEW_QUERIES:
             num_sets = layout.num_queries * max(self.blocks.shape[1], num_key_heads)

@@ -1,127 +1,19 @@
-"""The tiles of keys that are listed for each query: single queries with their tokens, or many queries of one block."""
+"""The tiles of blocks of keys that are listed for each query: many queries of one block."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.chosen.chosen_keys import in_range
 from hf_efficient_attn.layout.chosen.few_queries import FEW_QUERIES, each_once, tiles_of_few
 from hf_efficient_attn.layout.chosen.own_blocks import diagonal_tiles, reads_own_block
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, own_head, ranges, single_tiles
 from hf_efficient_attn.layout.layout import Layout
 
-# neighbouring queries of a tile with all tokens that they read; about how many of these there are per token of one,
-# where the choice is not known; and in how many tiles they are counted where it is
-NEIGHBOURS, TOKENS_PER_TOKEN, COUNTED_TILES = 64, 5, 4
 # queries of a tile that reads one block: few where blocks are read by few
 MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
 # ... and in how many sizes, each the half of another
 TILE_SIZES = 4
-
-
-def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of queries and the tokens that they read; tokens: [batch or 1, heads, queries, k]."""
-    if tokens.shape[2] * tokens.shape[3] * sizes.batch_size == 0:
-        return
-    on_cpu = tokens.device.type == "cpu"
-    yield from (_neighbour_tiles if on_cpu else _query_tiles)(tokens, layout, sizes)
-
-
-def tokens_of_tile(tokens: Tensor, num_keys: int) -> int:
-    """Return about how many tokens the queries of a tile read together; tokens: [batch or 1, heads, queries, k].
-
-    They are counted in a few tiles of the first example and head on CPUs, where neighbours are computed together.
-
-    >>> tokens_of_tile(torch.tensor([[[[0, -1], [0, 1], [1, 1], [0, 9]]]]), 4)
-    2
-    """
-    num_queries, num_chosen = tokens.shape[2:]
-    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or not tokens.numel():
-        return min(num_keys, TOKENS_PER_TOKEN * num_chosen)
-    tiles = list(ranges(num_queries, NEIGHBOURS))
-    found = 0
-    # in the middle of parts of equal length
-    middles = [len(tiles) * (2 * part + 1) // (2 * COUNTED_TILES) for part in range(COUNTED_TILES)]
-    for start, stop in (tiles[middle] for middle in middles):
-        read = torch.zeros(num_keys + 1, dtype=torch.bool)
-        read[in_range(tokens[0, 0, start:stop], num_keys).flatten()] = True
-        found += int(read[:-1].sum())
-    return -(-found // COUNTED_TILES)
-
-
-def _neighbour_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of neighbouring queries, with all tokens that any of them reads.
-
-    On CPUs a row of keys takes as long to gather as dozens of scores, and neighbours often read the same.
-    """
-    num_choices, num_queries = tokens.shape[1:3]
-    num_shares = max(num_choices, sizes.num_key_heads)
-    group = sizes.num_heads // num_shares
-    for example in range(sizes.batch_size):
-        for choice in range(num_choices):
-            own = tokens[example if tokens.shape[0] > 1 else 0, choice]
-            first_share, stop_share = (number * num_shares // num_choices for number in (choice, choice + 1))
-            for start, stop in ranges(num_queries, NEIGHBOURS):
-                reads = torch.zeros(stop - start, layout.num_keys + 1, dtype=torch.bool)
-                reads.scatter_(1, in_range(own[start:stop], layout.num_keys), True)
-                keys = torch.nonzero(reads[:, :-1].any(0))[:, 0]
-                if keys.numel() == 0:
-                    continue
-                queries = torch.arange(start, stop).repeat_interleave(group)
-                members = reads.index_select(1, keys).repeat_interleave(group, 0)[None, None]
-                most = max(1, sizes.most_pairs // members.numel())
-                for low, high in ranges(stop_share - first_share, most):
-                    share = torch.arange(first_share + low, first_share + high)
-                    heads = (share[:, None] * group + torch.arange(group)).repeat(1, stop - start)
-                    bounds = tuple(example * sizes.num_heads + each * group for each in (share[0], share[-1] + 1))
-                    yield single_tiles(
-                        torch.full_like(share, example),
-                        heads,
-                        own_head(share, num_shares, sizes.num_key_heads),
-                        queries.expand(len(share), -1),
-                        keys.expand(len(share), -1).contiguous(),
-                        (int(bounds[0]), int(bounds[1])),
-                        members=members,
-                    )
-
-
-def _query_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of one query of the heads that share its keys."""
-    num_queries, num_chosen = tokens.shape[2:]
-    # heads of tiles: those that choose apart, or read other keys
-    num_shares = max(tokens.shape[1], sizes.num_key_heads)
-    group = sizes.num_heads // num_shares
-    tokens = tokens.long()
-    places = torch.arange(group, device=tokens.device)
-    for first, stop in ranges(
-        sizes.batch_size * num_queries, max(1, sizes.most_pairs // (num_chosen * sizes.num_heads))
-    ):
-        row = torch.arange(first, stop, device=tokens.device)
-        example, query = row // num_queries, row % num_queries
-        chosen = tokens[example if len(tokens) > 1 else torch.zeros_like(example), :, query]
-        chosen = once(chosen, layout.num_keys)
-        chosen = chosen.repeat_interleave(num_shares // chosen.shape[1], 1).flatten(0, 1)
-        share = torch.arange(num_shares, device=tokens.device).repeat(len(row))
-        example, query = (each.repeat_interleave(num_shares) for each in (example, query))
-        bounds = ((first // num_queries) * sizes.num_heads, ((stop - 1) // num_queries + 1) * sizes.num_heads)
-        heads = share[:, None] * group + places
-        key_heads = own_head(share, num_shares, sizes.num_key_heads)
-        yield single_tiles(example, heads, key_heads, query[:, None].expand(-1, group), chosen, bounds)
-
-
-def once(numbers: Tensor, count: int) -> Tensor:
-    """Return numbers [rows, heads, k] with -1 instead of those that are out of range, or named before in their row.
-
-    >>> once(torch.tensor([[[3, 1, 3, 9]]]), 4).tolist() in ([[[3, 1, -1, -1]]], [[[-1, 1, 3, -1]]])
-    True
-    """
-    inside = torch.where((numbers >= 0) & (numbers < count), numbers, count)
-    places = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
-    # what is read of it was written: one of the places that name a number
-    stamps = numbers.new_empty(*numbers.shape[:-1], count + 1)
-    stamps.scatter_(-1, inside, places)
-    return torch.where((stamps.gather(-1, inside) == places) & (inside < count), numbers, -1)
 
 
 def block_tiles(

@@ -9,24 +9,30 @@ from torch import Tensor
 
 
 class Sizes(NamedTuple):
-    """What a call is like, as far as its tiles depend on it; `most_pairs`: of the tiles that are computed together."""
+    """What a call is like, as far as its tiles depend on it.
+
+    Attributes:
+        most_pairs: of the tiles that are computed together.
+        key_cost: time of a key that a tile reads, however many queries it has, in scores of the tile.
+    """
 
     batch_size: int
     num_heads: int
     num_key_heads: int
     most_pairs: int
+    key_cost: float = 0.0
 
 
 class TileWork(NamedTuple):
     """How much the tiles of one example hold, in all heads: pairs, and rows of queries and keys that are gathered.
 
-    is_listed: whether a mask tells for every pair whether it is chosen, which positions alone do not say.
+    num_listed: pairs that a list names, of which masks are made, once for all heads that share them.
     """
 
     num_pairs: int
     num_query_rows: int
     num_key_rows: int
-    is_listed: bool = False
+    num_listed: int = 0
 
 
 class Rounds(NamedTuple):
@@ -58,8 +64,8 @@ class Tiles:
         query_buckets, key_buckets: of the shapes of `queries` and `keys`; only pairs of equal buckets are read.
         query_places: the places of the queries in their group, [queries], or [sets, 1, 1] of single queries.
         rounds: to let each pair count once; None: a pair counts as often as tiles hold it.
-        members: which pairs are chosen, bool [1, 1, queries, keys], alike in all sets, as are `queries` and `keys`;
-            None: all are.
+        listed: the places of the keys that are chosen, [queries, k], alike in all sets, as are `queries`, each repeated
+            for its heads, and `keys`; the number of places: none. None: all are chosen.
         are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
         counts: how often each pair counts, broadcasts to [sets, tiles, queries, keys]; None: once.
     """
@@ -78,7 +84,7 @@ class Tiles:
     query_places: Tensor | None = None
     rounds: Rounds | None = None
     counts: Tensor | None = None
-    members: Tensor | None = None
+    listed: Tensor | None = None
     are_diagonal: bool = False
 
     def of_sets(self, sets: Tensor) -> "Tiles":
@@ -89,6 +95,18 @@ class Tiles:
             chosen["query_places"] = self.query_places
         own: dict[str, Any] = {name: None if each is None else each[sets] for name, each in chosen.items()}
         return replace(self, **own)
+
+    def members(self) -> Tensor | None:
+        """Return which pairs are chosen, bool [1, 1, queries, keys]; None: all are."""
+        if self.listed is None:
+            return None
+        members = torch.zeros(len(self.listed), self.tile_keys + 1, dtype=torch.bool, device=self.keys.device)
+        return self.repeated(members.scatter_(1, self.listed, True)[:, :-1])
+
+    def repeated(self, rows: Tensor) -> Tensor:
+        """Return rows [listed queries, keys] for each head of a query, [1, 1, queries, keys]."""
+        group = self.queries.shape[2] // len(rows)
+        return (rows if group == 1 else rows.repeat_interleave(group, 0))[None, None]
 
     def of_keys(self, tensor: Tensor) -> Tensor:
         """Return a contiguous tensor [sets, places, ...] of the keys as that of each tile, overlapping views.
