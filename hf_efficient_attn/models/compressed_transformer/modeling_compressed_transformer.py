@@ -22,6 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.refusals import refuse_paged
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds, shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -38,7 +39,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call, refuse_paged
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -173,7 +174,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache of a call, in which the layers with a state have one."""
-        refuse_paged(self.config, cache)
+        refuse_paged(cache)
         if cache is not None and not self.config.is_causal:
             raise UnsupportedBackendError(
                 "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "

@@ -14,6 +14,7 @@ from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.input_checks import check_mask_values
+from hf_efficient_attn.attention.refusals import refuse_paged
 from hf_efficient_attn.models.encoder_decoder.inputs import (
     check_positions,
     check_sides,
@@ -23,7 +24,6 @@ from hf_efficient_attn.models.encoder_decoder.inputs import (
 )
 from hf_efficient_attn.models.heads.parts import name_inputs
 from hf_efficient_attn.models.inputs.masks import bring_inputs
-from hf_efficient_attn.models.prologue import refuse_paged
 
 
 class EncoderDecoder:
@@ -77,7 +77,7 @@ class EncoderDecoder:
         Raises:
             InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.
         """
-        refuse_paged(self.config, cache)
+        refuse_paged(cache)
         check_positions(kwargs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids, decoder_attention_mask = shift_source(
