@@ -63,6 +63,8 @@ SIMPLIFIED = Family(
             "simplified-sas",
             "simplified-sas_p-masked",
             simplified("sas-band", block="sas", attention_pattern=Band(4, 0)),
+            "simplified-sas_p-alibi",
+            simplified("alibi-band", block="sas", attention_pattern=Band(4, 0), position_embedding_type="alibi"),
         ),
     },
 )

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
 from hf_efficient_attn.attention.explain_layers import with_all_layers
-from hf_efficient_attn.attention.explained_call import explained, requested_call, with_chosen
+from hf_efficient_attn.attention.explained_call import explained, requested_call, terms_of, with_chosen
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
@@ -159,7 +159,8 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     mode = AUTO if shards is None else shards.mode
-    found = layer_exchange(call, asked.has_bias, ranks, mode, asked.dealt)
+    with_terms = replace(call, terms=(*call.terms, *terms_of(asked.bias_labels)))
+    found = layer_exchange(with_terms, asked.has_bias and not asked.bias_labels, ranks, mode, asked.dealt)
     if asked.besides is not None:
         found = found + layer_exchange(call, False, ranks, mode, asked.besides)
     if asked.of_mean is not None:

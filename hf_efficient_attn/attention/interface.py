@@ -70,9 +70,9 @@ def efficient_attention_forward(
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
-        kwargs: `is_causal`, `sliding_window`, `position_bias`, `s_aux` (sinks), `softcap`, `output_attentions`, chosen
-            keys (`given_choice`), and the arguments about packed documents (`call_documents`) are used; others are
-            ignored.
+        kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
+            `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents
+            (`call_documents`) are used; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
@@ -112,6 +112,7 @@ def efficient_attention_forward(
         query_offset=query_offset,
         matrix=matrix,
         bias=kwargs.get("position_bias"),
+        terms=kwargs.get("position_terms", ()),
         sinks=kwargs.get("s_aux"),
         softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
