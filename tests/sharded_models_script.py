@@ -25,6 +25,7 @@ from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.compressed_transformer import talking_heads
+from hf_efficient_attn.models.spans.module import span_modules
 
 ROWS, TOKENS, WIDTH = 2, 27, 24
 # the first row is packed, with a document that lies on several processes
@@ -32,7 +33,7 @@ LENGTHS = (5, 13, 9)
 # cases with talking heads, which cannot be dealt out where all scores are computed
 MIXING = ("compressed-mixing",)
 # whose bytes `explain` cannot say: the text decides, or heads of other distances are computed apart
-UNSAID = ("sparse-chosen", "sparse-relative")
+UNSAID = ("sparse-chosen", "sparse-relative", "span-dynamic", "simplified-sas_p-span")
 
 
 def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
@@ -61,7 +62,7 @@ def load(path: Path) -> Any:
 
 
 def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the logits, the loss and the gradients of a call, and the buffers after it."""
+    """Return the logits, the loss and the gradients of a call, and the buffers and spans after it."""
     model.zero_grad()
     options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     # losses are computed in single precision, whatever the weights have
@@ -70,7 +71,8 @@ def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     found.loss.backward()
     gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     buffers = {f"buffer {name}": each.clone() for name, each in model.named_buffers() if each.is_floating_point()}
-    return {"logits": found.logits.detach(), "loss": found.loss.detach(), **gradients, **buffers}
+    spans = {f"spans {each.layer_idx}": each.head_spans() for each in span_modules(model)}
+    return {"logits": found.logits.detach(), "loss": found.loss.detach(), **gradients, **buffers, **spans}
 
 
 def together(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -64,6 +64,7 @@ SIMPLIFIED = Family(
             "simplified-sas_p-masked",
             simplified("sas-band", block="sas", attention_pattern=Band(4, 0)),
             "simplified-sas_p-alibi",
+            "simplified-sas_p-span",
             simplified("alibi-band", block="sas", attention_pattern=Band(4, 0), position_embedding_type="alibi"),
         ),
     },

@@ -11,6 +11,8 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.refusals import refuse_paged
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.inputs.axes import check_positions
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 
@@ -52,6 +54,12 @@ class PreparedCall:
         """Which new tokens are not padding, bool [B, T]; None: unknown."""
         mask = self.attention_mask
         return mask[:, -self.tokens :].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+    def own_real_tokens(self, tokens: TokenMask, shards: SequenceShards | None) -> Tensor | None:
+        """Return the same where `shards` may share the texts, whose mask is `tokens`."""
+        if shards is None or tokens.key_mask is None or tokens.shape is None:
+            return self.real_tokens
+        return tokens.key_mask[:, shards.own(tokens.shape[1])]
 
     def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
         """Return what the layers need to know about the keys, as keyword arguments, see `key_masks`.

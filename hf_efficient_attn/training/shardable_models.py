@@ -129,6 +129,4 @@ def reason_of_family(model: Any) -> str | None:
         return "full_attention_up_to depends on the length of the whole text. Set it to None."
     if field("random_blocks_in_eval") == "transformers":
         return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
-    if field("span") == "dynamic":
-        return "dynamic spans are penalised by their mean over all tokens. Use adaptive or fixed spans."
     return field("whole_text_reason")

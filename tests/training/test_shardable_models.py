@@ -56,10 +56,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: sparse(attention_pattern=bigbird(2, 1), random_blocks_in_eval="transformers"),
         "random_blocks_in_eval='transformers' reads the first block",
     ),
-    "dynamic spans": (
-        lambda: hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**SIZES, span="dynamic", span_limit=8, span_ramp=2)),
-        "dynamic spans are penalised",
-    ),
     "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
     "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
     "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),

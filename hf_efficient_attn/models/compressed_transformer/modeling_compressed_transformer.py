@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_paged
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds, shards_of
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -160,10 +160,8 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         hidden_states, where = self.embeddings(call, token_type_ids)
         arguments = self.arguments(call)
         if self.config.projection_padding == "ignore":
-            real, tokens = call.real_tokens, arguments["token_mask"]
-            shards = shards_of(self)
-            if shards is not None:
-                real = tokens.key_mask[:, slice(*shard_bounds(tokens.shape[1], shards.size)[shards.rank])]
+            tokens = arguments["token_mask"]
+            real = call.own_real_tokens(tokens, shards_of(self))
             is_packed = call.documents is not None or tokens.segment_ids is not None
             hidden_states = without_padding(hidden_states, real, is_packed)
         kwargs = {**kwargs, **where, **arguments}

@@ -247,7 +247,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         hidden_states, where = self.positions(embedded, call)
         where |= block_masks(self.config, call, shards_of(self) is not None)
         if self.config.span is not None:
-            where |= {"real_tokens": call.real_tokens, "bounds": bounds}
+            where |= {"real_tokens": call.own_real_tokens(where["token_mask"], shards_of(self)), "bounds": bounds}
         if call.position_ids is not None:
             # from which flash attention finds packed documents
             where["position_ids"] = call.position_ids
