@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
@@ -54,11 +55,11 @@ def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
 
 
 def load(path: Path) -> Any:
-    """Return a saved model in float64; ours in training, in which some of them do more."""
+    """Return a saved model in float64; ours, and those with indexers, in training, in which some of them do more."""
     architecture = transformers.AutoConfig.from_pretrained(path).architectures[0]
     model_class = getattr(hea, architecture, None) or getattr(transformers, architecture)
     model = model_class.from_pretrained(path, attn_implementation="efficient").double()
-    return model.train(isinstance(model, FamilyPreTrainedModel))
+    return model.train(isinstance(model, FamilyPreTrainedModel) or has_indexer(model.config))
 
 
 def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -175,6 +176,9 @@ def main(folder: Path) -> None:
                 for mode in ("halo", "heads"):
                     found[mode] = together(hea.shard_sequence(model, mesh, mode), inputs)
                 check_bytes(hea.shard_sequence(model, mesh))
+        if path.name == "sparse-indexed":
+            divided = hea.shard_sequence(model, mesh, "heads")
+            found["said"] = raised_by(lambda divided=divided, inputs=inputs: divided(**inputs))
         if path.name == "sparse-chosen":
             # of which the first process holds none that is too far
             far = torch.arange(TOKENS).expand(ROWS, -1) + model.config.max_position_embeddings - TOKENS + 3

@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
+from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall
@@ -159,6 +159,9 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     mode = AUTO if shards is None else shards.mode
+    if asked.index_dim is not None:
+        # the mean is of what the indexer has chosen, too
+        return indexed_exchange(call, asked.index_dim, ranks, mode, 1 if asked.of_mean is None else 2)
     with_terms = replace(call, terms=(*call.terms, *terms_of(asked.bias_labels)))
     found = layer_exchange(with_terms, asked.has_bias and not asked.bias_labels, ranks, mode, asked.dealt)
     if asked.besides is not None:

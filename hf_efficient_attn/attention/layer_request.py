@@ -34,6 +34,7 @@ class LayerRequest:
         notes: what this leaves out, in sentences.
         chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
         most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
+        index_dim: the width of the keys of its indexer; None: it has none at work.
         heads: what these heads are called, where others of the layer do something else.
         beside: what these others ask for.
         dealt: what a token of a head takes where processes share a text, and the layer deals out its heads whatever
@@ -62,6 +63,7 @@ class LayerRequest:
     notes: tuple[str, ...] = ()
     chosen: ChosenKeys | None = None
     most_keys: int | None = None
+    index_dim: int | None = None
     heads: str = ""
     beside: "LayerRequest | None" = None
     dealt: HeadNumbers | None = None

@@ -15,6 +15,7 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
+from hf_efficient_attn.models.indexed.index_training import own_loss
 from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
 from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
 from hf_efficient_attn.training.sharded_positions import (
@@ -155,6 +156,7 @@ def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceSha
     flat = outputs.logits.float().flatten(0, 1), labels.flatten().to(outputs.logits.device)
     own = cross_entropy(*flat, ignore_index=IGNORED_LABEL, reduction="sum")
     loss = SumOfProcesses.apply(own, shards.group) / torch.as_tensor(batch.num_labels, device=own.device)
+    loss = own_loss(model.config, loss)
     loss = add_auxiliary_loss(loss, outputs.get("auxiliary_loss"), batch.whole_labels, batch.num_labels)
     # the loss comes first, also for those who index the outputs
     return type(outputs)(**{"loss": loss, **outputs})

@@ -45,6 +45,11 @@ def sparse(is_causal: bool, pattern: Any, **fields: Any) -> Any:
     return (hea.SparseTransformerForCausalLM if is_causal else hea.SparseTransformerForMaskedLM)(config)
 
 
+def chooses(model: Any) -> Any:
+    """Return a model whose indexers choose what its layers read."""
+    return hea.index_stage(hea.index(model, top_k=5, num_heads=2), "sparse")
+
+
 # (model, pattern to sparsify it with), a line a case
 CASES: dict[str, Any] = {
     "llama": lambda: hea.sparsify(llama(), Band(6, 0) | GlobalTokens([0, 1])),
@@ -90,10 +95,21 @@ CASES: dict[str, Any] = {
         ),
         Band(6, 0),
     ),
+    # whose indexers learn, and choose, among the tokens of all processes
+    "llama_indexed": lambda: hea.index(llama(head_dim=4), top_k=5, num_heads=2),
+    "llama_indexed_packed": lambda: chooses(llama(head_dim=4)),
     "decoder_packed": lambda: sparse(True, bigbird(2, 1, causal=True)),
 }
 # of every family what has no refusal, with six heads for two and for three processes
 OTHERS = tuple(CASES)
+ROPE = {**SIZES, "is_causal": True, "position_embedding_type": "rope"}
+CASES |= {
+    "sparse-indexed": lambda: chooses(hea.SparseTransformerForCausalLM(hea.SparseTransformerConfig(**ROPE))),
+    "sas-indexed": lambda: chooses(
+        hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**ROPE, block="sas"))
+    ),
+}
+CASES["sparse-indexed_packed"] = CASES["sparse-indexed"]
 SIX_HEADS = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_attention_heads")}
 for family in (family for family in OURS if "halo" not in family.refuses):
     for case in family.column("halo"):
@@ -154,6 +170,11 @@ def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> 
 def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
     said = torch.load(folder / f"{name}.pt")["said"]
     assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of TalkingHeadsAttention", said)
+
+
+def test_heads_that_read_what_one_indexer_chooses_are_not_dealt_out(folder: Path) -> None:
+    said = torch.load(folder / "sparse-indexed.pt")["said"]
+    assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of SparseAttention, for all of", said)
 
 
 @pytest.mark.parametrize("mode", ["halo", "heads"])
