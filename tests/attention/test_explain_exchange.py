@@ -96,6 +96,16 @@ def test_a_family_that_needs_whole_texts_is_refused_as_by_shard_sequence() -> No
     assert hea.explain(model, 4096).exchange is None
 
 
+def test_a_target_is_whole_in_every_process() -> None:
+    config = hea.SparseSeq2SeqConfig(**SMALL, encoder_layers=1, decoder_layers=1, attention_pattern=Band(4, 4))
+    source, target = (hea.explain(config, 64, part=part, sequence_ranks=2) for part in ("encoder", "decoder"))
+    assert source.exchange is not None
+    assert source.exchange.mode == "halo"
+    assert target.exchange is None
+    assert any("have the whole target" in note for note in target.notes)
+    assert not any("target" in note for note in source.notes)
+
+
 def test_heads_that_are_dealt_out_and_others_beside_them() -> None:
     """Of 3 heads of 8 numbers that route, two processes get two and one; one that is local reads neighbours."""
     fields = {"num_routing_heads": 3, "num_hidden_layers": 1, "attention_pattern": Band(5, 0)}

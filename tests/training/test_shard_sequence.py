@@ -114,7 +114,9 @@ SIX_HEADS = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_at
 for family in (family for family in OURS if "halo" not in family.refuses):
     for case in family.column("halo"):
         CASES[case.name] = partial(case.model, **SIX_HEADS)
-        CASES[f"{case.name}{'_heads' * (case.name not in MIXING)}_packed"] = CASES[case.name]
+        # of pairs of texts nothing is packed
+        packed = "_packed" * (not family.is_encoder_decoder)
+        CASES[f"{case.name}{'_heads' * (case.name not in MIXING)}{packed}"] = CASES[case.name]
 
 
 def build(name: str) -> Any:
@@ -144,7 +146,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def check_alike(name: str, alone: dict[str, Any], together: dict[str, Any]) -> None:
     """Check what processes compute of a case, but for the logits of padding."""
-    is_token = batch(name, SIZES["vocab_size"]).get("attention_mask", torch.ones(1, 1)).bool()[..., None]
+    inputs = batch(name, SIZES["vocab_size"])
+    is_token = inputs.get("attention_mask", torch.ones(1, 1)).bool()[..., None]
+    if "seq2seq" in name:
+        is_token = torch.ones(1, 1, 1, dtype=torch.bool)
     for quantity, expected in alone.items():
         found = together[quantity]
         if quantity == "logits":
