@@ -57,16 +57,17 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         class SequenceTrainer(hea.SharedTextsMixin, Trainer):
             pass
 
-    Of an encoder-decoder (`sparse_seq2seq`) they share the source. Every process computes the whole target, whose tokens
-    read the keys where they are: for long documents with short targets.
+    Of an encoder-decoder (`sparse_seq2seq`) they share the source. Every process computes the whole target, whose
+    tokens read the keys where they are: for long documents with short targets.
 
-    Outputs (logits, hidden states) are those of the process's tokens, or of the whole target. With labels, every process returns the loss of
-    the whole texts, and its gradients are such that their mean over the processes is the gradient of that loss: wrap
-    the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
+    Outputs (logits, hidden states) are those of the process's tokens, or of the whole target. With labels, every
+    process returns the loss of the whole texts, and its gradients are such that their mean over the processes is the
+    gradient of that loss: wrap the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
 
     Args:
         model: a causal or masked language model, a token classifier, our sparse encoder-decoder with a language model's
-            head, or the model below these heads, of one of our families or of transformers with attn_implementation="efficient"; wrap it (PEFT) afterwards.
+            head, or the model below these heads, of one of our families or of transformers with
+            attn_implementation="efficient"; wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
             whole texts again.
         mode: "halo", "heads", or "auto": in every layer what sends least.
