@@ -19,7 +19,7 @@ from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
@@ -106,8 +106,7 @@ def explain(
 
     Raises:
         InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have.
-        UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention,
-            or processes cannot share a text in this model.
+        UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention.
     """
     num_keys = query_tokens if key_tokens is None else key_tokens
     for name, count in {"query_tokens": query_tokens, "key_tokens": num_keys}.items():
@@ -174,11 +173,6 @@ def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | 
     shards = shards_of(what) if isinstance(what, nn.Module) else None
     if ranks is None or _is_of_target(asked):
         return None
-    reason = getattr(getattr(what, "config", what), "whole_text_reason", None)
-    if reason is not None:
-        raise UnsupportedBackendError(
-            f"This {type(what).__name__} cannot read a text that lies on several processes: {reason}"
-        )
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     mode = AUTO if shards is None else shards.mode

@@ -34,12 +34,21 @@ OF_TEXT = (
 )
 # what tells where packed documents begin
 OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+# a second input of few tokens, which every process has, and how the text belongs to it
+OF_GLOBALS = (
+    "global_input_ids",
+    "global_mask",
+    "long_to_global",
+    "global_token_type_ids",
+    "global_contexts",
+    "global_reads_all",
+)
 # what encoder-decoders compute whole in every process
 OF_TARGET = ("labels", "decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "num_items_in_batch")
 # what changes nothing, and is passed on
 HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
 # what all processes must have got alike
-SHARED = tuple(dict.fromkeys((*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *OF_TARGET)))
+SHARED = tuple(dict.fromkeys((*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *OF_GLOBALS, *OF_TARGET)))
 IGNORED_LABEL = -100
 
 
@@ -87,7 +96,7 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
     positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
     inputs = own_inputs(given, own)
-    inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
+    inputs |= {name: given[name] for name in (*HARMLESS, *OF_GLOBALS) if given.get(name) is not None}
     marked = marked_tokens(model, given, mask)
     inputs |= {} if marked is None else {"global_attention_mask": marked}
     model_class: Any = type(model)
