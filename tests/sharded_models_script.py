@@ -122,7 +122,7 @@ def check_dropout(model: Any, inputs: dict[str, Tensor]) -> None:
     """Check that processes drop the same in what all of them compute, wherever their random numbers are."""
     torch.manual_seed(distributed.get_rank())
     seen: list[Tensor] = []
-    # the target, or the global tokens
+    # the target, or the global tokens, or relays
     watched = model.lm_head if model.config.is_encoder_decoder else model.base_model.layers[-1]
     watched.register_forward_hook(lambda _module, _inputs, out: seen.append(out[1] if isinstance(out, tuple) else out))
     for module in model.modules():
@@ -221,7 +221,7 @@ def main(folder: Path) -> None:
                 for mode in ("halo", "heads"):
                     found[mode] = together(hea.shard_sequence(model, mesh, mode), inputs)
                 check_bytes(hea.shard_sequence(model, mesh))
-        if path.name in ("seq2seq-led", "etc-base"):
+        if path.name in ("seq2seq-led", "etc-base", "star-paper"):
             check_dropout(model, inputs)
         if distributed.get_rank() == 0:
             torch.save(found, folder / f"{path.name}.pt")
