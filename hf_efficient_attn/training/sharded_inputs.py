@@ -1,5 +1,6 @@
 """A batch of whole texts, cut into what one of the processes that share them computes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,10 @@ OF_GLOBALS = (
 OF_TARGET = ("labels", "decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "num_items_in_batch")
 # what changes nothing, and is passed on
 HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
+# all that is said about texts, but for the targets that encoder-decoders make of them
+OF_TEXTS = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *OF_GLOBALS)
 # what all processes must have got alike
-SHARED = tuple(dict.fromkeys((*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *OF_GLOBALS, *OF_TARGET)))
+SHARED = tuple(dict.fromkeys((*OF_TEXTS, *OF_TARGET)))
 IGNORED_LABEL = -100
 
 
@@ -82,7 +85,7 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
         InputError: texts that differ between the processes, or are shorter than there are processes.
         UnsupportedBackendError: an argument that cannot be cut.
     """
-    tokens = checked_tokens(given, shards)
+    tokens = checked_tokens(given, shards, OF_TEXTS)
     batch_size, num_tokens = tokens.shape[:2]
     own, mask = shards.own(num_tokens), given.get("attention_mask")
     positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
@@ -109,8 +112,10 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     return ShardedBatch(inputs, table, None if labels is None else labels[:, own], count, labels)
 
 
-def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
+def checked_tokens(given: dict[str, Any], shards: SequenceShards, known: Iterable[str]) -> Tensor:
     """Return the tokens of a batch, [B, N] or [B, N, hidden_size], after checking the arguments of the model.
+
+    known: those that are cut or passed on.
 
     Raises:
         InputError: none, batches that differ between the processes, a mask of another length.
@@ -121,7 +126,7 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
         raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
     # first of all: what one process alone refuses, the others would wait for
     refuse_other_batch(shards, {name: given.get(name) for name in SHARED}, tokens.device)
-    refuse_arguments(given)
+    refuse_arguments(given, {*known, *HARMLESS, "use_cache"})
     mask = given.get("attention_mask")
     check_mask(mask, tokens.shape[0], tokens.shape[1], 0)
     if mask is not None and mask.ndim != 2:
@@ -151,9 +156,8 @@ def said_by_number(given: dict[str, Any]) -> bool:
     return any(given.get(name) is not None for name in OF_DOCUMENTS)
 
 
-def refuse_arguments(given: dict[str, Any]) -> None:
+def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
     """Raise UnsupportedBackendError for arguments that a process cannot use with a part of the text."""
-    known = {*SHARED, *HARMLESS, "use_cache"}
     is_idle = {"logits_to_keep": 0, "output_attentions": False, "output_router_logits": False}
     for name, value in given.items():
         if value is None or (name in is_idle and isinstance(value, int) and value == is_idle[name]):

@@ -18,6 +18,11 @@ from hf_efficient_attn.training.sharded_inputs import (
 )
 from hf_efficient_attn.training.sharded_positions import check_positions
 
+# what makes a target
+TARGETS = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
+# what is said about sources
+OF_SOURCE = ("input_ids", "inputs_embeds", "attention_mask", "global_attention_mask")
+
 
 def cut_source(model: Any, given: dict[str, Any], shards: SequenceShards) -> ShardedBatch:
     """Return this process's tokens of the sources of a batch, and the whole targets, which all processes compute.
@@ -29,8 +34,8 @@ def cut_source(model: Any, given: dict[str, Any], shards: SequenceShards) -> Sha
         InputError: batches that differ between the processes, sources of fewer tokens than processes, no target.
         UnsupportedBackendError: an argument that cannot be cut.
     """
-    tokens = checked_tokens(given, shards)
-    if all(given.get(name) is None for name in OF_TARGET):
+    tokens = checked_tokens(given, shards, (*OF_SOURCE, *OF_TARGET))
+    if all(given.get(name) is None for name in TARGETS):
         raise InputError(
             "There is no target: by default it is the shifted source, of which no process has all tokens. Pass labels, "
             "decoder_input_ids or decoder_inputs_embeds."

@@ -174,6 +174,8 @@ def test_calls_that_are_refused(alone: Any) -> None:
         model.generate(ids)
     with pytest.raises(hea.UnsupportedBackendError, match="keys of earlier calls, or those that prefix tuning learns"):
         model(ids, **{CACHE_ARGUMENT: transformers.DynamicCache()})
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be called with decoder_input_ids"):
+        model(ids, decoder_input_ids=ids)
     with pytest.raises(hea.UnsupportedBackendError, match="cannot be compiled"):
         torch.compile(copy.deepcopy(model), backend="eager")(ids)
 
@@ -187,6 +189,8 @@ def test_an_encoder_decoder_needs_a_target(alone: Any) -> None:
     assert model(ids, decoder_input_ids=ids[:, :3]).last_hidden_state.shape == (1, 3, 16)
     with pytest.raises(hea.InputError, match="There is no target: by default it is the shifted source"):
         model(ids)
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be called with position_ids"):
+        model(ids, decoder_input_ids=ids, position_ids=ids)
     with pytest.raises(hea.UnsupportedBackendError, match="the loss of .ForSequenceClassification. needs the whole"):
         hea.shard_sequence(hea.SparseSeq2SeqForSequenceClassification(model.config), alone)
 

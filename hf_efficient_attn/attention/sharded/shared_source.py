@@ -1,7 +1,7 @@
 """What every process reads of a text that they share: queries that all of them have, over the keys of each."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -42,12 +42,15 @@ def read_source(
     return out
 
 
-@contextmanager
-def same_random_numbers(shards: SequenceShards | None, device: torch.device) -> Iterator[None]:
+def same_random_numbers(shards: SequenceShards | None, device: torch.device) -> AbstractContextManager[None]:
     """Let processes that share texts draw the same numbers, as for dropout in what all of them compute."""
-    if shards is None:
-        yield
-        return
+    # which torch can trace
+    return nullcontext() if shards is None else agreed_numbers(shards, device)
+
+
+@contextmanager
+def agreed_numbers(shards: SequenceShards, device: torch.device) -> Iterator[None]:
+    """Let processes draw numbers from where the first of them is; afterwards each goes on where it was."""
     seed = torch.randint(MAX_SEED, (), device=device) * (shards.rank == 0)
     kind = device.type
     with torch.random.fork_rng([] if kind == "cpu" else [device], device_type="cuda" if kind == "cpu" else kind):
