@@ -1,6 +1,6 @@
 """Let the processes of torchrun share every text of saved models, and save what they compute together.
 
-    torchrun --nproc_per_node 2 sharded_models_script.py FOLDER
+    torchrun --nproc_per_node 2 sharded_models_script.py FOLDER PART
 
 Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: the logits of all tokens, the loss, the mean
 of the processes' gradients, and what was said.
@@ -29,6 +29,8 @@ from hf_efficient_attn.models.compressed_transformer import talking_heads
 from hf_efficient_attn.models.spans.module import span_modules
 
 ROWS, TOKENS, WIDTH = 2, 27, 24
+# the models are computed in so many parts, none of which takes too long
+PARTS = 4
 # of the targets of encoder-decoders
 TARGET_TOKENS = 7
 # the first row is packed, with a document that lies on several processes
@@ -194,12 +196,12 @@ def too_far(model: Any, inputs: dict[str, Tensor], mesh: Any) -> str:
 REFUSED = {**dict.fromkeys((*MIXING, "sparse-indexed"), divided), "sparse-chosen": too_far}
 
 
-def main(folder: Path) -> None:
-    """Compute the results of every model in the folder."""
+def main(folder: Path, part: str) -> None:
+    """Compute the results of the models in the folder that are in a part of them."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+    for path in sorted(path for path in folder.iterdir() if path.is_dir())[int(part) :: PARTS]:
         model = hea.shard_sequence(load(path), mesh, "heads" if "heads" in path.name else "auto")
         inputs = batch(path.name, model.config.vocab_size)
         if "checkpointed" in path.name:
@@ -229,4 +231,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

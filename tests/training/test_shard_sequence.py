@@ -13,7 +13,7 @@ import torch
 import transformers
 from capabilities import family_of
 from families import OURS
-from sharded_models_script import MIXING, batch, load, results
+from sharded_models_script import MIXING, PARTS, batch, load, results
 from torchrun import run_together
 
 import hf_efficient_attn as hea
@@ -140,7 +140,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         build(name).save_pretrained(folder / name)
         model = load(folder / name)
         torch.save(results(model, batch(name, SIZES["vocab_size"])), folder / f"{name}-alone.pt")
-    run_together(SCRIPT, folder, processes=request.param)
+    for part in range(PARTS):
+        run_together(SCRIPT, folder, str(part), processes=request.param)
     return folder
 
 
