@@ -95,9 +95,10 @@ class StarLayer(GradientCheckpointingLayer):
         read = self.attention_norm(nodes) if self.is_pre_norm else nodes
         nodes = self.activated(self.self_attn(read, embedded, relays, ring, **kwargs)[0])
         nodes = finite(nodes if self.is_pre_norm else self.attention_norm(nodes))
+        read = self.relay_attn(relays, nodes, ring)[0]
         # which all processes compute that share a text
         with same_random_numbers(shards_of(self) if self.training else None, nodes.device):
-            return nodes, finite(self.relay_norm(self.activated(self.relay_attn(relays, nodes, ring)[0])))
+            return nodes, finite(self.relay_norm(self.activated(read)))
 
     def activated(self, attended: Tensor) -> Tensor:
         """Return what follows the output of attention, up to the norm."""
