@@ -30,7 +30,7 @@ from hf_efficient_attn.hub.saving import write_stubs
 from hf_efficient_attn.hub.written_cards import write_cards
 from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder, KeyGroups
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
-from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, SoftSpan, SpanRelation, Term
+from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,
@@ -237,6 +237,7 @@ __all__ = [
     "SimplifiedTransformerForSequenceClassification",
     "SimplifiedTransformerForTokenClassification",
     "SimplifiedTransformerModel",
+    "Slope",
     "SoftSpan",
     "SpanCallback",
     "SpanRelation",

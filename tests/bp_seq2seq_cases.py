@@ -20,5 +20,5 @@ BP_SEQ2SEQ = Family(
             is_traced=False,
         ),
     ),
-    refuses={"halo": "it joins several models", "prefix": "Prefix tuning cannot give it spans"},
+    refuses={"halo": "the largest span has all of the text", "prefix": "Prefix tuning cannot give it spans"},
 )

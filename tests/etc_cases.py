@@ -53,5 +53,6 @@ ETC = Family(
             attention_pattern=PerHead([Band(2, 2), Dilated(4, 4, 2)]),
         ),
     ),
-    refuses={"halo": "global tokens read all tokens of a text", "prefix": "Prefix tuning cannot give it keys"},
+    instead={"halo": ("etc-base", "etc-shared", "etc-bigbird", "etc-no_labels")},
+    refuses={"prefix": "Prefix tuning cannot give it keys"},
 )

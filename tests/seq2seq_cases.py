@@ -132,5 +132,11 @@ SEQ2SEQ = Family(
             norm_type="rmsnorm",
         ),
     ),
-    refuses={"halo": "it joins several models"},
+    instead={
+        "halo": (
+            "seq2seq-led",
+            seq2seq("led-chosen", "led", attention_window=4, global_tokens={"token_ids": [7, 9]}),
+            "seq2seq-both-sparse",
+        )
+    },
 )

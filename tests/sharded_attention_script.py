@@ -24,7 +24,7 @@ from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, 
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
 from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
+from hf_efficient_attn.layout.terms import Distance, Slope, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import (
     Band,
@@ -59,7 +59,12 @@ class Case:
     ramp: int | None = None
     labels: int | None = None
     is_table: bool = False
+    has_slopes: bool = False
     modes: tuple[str, ...] = ("halo", "heads", "auto")
+
+    @property
+    def has_terms(self) -> bool:
+        return self.ramp is not None or self.labels is not None or self.has_slopes
 
 
 CASES = {
@@ -97,6 +102,9 @@ CASES = {
     "spans in documents": Case(Band(8, 8), ramp=4, masks=("documents",)),
     # whose halo does not keep distances
     "spans and globals": Case(Band(4, 0) | GlobalTokens([0]).causal(), ramp=4, modes=("heads", "auto")),
+    "slopes": Case(Band(6, 3), has_slopes=True, masks=("documents",)),
+    "slopes, causal": Case(Causal(), has_slopes=True, key_heads=2, masks=("padding",)),
+    "slopes and globals": Case(Band(4, 0) | GlobalTokens([0]).causal(), has_slopes=True, modes=("heads", "auto")),
     "distances": Case(Band(4, 2), labels=5, key_heads=2),
     "distances per head": Case(PerHead([Band(2, 2), Dilated(6, 6, 3)]), labels=5, modes=("heads", "auto")),
     "one token each, by distance": Case(Band(1, 1), tokens=5, labels=3),
@@ -126,7 +134,7 @@ def formula(case: Case, size: int, mode: str) -> Traffic:
     texts = tuple(dict.fromkeys(texts_of(masks_of(case), BATCH, case.tokens)))
     bounds, values = shard_bounds(case.tokens, size), (1 if case.ramp else 0) + (case.labels or 0)
     sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM, 0 if case.is_table else values)
-    return exchange_of(layout, texts, bounds, sizes, mode, case.ramp is not None or case.labels is not None)[1]
+    return exchange_of(layout, texts, bounds, sizes, mode, case.has_terms)[1]
 
 
 def explained(case: Case, size: int) -> Any:
@@ -155,6 +163,8 @@ def states_of(case: Case) -> dict[str, Tensor]:
         states["spans"] = draw(BATCH, case.heads, case.tokens, 1).abs()
     if case.labels:
         states["distances"] = draw(BATCH, case.heads, 1 if case.is_table else case.tokens, case.labels)
+    if case.has_slopes:
+        states["slopes"] = draw(1, case.heads, 1, 1).abs()
     return states
 
 
@@ -163,12 +173,13 @@ def terms_of(case: Case, states: dict[str, Tensor]) -> tuple[Term, ...]:
     spans = (Term(states["spans"], SoftSpan(case.ramp)),) if case.ramp else ()
     labels = case.labels or 0
     distances = (Term(states["distances"], Distance(-(labels // 2), labels // 2)),) if labels else ()
-    return spans + distances
+    slopes = (Term(states["slopes"], Slope()),) if case.has_slopes else ()
+    return spans + distances + slopes
 
 
 def is_of_all(case: Case, name: str) -> bool:
     """Return whether what is learned is the same for all tokens."""
-    return name == "sinks" or (name == "distances" and case.is_table)
+    return name in ("sinks", "slopes") or (name == "distances" and case.is_table)
 
 
 def alone(case: Case) -> dict[str, Tensor]:
@@ -219,7 +230,7 @@ def check_bytes(case: Case, expected: Traffic, forward: Link, backward: Link, sh
     assert (forward.sent, forward.received) == (width * expected.sent[rank], width * expected.received[rank])
     assert (backward.received, backward.sent) == (forward.sent, forward.received)
     assert (forward.reduced, backward.reduced) == (width * expected.reduced, width * expected.reduced_backward)
-    if case.masks or case.ramp or case.labels or shards.mode != "auto":
+    if case.masks or case.has_terms or shards.mode != "auto":
         return
     said = explained(case, shards.size)
     found = said.mode, BATCH * said.forward_bytes[rank], BATCH * said.backward_bytes[rank]

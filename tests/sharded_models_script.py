@@ -1,6 +1,6 @@
 """Let the processes of torchrun share every text of saved models, and save what they compute together.
 
-    torchrun --nproc_per_node 2 sharded_models_script.py FOLDER
+    torchrun --nproc_per_node 2 sharded_models_script.py FOLDER PART
 
 Reads FOLDER/{name}/ and writes FOLDER/{name}.pt from the first process: the logits of all tokens, the loss, the mean
 of the processes' gradients, and what was said.
@@ -21,18 +21,24 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
 from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.compressed_transformer import talking_heads
+from hf_efficient_attn.models.spans.module import span_modules
 
 ROWS, TOKENS, WIDTH = 2, 27, 24
+# the models are computed in so many parts, none of which takes too long
+PARTS = 4
+# of the targets of encoder-decoders
+TARGET_TOKENS = 7
 # the first row is packed, with a document that lies on several processes
 LENGTHS = (5, 13, 9)
 # cases with talking heads, which cannot be dealt out where all scores are computed
 MIXING = ("compressed-mixing",)
 # whose bytes `explain` cannot say: the text decides, or heads of other distances are computed apart
-UNSAID = ("sparse-chosen", "sparse-relative")
+UNSAID = ("sparse-chosen", "seq2seq-led-chosen", "sparse-relative", "span-dynamic", "simplified-sas_p-span")
 
 
 def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
@@ -49,19 +55,27 @@ def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
     mask = torch.ones_like(ids)
     mask[0, : TOKENS // 2] = 0
     mask[1, -3:] = 0
+    if name == "etc-shared":
+        # global tokens that a call gives
+        inputs |= {"global_input_ids": ids[:, :5], "long_to_global": ids % 6 - 1}
+    if "seq2seq" in name:
+        # padded, too
+        target = ids[:, :TARGET_TOKENS].clone()
+        target[0, -2:] = -100
+        return {**inputs, "attention_mask": mask, "labels": target}
     return {**inputs, "attention_mask": mask, "labels": inputs["labels"].masked_fill(mask == 0, -100)}
 
 
 def load(path: Path) -> Any:
-    """Return a saved model in float64; ours in training, in which some of them do more."""
+    """Return a saved model in float64; ours, and those with indexers, in training, in which some of them do more."""
     architecture = transformers.AutoConfig.from_pretrained(path).architectures[0]
     model_class = getattr(hea, architecture, None) or getattr(transformers, architecture)
     model = model_class.from_pretrained(path, attn_implementation="efficient").double()
-    return model.train(isinstance(model, FamilyPreTrainedModel))
+    return model.train(isinstance(model, FamilyPreTrainedModel) or has_indexer(model.config))
 
 
 def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the logits, the loss and the gradients of a call, and the buffers after it."""
+    """Return the logits, the loss and the gradients of a call, and the buffers and spans after it."""
     model.zero_grad()
     options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
     # losses are computed in single precision, whatever the weights have
@@ -70,14 +84,17 @@ def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     found.loss.backward()
     gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     buffers = {f"buffer {name}": each.clone() for name, each in model.named_buffers() if each.is_floating_point()}
-    return {"logits": found.logits.detach(), "loss": found.loss.detach(), **gradients, **buffers}
+    spans = {f"spans {each.layer_idx}": each.head_spans() for each in span_modules(model)}
+    return {"logits": found.logits.detach(), "loss": found.loss.detach(), **gradients, **buffers, **spans}
 
 
 def together(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the same of all processes: their logits side by side, and the mean of the others."""
     found = results(model, inputs)
     size = distributed.get_world_size()
-    logits = found.pop("logits")
+    # every process has whole targets
+    is_whole = found["logits"].shape[1] == TARGET_TOKENS
+    logits = found["logits"][:, :0] if is_whole else found.pop("logits")
     lengths = [stop - first for first, stop in shard_bounds(TOKENS, size)]
     padded = torch.nn.functional.pad(logits, (0, 0, 0, max(lengths) - logits.shape[1]))
     everywhere = [torch.empty_like(padded) for _ in range(size)]
@@ -86,7 +103,7 @@ def together(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         distributed.all_reduce(each)
         each /= size
     whole = [each[:, :length] for each, length in zip(everywhere, lengths, strict=True)]
-    return {"logits": torch.cat(whole, 1), **found}
+    return {"logits": torch.cat(whole, 1), **found} if not is_whole else found
 
 
 def check_bytes(model: Any) -> None:
@@ -99,8 +116,26 @@ def check_bytes(model: Any) -> None:
         # layers that ask the engine for nothing are not explained
         return
     with Link(0) as link, torch.no_grad():
-        model(ids)
+        model(ids, **({"labels": ids[:, :TARGET_TOKENS]} if model.config.is_encoder_decoder else {}))
     assert link.sent == ROWS * sum(each.forward_bytes[distributed.get_rank()] for each in said)
+
+
+def check_dropout(model: Any, inputs: dict[str, Tensor]) -> None:
+    """Check that processes drop the same in what all of them compute, wherever their random numbers are."""
+    torch.manual_seed(distributed.get_rank())
+    seen: list[Tensor] = []
+    # the target, or the global tokens, or relays
+    watched = model.lm_head if model.config.is_encoder_decoder else model.base_model.layers[-1]
+    watched.register_forward_hook(lambda _module, _inputs, out: seen.append(out[1] if isinstance(out, tuple) else out))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    for _ in range(2):
+        results(model, inputs)
+    first = seen[0].detach().clone()
+    distributed.broadcast(first, 0)
+    torch.testing.assert_close(seen[0], first, atol=1e-10, rtol=0)
+    assert not torch.equal(seen[0], seen[1])
 
 
 def raised_by(action: Callable[[], Any]) -> str:
@@ -146,12 +181,27 @@ def said(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
     }
 
 
-def main(folder: Path) -> None:
-    """Compute the results of every model in the folder."""
+def divided(model: Any, inputs: dict[str, Tensor], mesh: Any) -> str:
+    """Return what is said where a model should deal out heads."""
+    return raised_by(lambda: hea.shard_sequence(model, mesh, "heads")(**inputs))
+
+
+def too_far(model: Any, inputs: dict[str, Tensor], mesh: Any) -> str:
+    """Return what is said of positions of which the first process holds none that is too far."""
+    far = torch.arange(TOKENS).expand(ROWS, -1) + model.config.max_position_embeddings - TOKENS + 3
+    return raised_by(lambda: model(torch.ones_like(far), position_ids=far))
+
+
+# what is refused of a single case
+REFUSED = {**dict.fromkeys((*MIXING, "sparse-indexed"), divided), "sparse-chosen": too_far}
+
+
+def main(folder: Path, part: str) -> None:
+    """Compute the results of the models in the folder that are in a part of them."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+    for path in sorted(path for path in folder.iterdir() if path.is_dir())[int(part) :: PARTS]:
         model = hea.shard_sequence(load(path), mesh, "heads" if "heads" in path.name else "auto")
         inputs = batch(path.name, model.config.vocab_size)
         if "checkpointed" in path.name:
@@ -165,22 +215,20 @@ def main(folder: Path) -> None:
             found["whole again"] = results(hea.shard_sequence(model, None), inputs)["logits"]
         if isinstance(model, FamilyPreTrainedModel) and "packed" not in path.name and path.name not in UNSAID:
             check_bytes(model)
+        if path.name in REFUSED:
+            found["said"] = REFUSED[path.name](model, inputs, mesh)
         if path.name in MIXING:
-            divided = hea.shard_sequence(model, mesh, "heads")
-            found["said"] = raised_by(lambda divided=divided, inputs=inputs: divided(**inputs))
             # as of long texts, by the engine
             with patch.object(talking_heads, "FEW_KEYS", 0):
                 for mode in ("halo", "heads"):
                     found[mode] = together(hea.shard_sequence(model, mesh, mode), inputs)
                 check_bytes(hea.shard_sequence(model, mesh))
-        if path.name == "sparse-chosen":
-            # of which the first process holds none that is too far
-            far = torch.arange(TOKENS).expand(ROWS, -1) + model.config.max_position_embeddings - TOKENS + 3
-            found["said"] = raised_by(lambda model=model, far=far: model(torch.ones_like(far), position_ids=far))
+        if path.name in ("seq2seq-led", "etc-base", "star-paper"):
+            check_dropout(model, inputs)
         if distributed.get_rank() == 0:
             torch.save(found, folder / f"{path.name}.pt")
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -26,7 +26,11 @@ SPANS = Family(
     ),
     decoder="span-modern",
     trained="span-modern",
-    instead={"TP": ("span-modern", "span-dynamic"), "ZeRO": ("span-modern-dynamic",)},
+    instead={
+        "TP": ("span-modern", "span-dynamic"),
+        "ZeRO": ("span-modern-dynamic",),
+        "halo": ("span-modern", "span-dynamic"),
+    },
     refuses={
         "ZeRO": "DeepSpeed's ZeRO trains numbers of its own in place of learned spans",
     },

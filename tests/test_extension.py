@@ -61,7 +61,7 @@ ADDITIONS: dict[str, list[tuple[str, str, str]]] = {
         ("hf_efficient_attn/models/register.py", "    modeling_adaptive_span,\n", "    modeling_local_encoder,\n"),
         (
             "hf_efficient_attn/__init__.py",
-            "from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, SoftSpan, SpanRelation, Term\n",
+            "Slope, SoftSpan, SpanRelation, Term\n",
             f"from hf_efficient_attn.models.local_encoder import {', '.join(FAMILY)}\n",
         ),
         ("hf_efficient_attn/__init__.py", '    "InputError",\n', "".join(f'    "{name}",\n' for name in FAMILY)),

@@ -15,8 +15,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from hf_efficient_attn.errors import InputError
 
-NAME, OLD_NAME = "cache", "past_key_values"
-CACHE_NAMES = (NAME, OLD_NAME)
+CACHE_NAME, OLD_CACHE_NAME = "cache", "past_key_values"
+CACHE_NAMES = (CACHE_NAME, OLD_CACHE_NAME)
 # what the installed transformers calls it
 CACHE_ARGUMENT = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPast.__dataclass_fields__)
 
@@ -30,11 +30,11 @@ def takes_cache(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **(with_cache(kwargs) if OLD_NAME in kwargs else kwargs))
+        return function(*args, **(with_cache(kwargs) if OLD_CACHE_NAME in kwargs else kwargs))
 
     signature = inspect.signature(function)
     parameters = [
-        each.replace(name=CACHE_ARGUMENT) if each.name == NAME else each for each in signature.parameters.values()
+        each.replace(name=CACHE_ARGUMENT) if each.name == CACHE_NAME else each for each in signature.parameters.values()
     ]
     named.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return named
@@ -47,7 +47,7 @@ def with_cache(options: Mapping[str, Any]) -> dict[str, Any]:
         InputError: two caches.
     """
     cache = cache_in(options)
-    return {name: each for name, each in options.items() if name != OLD_NAME} | {NAME: cache}
+    return {name: each for name, each in options.items() if name != OLD_CACHE_NAME} | {CACHE_NAME: cache}
 
 
 def cache_in(options: Mapping[str, Any]) -> Any:
@@ -56,7 +56,7 @@ def cache_in(options: Mapping[str, Any]) -> Any:
     Raises:
         InputError: two of them.
     """
-    new, old = options.get(NAME), options.get(OLD_NAME)
+    new, old = options.get(CACHE_NAME), options.get(OLD_CACHE_NAME)
     if new is not None and old is not None:
         raise InputError(
             "cache and past_key_values are two names of one argument; pass one of them. (Where PEFT passes both: its "
@@ -76,7 +76,7 @@ class CacheGeneration:
         """As transformers', with the cache under its old name."""
         parent: Any = super()
         inputs: dict[str, Any] = parent.prepare_inputs_for_generation(*args, **kwargs)
-        return {OLD_NAME if name == NAME else name: each for name, each in inputs.items()}
+        return {OLD_CACHE_NAME if name == CACHE_NAME else name: each for name, each in inputs.items()}
 
 
 def is_paged(cache: Any) -> bool:
@@ -94,8 +94,8 @@ def append_paged(
         options: the keyword arguments of that function, which are completed. Before transformers 5.24 it appends to the
             cache by itself.
     """
-    if CACHE_ARGUMENT == NAME:
+    if CACHE_ARGUMENT == CACHE_NAME:
         appended: tuple[Tensor, Tensor] = cache.update(key, value, layer_idx, kwargs=options)
         return appended
-    options[NAME] = cache
+    options[CACHE_NAME] = cache
     return key, value

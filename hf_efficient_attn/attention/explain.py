@@ -10,16 +10,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
 from hf_efficient_attn.attention.explain_layers import with_all_layers
-from hf_efficient_attn.attention.explained_call import explained, requested_call, with_chosen
+from hf_efficient_attn.attention.explained_call import explained, requested_call, terms_of, with_chosen
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.model_parts import ENCODER
+from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
+from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
@@ -35,6 +35,11 @@ NUM_HEADS, HEAD_DIM = 8, 64
 PARTLY_CAUSAL = (
     "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
     "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
+)
+
+WHOLE_TARGETS = (
+    "Processes that share the source have the whole target: of each of its tokens they add up what the heads read of "
+    "the source, head_dim + 2 numbers for a head forward and head_dim backward."
 )
 
 
@@ -101,8 +106,7 @@ def explain(
 
     Raises:
         InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have.
-        UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention,
-            or processes cannot share a text in this model.
+        UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention.
     """
     num_keys = query_tokens if key_tokens is None else key_tokens
     for name, count in {"query_tokens": query_tokens, "key_tokens": num_keys}.items():
@@ -127,10 +131,12 @@ def explain(
         request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout, backend
     )
     call = call if chosen is None else with_chosen(call, chosen)
-    request = replace(request, notes=(*request.notes, *_missing_positions(request.followed.pattern, num_keys)))
+    ranks = _ranks(what, sequence_ranks)
+    missing = _missing_positions(request.followed.pattern, num_keys)
+    request = replace(request, notes=(*request.notes, *missing, *_whole_targets(request, ranks)))
     said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
-    return replace(said, exchange=_exchange(what, call, request, sequence_ranks))
+    return replace(said, exchange=_exchange(what, call, request, ranks))
 
 
 def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
@@ -142,24 +148,39 @@ def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
     return (f"Of the global positions that the pattern names, {num_keys:,} keys lack {some}.",)
 
 
-def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | None) -> LayerExchange | None:
-    """Return what processes send that share the text; None: one has all of it."""
+def _ranks(what: Any, asked: int | None) -> int | None:
+    """Return how many processes share the text, those that were asked about or those of the model; None: one has it."""
     shards = shards_of(what) if isinstance(what, nn.Module) else None
-    if ranks is not None:
-        check_length("sequence_ranks", ranks)
+    if asked is not None:
+        check_length("sequence_ranks", asked)
     elif shards is not None:
-        ranks = shards.size
-    if ranks is None or ranks == 1:
+        asked = shards.size
+    return None if asked == 1 else asked
+
+
+def _is_of_target(asked: LayerRequest) -> bool:
+    """Return whether a layer reads the target of an encoder-decoder."""
+    return asked.part == DECODER and bool(getattr(asked.config, "is_encoder_decoder", False))
+
+
+def _whole_targets(asked: LayerRequest, ranks: int | None) -> tuple[str, ...]:
+    """Return a note on what processes that share the source do with the target, if this layer reads it."""
+    return (WHOLE_TARGETS,) if ranks is not None and _is_of_target(asked) else ()
+
+
+def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | None) -> LayerExchange | None:
+    """Return what so many processes send that share the text; None: one has all of it, or all have it whole."""
+    shards = shards_of(what) if isinstance(what, nn.Module) else None
+    if ranks is None or _is_of_target(asked):
         return None
-    reason = getattr(getattr(what, "config", what), "whole_text_reason", None)
-    if reason is not None:
-        raise UnsupportedBackendError(
-            f"This {type(what).__name__} cannot read a text that lies on several processes: {reason}"
-        )
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     mode = AUTO if shards is None else shards.mode
-    found = layer_exchange(call, asked.has_bias, ranks, mode, asked.dealt)
+    if asked.index_dim is not None:
+        # the mean is of what the indexer has chosen, too
+        return indexed_exchange(call, asked.index_dim, ranks, mode, 1 if asked.of_mean is None else 2)
+    with_terms = replace(call, terms=(*call.terms, *terms_of(asked.bias_labels)))
+    found = layer_exchange(with_terms, asked.has_bias and not asked.bias_labels, ranks, mode, asked.dealt)
     if asked.besides is not None:
         found = found + layer_exchange(call, False, ranks, mode, asked.besides)
     if asked.of_mean is not None:

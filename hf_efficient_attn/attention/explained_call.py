@@ -1,5 +1,6 @@
 """What one layer's call of attention would be, and what is said about it: the backend and why, the pairs, the cost."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import isfinite
 
@@ -22,7 +23,7 @@ from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs as dense_pairs
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK
 
 CPU = torch.device("cpu")
@@ -59,12 +60,17 @@ def requested_call(
     return AttentionCall(
         layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
         inputs=Inputs(device, dtype, *sizes, needs_grad=training),
-        terms=tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in asked.labels),
+        terms=terms_of(asked.labels),
         sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
         softcap=asked.softcap,
         dropout=dropout,
         chosen=chosen,
     )
+
+
+def terms_of(labels: Iterable[Label]) -> tuple[Term, ...]:
+    """Return terms with these labels, without values."""
+    return tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in labels)
 
 
 def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:

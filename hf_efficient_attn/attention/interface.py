@@ -17,6 +17,7 @@ from hf_efficient_attn.attention.call_documents import with_said_documents
 from hf_efficient_attn.attention.given_choice import given_choice
 from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
+from hf_efficient_attn.attention.indexed.shared_index import with_earlier_keys
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer, check_shape
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
@@ -70,9 +71,9 @@ def efficient_attention_forward(
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
-        kwargs: `is_causal`, `sliding_window`, `position_bias`, `s_aux` (sinks), `softcap`, `output_attentions`, chosen
-            keys (`given_choice`), and the arguments about packed documents (`call_documents`) are used; others are
-            ignored.
+        kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
+            `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents
+            (`call_documents`) are used; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
@@ -89,12 +90,12 @@ def efficient_attention_forward(
     if not getattr(module, "layer_idx", None):
         compare_processes(module)
     is_matrix = attention_mask is not None and not is_table(attention_mask)
-    tokens, query_offset = said_tokens(None if is_matrix else attention_mask, followed, query, key)
-    if followed.shards is None:
-        # otherwise the mask of the whole text tells its documents
-        tokens = with_said_documents(module, attention_mask, tokens, query_offset, kwargs, followed, query, key)
+    masks = said_masks(module, attention_mask, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
+    followed, key, value, (tokens, query_offset), kwargs = with_earlier_keys(
+        module, followed, key, value, masks, kwargs
+    )
     followed, chosen, matrix = given_choice(module, followed, kwargs, attention_mask if is_matrix else None, tokens)
     states = (query, key, scale)
     chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, chosen)
@@ -112,12 +113,30 @@ def efficient_attention_forward(
         query_offset=query_offset,
         matrix=matrix,
         bias=kwargs.get("position_bias"),
+        terms=kwargs.get("position_terms", ()),
         sinks=kwargs.get("s_aux"),
         softcap=kwargs.get("softcap"),
         need_weights=bool(kwargs.get("output_attentions")),
         chosen=chosen,
     )
     return out[..., :value_dim].contiguous(), weights
+
+
+def said_masks(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+    followed: LayerPattern,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[TokenMask, QueryOffset]:
+    """Return what the mask and the arguments of a call say about its keys, and where its queries stand among them."""
+    is_read = attention_mask is not None and is_table(attention_mask)
+    tokens, query_offset = said_tokens(attention_mask if is_read else None, followed, query, key)
+    if followed.shards is None:
+        # otherwise the mask of the whole text tells its documents
+        tokens = with_said_documents(module, attention_mask, tokens, query_offset, options, followed, query, key)
+    return tokens, query_offset
 
 
 def said_tokens(

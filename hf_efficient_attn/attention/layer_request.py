@@ -29,10 +29,12 @@ class LayerRequest:
         labels: of the terms of its scores.
         softcap: bound of its scores; None: there is none.
         has_sinks, has_bias: whether it has learned sinks, and whether it adds a matrix to its scores.
+        bias_labels: of the terms that it has instead of this matrix where processes share a text.
         backend: which backend it asks for.
         notes: what this leaves out, in sentences.
         chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
         most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
+        index_dim: the width of the keys of its indexer; None: it has none at work.
         heads: what these heads are called, where others of the layer do something else.
         beside: what these others ask for.
         dealt: what a token of a head takes where processes share a text, and the layer deals out its heads whatever
@@ -56,10 +58,12 @@ class LayerRequest:
     softcap: float | None = None
     has_sinks: bool = False
     has_bias: bool = False
+    bias_labels: tuple[Label, ...] = ()
     backend: str = AUTO
     notes: tuple[str, ...] = ()
     chosen: ChosenKeys | None = None
     most_keys: int | None = None
+    index_dim: int | None = None
     heads: str = ""
     beside: "LayerRequest | None" = None
     dealt: HeadNumbers | None = None
@@ -80,6 +84,7 @@ def asked_by(
 ) -> LayerRequest:
     """Return what a module of transformers asks for; the arguments are those of the attention function."""
     part, numbers_of_mean = part_of(module), getattr(module, "numbers_of_mean", None)
+    config = getattr(module, "config", None)
     own_is_causal = followed.is_own and followed.pattern.is_causal
     # a decoder never reads another sequence causally
     is_cross = followed.reads_all and (part == DECODER or is_named_cross(module))
@@ -89,7 +94,7 @@ def asked_by(
         num_key_heads=key.shape[1],
         head_dim=query.shape[3],
         value_dim=value.shape[3],
-        config=getattr(module, "config", None),
+        config=config,
         part=part,
         is_causal=followed.is_causal or own_is_causal,
         is_cross=is_cross,
@@ -97,5 +102,6 @@ def asked_by(
         softcap=options.get("softcap"),
         has_sinks=options.get("s_aux") is not None,
         has_bias=options.get("position_bias") is not None,
+        bias_labels=getattr(config, "bias_labels", ()),
         of_mean=None if numbers_of_mean is None else numbers_of_mean(),
     )

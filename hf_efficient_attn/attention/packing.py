@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.cache_argument import is_paged
+from hf_efficient_attn.attention.cache_argument import CACHE_NAME, is_paged
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, on_host
 
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 NUMBERS = "seq_idx"
-PAGED = "cache"
 
 
 def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Tensor:
@@ -47,7 +46,7 @@ def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Ten
     Raises:
         InputError: they do not fit these tokens.
     """
-    if is_paged(options.get(PAGED)):
+    if is_paged(options.get(CACHE_NAME)):
         # of a paged cache, for whose kernels transformers says where each text begins
         return None
     starts = None

@@ -44,7 +44,7 @@ def refuse_paged(cache: Any) -> None:
     """Raise UnsupportedBackendError for the cache of continuous batching."""
     if is_paged(cache):
         raise UnsupportedBackendError(
-            f'attn_implementation="{NAME}" cannot read a paged cache (generate_batch). Use generate.'
+            f'Continuous batching keeps a paged cache, which attn_implementation="{NAME}" cannot read. Use generate().'
         )
 
 

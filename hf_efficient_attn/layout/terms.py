@@ -187,6 +187,34 @@ class SoftSpan(Label):
 
 
 @dataclass(frozen=True)
+class Slope(Label):
+    """|query - key|, for scores that fall with it: a query has a single value m, and a pair adds -m · |query - key|.
+
+    Source: Press et al. (arXiv:2108.12409), who give every head a slope (ALiBi).
+    """
+
+    kind: ClassVar[str] = "slope"
+    is_invariant: ClassVar[bool] = True
+
+    @property
+    def num_values(self) -> int:
+        """The slope."""
+        return 1
+
+    def of(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return |query - key|."""
+        return (query - key).abs()
+
+    def score(self, value: Tensor, label: Tensor) -> Tensor:
+        """Return -m · |query - key|."""
+        return -value * label
+
+    def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
+        """Return the gradient of the slope."""
+        return -d_score * label
+
+
+@dataclass(frozen=True)
 class SpanRelation(Label):
     """BP-Transformer's relation between a node and one that it reads (`SizedSpanTree.relation_label`), otherwise 0.
 
@@ -240,7 +268,7 @@ class InterleavedRelation(Label):
         return relation
 
 
-KINDS = (Distance, SoftSpan, SpanRelation, InterleavedRelation)
+KINDS = (Distance, Slope, SoftSpan, SpanRelation, InterleavedRelation)
 LABELS: dict[str, type[Label]] = {label.kind: label for label in KINDS}
 
 

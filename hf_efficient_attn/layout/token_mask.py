@@ -88,6 +88,12 @@ class TokenMask:
             *(None if mask is None else mask.to(device, non_blocking=non_blocking) for mask in self.tensors)
         )
 
+    def first(self, num_keys: int) -> "TokenMask":
+        """Return the mask of the first keys, and of the same queries."""
+        of_keys = (self.key_mask, self.segment_ids, self.global_mask)
+        cut = [None if mask is None else derived(lambda mask: mask[:, :num_keys].clone(), mask) for mask in of_keys]
+        return TokenMask(*cut, *self.of_queries.tensors[:2])
+
     def last(self, num_keys: int) -> "TokenMask":
         """Return the mask of the last keys, and of the same queries; the layers of a forward pass get the same."""
         if torch.compiler.is_compiling():

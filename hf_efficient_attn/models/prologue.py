@@ -8,9 +8,11 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.cache_argument import is_paged, takes_cache
+from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.packing import said_positions
-from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.attention.refusals import refuse_paged
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.inputs.axes import check_positions
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 
@@ -53,6 +55,12 @@ class PreparedCall:
         mask = self.attention_mask
         return mask[:, -self.tokens :].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
+    def own_real_tokens(self, tokens: TokenMask, shards: SequenceShards | None) -> Tensor | None:
+        """Return the same where `shards` may share the texts, whose mask is `tokens`."""
+        if shards is None or tokens.key_mask is None or tokens.shape is None:
+            return self.real_tokens
+        return tokens.key_mask[:, shards.own(tokens.shape[1])]
+
     def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
         """Return what the layers need to know about the keys, as keyword arguments, see `key_masks`.
 
@@ -85,7 +93,7 @@ def prepare_call(
         InputError: a mask or positions of another length, a mask of other values than 0 and 1; documents and positions
             that contradict each other, or that follow cached tokens.
     """
-    refuse_paged(config, cache)
+    refuse_paged(cache)
     batch_size, tokens = embedded.shape[:2]
     if use_cache and config.is_causal and cache is None:
         cache = DynamicCache(config=config)
@@ -95,15 +103,6 @@ def prepare_call(
     position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
     documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)
-
-
-def refuse_paged(config: Any, cache: Any) -> None:
-    """Raise UnsupportedBackendError for the cache of continuous batching."""
-    if is_paged(cache):
-        raise UnsupportedBackendError(
-            f"Continuous batching keeps a paged cache, and the attention_pattern of {type(config).__name__} cannot be "
-            "followed there. Use generate()."
-        )
 
 
 def lengths(cache: Cache | None, tokens: int) -> tuple[int | Tensor, int]:

@@ -15,13 +15,15 @@ from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
-from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
+from hf_efficient_attn.models.indexed.index_training import own_loss
+from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, sharing_modules, shifts_labels
 from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
 from hf_efficient_attn.training.sharded_positions import (
     add_largest_position,
     drop_largest_position,
     varying_rotations,
 )
+from hf_efficient_attn.training.sharded_sources import cut_source
 
 T = TypeVar("T", bound=PreTrainedModel)
 
@@ -31,6 +33,8 @@ HOOKS = "_sequence_hooks"
 BATCH = "_sharded_batch"
 # outputs that are of no single token
 SUMS = ("loss", "auxiliary_loss")
+# or of the global input of ETC, which all processes have
+OF_GLOBALS = ("global_hidden_state", "global_mask", "global_documents")
 
 
 def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
@@ -55,13 +59,17 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         class SequenceTrainer(hea.SharedTextsMixin, Trainer):
             pass
 
-    Outputs (logits, hidden states) are those of the process's tokens. With labels, every process returns the loss of
-    the whole texts, and its gradients are such that their mean over the processes is the gradient of that loss: wrap
-    the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
+    Of an encoder-decoder (`sparse_seq2seq`) they share the source. Every process computes the whole target, whose
+    tokens read the keys where they are: for long documents with short targets.
+
+    Outputs (logits, hidden states) are those of the process's tokens, or of the whole target. With labels, every
+    process returns the loss of the whole texts, and its gradients are such that their mean over the processes is the
+    gradient of that loss: wrap the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
 
     Args:
-        model: a causal or masked language model, a token classifier or the model below their heads, of one of our
-            families or of transformers with attn_implementation="efficient"; wrap it (PEFT) afterwards.
+        model: a causal or masked language model, a token classifier, our sparse encoder-decoder with a language model's
+            head, or the model below these heads, of one of our families or of transformers with
+            attn_implementation="efficient"; wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
             whole texts again.
         mode: "halo", "heads", or "auto": in every layer what sends least.
@@ -87,7 +95,8 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     model.__dict__.pop("generate", None)
     for module in model.modules():
         module.__dict__.pop(SHARDS, None)
-        if shards is not None:
+    if shards is not None:
+        for module in sharing_modules(model):
             module.__dict__[SHARDS] = shards
     if shards is not None:
         before = model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
@@ -115,9 +124,10 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     model_class: Any = type(model)
     given = {**dict(zip(forward_arguments(model_class), args, strict=False)), **kwargs}
     shards: Any = shards_of(model)
-    batch = cut_batch(model, given, shards, shifts_labels(model))
+    is_pair = model.config.is_encoder_decoder
+    batch = cut_source(model, given, shards) if is_pair else cut_batch(model, given, shards, shifts_labels(model))
     inputs = dict(batch.inputs)
-    if isinstance(model, FamilyPreTrainedModel):
+    if not is_pair and isinstance(model, FamilyPreTrainedModel):
         inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
     set_whole_text(model.config, batch.table)
     model.__dict__[BATCH] = batch
@@ -129,7 +139,8 @@ def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
     set_whole_text(None, None)
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
-    if batch is None or outputs is None:
+    if batch is None or outputs is None or model.config.is_encoder_decoder:
+        # the target, and its loss, are whole
         return outputs
     refuse_outputs(model, outputs, batch)
     return outputs if batch.labels is None else with_loss(model, outputs, batch, shards)
@@ -139,7 +150,7 @@ def refuse_outputs(model: Any, outputs: Any, batch: ShardedBatch) -> None:
     """Raise UnsupportedBackendError for outputs that are not of the tokens of this process, such as a pooled text."""
     shape = batch.inputs["input_ids" if "input_ids" in batch.inputs else "inputs_embeds"].shape[:2]
     for name, value in outputs.items():
-        if name not in SUMS and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
+        if name not in (*SUMS, *OF_GLOBALS) and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
             raise UnsupportedBackendError(
                 f"{type(model).__name__} returns {name} of shape {[*value.shape]}, which is not of the "
                 f"{shape[1]} tokens that this process holds: it needs the whole text. Use a language model, a token "
@@ -155,6 +166,7 @@ def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceSha
     flat = outputs.logits.float().flatten(0, 1), labels.flatten().to(outputs.logits.device)
     own = cross_entropy(*flat, ignore_index=IGNORED_LABEL, reduction="sum")
     loss = SumOfProcesses.apply(own, shards.group) / torch.as_tensor(batch.num_labels, device=own.device)
+    loss = own_loss(model.config, loss)
     loss = add_auxiliary_loss(loss, outputs.get("auxiliary_loss"), batch.whole_labels, batch.num_labels)
     # the loss comes first, also for those who index the outputs
     return type(outputs)(**{"loss": loss, **outputs})

@@ -13,9 +13,13 @@ from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention
+from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder
 
 # the losses that are sums over tokens
 LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
+# those of encoder-decoders, which compute whole targets
+PAIR_LOSSES = (None, "ForConditionalGeneration")
 CAUSAL_LM = "ForCausalLM"
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 # fields of modules of transformers with which tokens are embedded by what others say
@@ -57,15 +61,26 @@ def calls_loss_function(model_class: Any) -> bool:
     return code is not None and "loss_function" in code.co_names
 
 
+def sharing_modules(model: Any) -> list[nn.Module]:
+    """Return the modules whose texts processes share: not those of a decoder, which has whole targets in all of them,
+    but for what reads the source.
+    """
+    decoder = model.base_model.decoder if model.config.is_encoder_decoder else None
+    whole = set() if decoder is None else {each for each in decoder.modules() if not isinstance(each, CrossAttention)}
+    return [each for each in model.modules() if each not in whole]
+
+
 def first_reason(model: Any) -> str | None:
     """Return why a model cannot compute a part of a text, as the end of a sentence; None: it can."""
     config = model.config
-    if config.is_encoder_decoder or config.get_text_config() is not config:
+    is_own_pair = isinstance(model, FamilyPreTrainedModel) and isinstance(model.base_model, EncoderDecoder)
+    if (config.is_encoder_decoder and not is_own_pair) or config.get_text_config() is not config:
         return "it joins several models. Shard a model of text alone."
-    if model.loss_type not in LOSSES:
+    if model.loss_type not in (PAIR_LOSSES if is_own_pair else LOSSES):
         return f"the loss of {shown(model.loss_type)} needs the whole text. Use a language model or a token classifier."
     model_class: Any = type(model)
-    if model.loss_type is None and "labels" in forward_arguments(model_class) and not calls_loss_function(model_class):
+    is_unnamed = model.loss_type is None and not is_own_pair and not calls_loss_function(model_class)
+    if is_unnamed and "labels" in forward_arguments(model_class):
         return (
             "nothing says whether its loss is of single tokens (loss_type is None). Use a language model or a token "
             f"classifier, or set model.loss_type to one of {', '.join(filter(None, LOSSES))} if that is its loss."
@@ -129,6 +144,4 @@ def reason_of_family(model: Any) -> str | None:
         return "full_attention_up_to depends on the length of the whole text. Set it to None."
     if field("random_blocks_in_eval") == "transformers":
         return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
-    if field("span") == "dynamic":
-        return "dynamic spans are penalised by their mean over all tokens. Use adaptive or fixed spans."
     return field("whole_text_reason")

@@ -1,5 +1,6 @@
 """A batch of whole texts, cut into what one of the processes that share them computes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.packing import said_positions
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.table_form import with_kind
 from hf_efficient_attn.attention.token_table import write_table
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
@@ -34,10 +35,23 @@ OF_TEXT = (
 )
 # what tells where packed documents begin
 OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+# a second input of few tokens, which every process has, and how the text belongs to it
+OF_GLOBALS = (
+    "global_input_ids",
+    "global_mask",
+    "long_to_global",
+    "global_token_type_ids",
+    "global_contexts",
+    "global_reads_all",
+)
+# what encoder-decoders compute whole in every process
+OF_TARGET = ("labels", "decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "num_items_in_batch")
 # what changes nothing, and is passed on
 HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
+# all that is said about texts, but for the targets that encoder-decoders make of them
+OF_TEXTS = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *OF_GLOBALS)
 # what all processes must have got alike
-SHARED = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS)
+SHARED = tuple(dict.fromkeys((*OF_TEXTS, *OF_TARGET)))
 IGNORED_LABEL = -100
 
 
@@ -71,18 +85,9 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
         InputError: texts that differ between the processes, or are shorter than there are processes.
         UnsupportedBackendError: an argument that cannot be cut.
     """
-    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
-    if tokens is None:
-        raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
-    # first of all: what one process alone refuses, the others would wait for
-    refuse_other_batch(shards, {name: given.get(name) for name in SHARED}, tokens.device)
-    refuse_arguments(given)
+    tokens = checked_tokens(given, shards, OF_TEXTS)
     batch_size, num_tokens = tokens.shape[:2]
-    own = slice(*shard_bounds(num_tokens, shards.size)[shards.rank])
-    mask = given.get("attention_mask")
-    check_mask(mask, batch_size, num_tokens, 0)
-    if mask is not None and mask.ndim != 2:
-        raise UnsupportedBackendError("A mask that is a matrix cannot be cut over processes. Pass [batch, tokens].")
+    own, mask = shards.own(num_tokens), given.get("attention_mask")
     positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
     documents = find_documents(model.config, positions, mask, batch_size, 0)
     if documents is not None and not (is_causal or said_by_number(given) or isinstance(model, FamilyPreTrainedModel)):
@@ -93,8 +98,8 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     key_mask = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=tokens.device)
     token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
     positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
-    inputs = {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
-    inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
+    inputs = own_inputs(given, own)
+    inputs |= {name: given[name] for name in (*HARMLESS, *OF_GLOBALS) if given.get(name) is not None}
     marked = marked_tokens(model, given, mask)
     inputs |= {} if marked is None else {"global_attention_mask": marked}
     model_class: Any = type(model)
@@ -107,12 +112,40 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     return ShardedBatch(inputs, table, None if labels is None else labels[:, own], count, labels)
 
 
+def checked_tokens(given: dict[str, Any], shards: SequenceShards, known: Iterable[str]) -> Tensor:
+    """Return the tokens of a batch, [B, N] or [B, N, hidden_size], after checking the arguments of the model.
+
+    known: those that are cut or passed on.
+
+    Raises:
+        InputError: none, batches that differ between the processes, a mask of another length.
+        UnsupportedBackendError: an argument that cannot be cut.
+    """
+    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+    if tokens is None:
+        raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
+    # first of all: what one process alone refuses, the others would wait for
+    refuse_other_batch(shards, {name: given.get(name) for name in SHARED}, tokens.device)
+    refuse_arguments(given, {*known, *HARMLESS, "use_cache"})
+    mask = given.get("attention_mask")
+    check_mask(mask, tokens.shape[0], tokens.shape[1], 0)
+    if mask is not None and mask.ndim != 2:
+        raise UnsupportedBackendError("A mask that is a matrix cannot be cut over processes. Pass [batch, tokens].")
+    return tokens
+
+
+def own_inputs(given: dict[str, Any], own: slice) -> dict[str, Any]:
+    """Return the arguments that have an entry for each token, of this process's tokens."""
+    return {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
+
+
 def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Tensor | None:
     """Return the global tokens of whole texts, where a call or a rule that looks at tokens chooses them; else None."""
     marked, config = given.get("global_attention_mask"), model.config
     if marked is not None or not hasattr(config, "global_tokens"):
         return marked
-    task, ids = model.base_model.task, given.get("input_ids")
+    # that of an encoder-decoder is known to its encoder
+    task, ids = getattr(model.base_model, "encoder", model.base_model).task, given.get("input_ids")
     if ids is None or looked_at(config, task, ids) is None:
         return None
     return choose_by_rule(resolved_rule(config, task), ids.shape[1], ids, mask, config.sep_token_id).mask
@@ -123,9 +156,8 @@ def said_by_number(given: dict[str, Any]) -> bool:
     return any(given.get(name) is not None for name in OF_DOCUMENTS)
 
 
-def refuse_arguments(given: dict[str, Any]) -> None:
+def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
     """Raise UnsupportedBackendError for arguments that a process cannot use with a part of the text."""
-    known = {*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *HARMLESS, "use_cache"}
     is_idle = {"logits_to_keep": 0, "output_attentions": False, "output_router_logits": False}
     for name, value in given.items():
         if value is None or (name in is_idle and isinstance(value, int) and value == is_idle[name]):

@@ -3,7 +3,7 @@
 import torch
 from backends_cases import BOTH_SIDES, GRID, MEMORY, PATTERNS, SPAN_TREE, Case
 
-from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, SoftSpan, SpanRelation
+from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation
 
 TREE_TOKENS, TREE_POSITIONS = 64, 127
 GRID_TOKENS = 101
@@ -68,6 +68,9 @@ def special_cases() -> list[Case]:
         Case("band", 300, dtype=torch.float16, label=SOFT_SPAN),
         Case("globals", 90, "documents", label=clipped, has_own_values=True),
         Case("globals", 90, "holes", torch.bfloat16, label=clipped),
+        Case("globals", 90, "documents", label=Slope()),
+        Case("causal", 300, "left", torch.bfloat16, label=Slope(), has_own_values=True),
+        Case("causal band", 300, label=Slope(), num_queries=150, has_own_values=True),
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),
         *(Case(pattern, 90, mask, has_sinks=True) for pattern in PATTERNS for mask in ("none", "holes")),

@@ -5,7 +5,8 @@ import torch
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
-from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Label, SoftSpan, SpanRelation
+from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Label, Slope, SoftSpan, SpanRelation
+from hf_efficient_attn.models.parts.positions import alibi_bias, alibi_slopes
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 
@@ -16,7 +17,7 @@ INDICES = [
     InterleavedRelation(2, clip_distance=1),
     InterleavedRelation(4, 2, left_only=True),
 ]
-LABELS = [*INDICES, SoftSpan(32, shift=1, num_inner=7)]
+LABELS = [*INDICES, Slope(), SoftSpan(32, shift=1, num_inner=7)]
 
 
 @pytest.mark.parametrize("label", LABELS, ids=str)
@@ -81,6 +82,17 @@ def test_scores_in_place_are_those_that_have_a_gradient() -> None:
         assert torch.equal(label.score(values, labels), with_gradient)
     assert torch.equal(spans, before[0])
     assert torch.equal(labels, before[1])
+
+
+def test_a_slope_is_that_of_alibi() -> None:
+    slopes = torch.tensor(alibi_slopes(4), dtype=torch.float64)[None, :, None, None].requires_grad_()
+    positions = torch.arange(7)
+    labels = Slope().of(positions[:, None], positions)
+    scores = Slope().score(slopes, labels)
+    assert torch.equal(scores, alibi_bias(4, positions, 7).double())
+    direction = torch.rand(scores.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (expected,) = torch.autograd.grad(scores, slopes, direction)
+    torch.testing.assert_close(Slope().gradient(slopes, labels, direction).sum((2, 3), keepdim=True), expected)
 
 
 def test_wrong_labels_are_refused() -> None:

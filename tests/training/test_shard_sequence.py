@@ -13,7 +13,7 @@ import torch
 import transformers
 from capabilities import family_of
 from families import OURS
-from sharded_models_script import MIXING, batch, load, results
+from sharded_models_script import MIXING, PARTS, batch, load, results
 from torchrun import run_together
 
 import hf_efficient_attn as hea
@@ -43,6 +43,11 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
 def sparse(is_causal: bool, pattern: Any, **fields: Any) -> Any:
     config = hea.SparseTransformerConfig(**SIZES, is_causal=is_causal, attention_pattern=pattern, **fields)
     return (hea.SparseTransformerForCausalLM if is_causal else hea.SparseTransformerForMaskedLM)(config)
+
+
+def chooses(model: Any) -> Any:
+    """Return a model whose indexers choose what its layers read."""
+    return hea.index_stage(hea.index(model, top_k=5, num_heads=2), "sparse")
 
 
 # (model, pattern to sparsify it with), a line a case
@@ -90,15 +95,28 @@ CASES: dict[str, Any] = {
         ),
         Band(6, 0),
     ),
+    # whose indexers learn, and choose, among the tokens of all processes
+    "llama_indexed": lambda: hea.index(llama(head_dim=4), top_k=5, num_heads=2),
+    "llama_indexed_packed": lambda: chooses(llama(head_dim=4)),
     "decoder_packed": lambda: sparse(True, bigbird(2, 1, causal=True)),
 }
 # of every family what has no refusal, with six heads for two and for three processes
 OTHERS = tuple(CASES)
+ROPE = {**SIZES, "is_causal": True, "position_embedding_type": "rope"}
+CASES |= {
+    "sparse-indexed": lambda: chooses(hea.SparseTransformerForCausalLM(hea.SparseTransformerConfig(**ROPE))),
+    "sas-indexed": lambda: chooses(
+        hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**ROPE, block="sas"))
+    ),
+}
+CASES["sparse-indexed_packed"] = CASES["sparse-indexed"]
 SIX_HEADS = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_attention_heads")}
 for family in (family for family in OURS if "halo" not in family.refuses):
     for case in family.column("halo"):
         CASES[case.name] = partial(case.model, **SIX_HEADS)
-        CASES[f"{case.name}{'_heads' * (case.name not in MIXING)}_packed"] = CASES[case.name]
+        # of pairs of texts nothing is packed
+        packed = "_packed" * (not family.is_encoder_decoder)
+        CASES[f"{case.name}{'_heads' * (case.name not in MIXING)}{packed}"] = CASES[case.name]
 
 
 def build(name: str) -> Any:
@@ -122,13 +140,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         build(name).save_pretrained(folder / name)
         model = load(folder / name)
         torch.save(results(model, batch(name, SIZES["vocab_size"])), folder / f"{name}-alone.pt")
-    run_together(SCRIPT, folder, processes=request.param)
+    for part in range(PARTS):
+        run_together(SCRIPT, folder, str(part), processes=request.param)
     return folder
 
 
 def check_alike(name: str, alone: dict[str, Any], together: dict[str, Any]) -> None:
     """Check what processes compute of a case, but for the logits of padding."""
-    is_token = batch(name, SIZES["vocab_size"]).get("attention_mask", torch.ones(1, 1)).bool()[..., None]
+    inputs = batch(name, SIZES["vocab_size"])
+    is_token = inputs.get("attention_mask", torch.ones(1, 1)).bool()[..., None]
+    if "seq2seq" in name:
+        is_token = torch.ones(1, 1, 1, dtype=torch.bool)
     for quantity, expected in alone.items():
         found = together[quantity]
         if quantity == "logits":
@@ -154,6 +176,11 @@ def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> 
 def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
     said = torch.load(folder / f"{name}.pt")["said"]
     assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of TalkingHeadsAttention", said)
+
+
+def test_heads_that_read_what_one_indexer_chooses_are_not_dealt_out(folder: Path) -> None:
+    said = torch.load(folder / "sparse-indexed.pt")["said"]
+    assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of SparseAttention, for all of", said)
 
 
 @pytest.mark.parametrize("mode", ["halo", "heads"])

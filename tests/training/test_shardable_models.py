@@ -56,10 +56,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: sparse(attention_pattern=bigbird(2, 1), random_blocks_in_eval="transformers"),
         "random_blocks_in_eval='transformers' reads the first block",
     ),
-    "dynamic spans": (
-        lambda: hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig(**SIZES, span="dynamic", span_limit=8, span_ramp=2)),
-        "dynamic spans are penalised",
-    ),
     "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
     "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
     "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),
@@ -178,8 +174,25 @@ def test_calls_that_are_refused(alone: Any) -> None:
         model.generate(ids)
     with pytest.raises(hea.UnsupportedBackendError, match="keys of earlier calls, or those that prefix tuning learns"):
         model(ids, **{CACHE_ARGUMENT: transformers.DynamicCache()})
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be called with decoder_input_ids"):
+        model(ids, decoder_input_ids=ids)
     with pytest.raises(hea.UnsupportedBackendError, match="cannot be compiled"):
         torch.compile(copy.deepcopy(model), backend="eager")(ids)
+
+
+def test_an_encoder_decoder_needs_a_target(alone: Any) -> None:
+    """By default it is the shifted source, which no process has."""
+    sizes = {**SIZES, "encoder_layers": 1, "decoder_layers": 1}
+    del sizes["num_hidden_layers"]
+    model = hea.shard_sequence(hea.SparseSeq2SeqModel(hea.SparseSeq2SeqConfig(**sizes)), alone)
+    ids = torch.arange(8)[None]
+    assert model(ids, decoder_input_ids=ids[:, :3]).last_hidden_state.shape == (1, 3, 16)
+    with pytest.raises(hea.InputError, match="There is no target: by default it is the shifted source"):
+        model(ids)
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be called with position_ids"):
+        model(ids, decoder_input_ids=ids, position_ids=ids)
+    with pytest.raises(hea.UnsupportedBackendError, match="the loss of .ForSequenceClassification. needs the whole"):
+        hea.shard_sequence(hea.SparseSeq2SeqForSequenceClassification(model.config), alone)
 
 
 def test_outputs_of_the_whole_text_are_refused(alone: Any) -> None:

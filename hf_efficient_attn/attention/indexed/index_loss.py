@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from hf_efficient_attn.attention.sharded.sums import summed
 from hf_efficient_attn.layout.chosen.token_choice import head_products, index_scores, open_pairs
 
 # numbers that are in memory at a time, for each of a few tensors, and on CPUs, so few that they stay in a cache
@@ -28,6 +29,7 @@ class Target:
         query_offset: position of the first query.
         tokens: the keys that each query reads, int [B, Nq, k], -1 for none; None: all up to itself.
         group: the processes, each with as many heads, whose heads are meant; None: those of this process.
+        sharing: the processes that share texts, whose queries are meant; None: those of this process.
     """
 
     query: Tensor
@@ -37,6 +39,7 @@ class Target:
     query_offset: int
     tokens: Tensor | None = None
     group: Any = None
+    sharing: Any = None
 
     def row_tiles(self, num_index_heads: int) -> Iterator[slice]:
         """Yield ranges of queries that are looked at together."""
@@ -100,13 +103,16 @@ class _IndexLoss(torch.autograd.Function):
             total, count = total + loss, count + num_rows
             slopes[0][:, rows], slopes[2][:, rows] = of_queries, of_weights
             slopes[1][:, : of_keys.shape[1]] += of_keys
-        count = count.clamp(min=1)
+        if target.sharing is not None:
+            total, count = summed(torch.stack((total, count)), target.sharing)
+        count, ctx.sharing = count.clamp(min=1), target.sharing
         ctx.save_for_backward(*(each.div_(count).to(state.dtype) for each, state in zip(slopes, states, strict=True)))
         return total / count
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *(slope * grads[0].to(slope.dtype) for slope in ctx.saved_tensors), None
+        grad = grads[0] if ctx.sharing is None else summed(grads[0], ctx.sharing)
+        return *(slope * grad.to(slope.dtype) for slope in ctx.saved_tensors), None
 
 
 def _of_tile(

@@ -13,6 +13,7 @@ from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, SPARSE,
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_heads import head_group
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
@@ -79,8 +80,6 @@ def check_layer(
         found.append("a mask over all pairs")
     if not followed.is_own and followed.pattern != Causal():
         found.append("an attention_pattern")
-    if followed.shards is not None:
-        found.append("texts that processes share")
     if tokens.global_mask is not None:
         found.append("global tokens")
     if found:
@@ -120,11 +119,13 @@ def learn(
 ) -> None:
     """Add the loss of an indexer, and the share of the attention that its choice has, to the lists of the options.
 
-    Under tensor parallelism the processes add up what their heads read, so that all learn the same.
+    Under tensor parallelism the processes add up what their heads read, so that all learn the same. Processes that
+    share texts learn from the queries of all.
     """
     losses, recalls = options.get(LOSSES), options.get(RECALLS)
     if losses is None and recalls is None:
         return
+    shards = shards_of(module)
     documents = token_locations(tokens, key.shape[2], key.device).documents
     target = Target(
         query,
@@ -133,6 +134,7 @@ def learn(
         documents,
         first_position(states, query_offset),
         group=head_group(module, query.shape[1]),
+        sharing=None if shards is None else shards.group,
     )
     if losses is not None:
         is_dense = listed is None or states.stage != SPARSE

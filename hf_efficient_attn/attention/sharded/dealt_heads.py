@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.sharded.exchange import exchanged
-from hf_efficient_attn.attention.sharded.sequence_shards import HALO, Bounds, SequenceShards, shard_bounds
+from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, Bounds, SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
@@ -91,6 +91,12 @@ def refuse_few_heads(num_heads: int, num_processes: int) -> None:
             f"{num_processes} processes cannot deal out {num_heads} heads: each needs one at least. Use "
             f"{num_heads} processes or fewer, or mode='auto' and patterns that read neighbours."
         )
+
+
+def refuse_heads(mode: str, what: str) -> None:
+    """Raise ConfigurationError in the mode that deals out heads; `what`: whose heads, and why they cannot be."""
+    if mode == HEADS:
+        raise ConfigurationError(f"mode={shown(mode)} cannot deal out the heads of {what}. Use mode='auto'.")
 
 
 def refuse_halo(mode: str, what: str) -> None:

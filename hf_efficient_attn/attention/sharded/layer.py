@@ -102,7 +102,7 @@ def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_c
     """Raise UnsupportedBackendError for what a process cannot compute of a text of which it holds a part."""
     asked = {
         "a mask that is a matrix": has_matrix,
-        "scores with a matrix added (ALiBi, a position bias)": has_bias,
+        "scores with a matrix added (a position bias)": has_bias,
         "attention weights (output_attentions)": need_weights,
         "keys that are chosen by what tokens say": has_chosen,
     }

@@ -3,10 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_efficient_attn.attention.sharded.dealt_heads import refuse_few_heads
+from hf_efficient_attn.attention.sharded.dealt_heads import refuse_few_heads, refuse_heads
 from hf_efficient_attn.attention.sharded.key_exchange import Text
 from hf_efficient_attn.attention.sharded.layer import exchange_of, refuse_on_shards
-from hf_efficient_attn.attention.sharded.sequence_shards import HEADS, shard_bounds
+from hf_efficient_attn.attention.sharded.mechanisms import INDEXED
+from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadNumbers, HeadSizes, dealt_bytes, gather_traffic
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.call import AttentionCall
@@ -102,4 +103,29 @@ def layer_exchange(
         tuple(count * width for count in traffic.received),
         reduced,
         gathered,
+    )
+
+
+def indexed_exchange(call: AttentionCall, index_dim: int, num_processes: int, mode: str, times: int) -> LayerExchange:
+    """Return what processes that share a text send for a layer with an indexer: its keys, beside keys and values.
+
+    Args:
+        call: that of one process with the whole text.
+        index_dim: the width of the keys of the indexer.
+        times: how often the layer reads what it has chosen.
+
+    Raises:
+        InputError: fewer tokens than processes.
+        ConfigurationError: the mode that deals out heads.
+    """
+    refuse_heads(mode, f"a layer, {INDEXED}")
+    inputs, bounds = call.inputs, shard_bounds(call.layout.num_keys, num_processes)
+    width = inputs.num_key_heads * (inputs.head_dim + inputs.value_dim) + index_dim
+    width *= inputs.dtype.itemsize * times
+    return LayerExchange(
+        HALO,
+        tuple((stop - first) * (num_processes - 1 - rank) * width for rank, (first, stop) in enumerate(bounds)),
+        tuple(first * width for first, _ in bounds),
+        (0, 0),
+        max(stop - first for first, stop in bounds) * (num_processes - 1) * width,
     )

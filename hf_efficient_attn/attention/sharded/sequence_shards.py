@@ -47,6 +47,10 @@ class SequenceShards:
         """How many processes there are."""
         return int(self.mesh.size())
 
+    def own(self, num_tokens: int) -> slice:
+        """Return which of so many tokens of a text this process holds."""
+        return slice(*shard_bounds(num_tokens, self.size)[self.rank])
+
 
 def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
     """Return (first, stop) of every shard; the first ones have a token more where the length is not divisible.

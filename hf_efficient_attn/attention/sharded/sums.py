@@ -1,4 +1,4 @@
-"""Sums over processes."""
+"""Sums over processes, and what is largest among them."""
 
 from typing import Any
 
@@ -24,3 +24,10 @@ def summed(own: Tensor, group: Any) -> Tensor:
     total = own.detach().clone()
     distributed.all_reduce(total, group=group)
     return total
+
+
+def largest(own: Tensor, group: Any) -> Tensor:
+    """Return the largest of the numbers of all processes, each of a tensor by itself; without a gradient."""
+    found = own.detach().clone()
+    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=group)
+    return found

@@ -34,7 +34,7 @@ class WidePart:
         examples: those that are its text.
         rows: places of the queries among the wide ones of the call.
         keys: places of the keys among those of the process.
-        allowed: bool [heads or 1, queries, keys].
+        allowed: bool [heads or 1, queries, keys], or for each of the examples.
     """
 
     examples: Tensor
@@ -129,7 +129,8 @@ class WideAttention(torch.autograd.Function):
         dtype = lse_dtype(q)
         out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
-        ctx.seed = int(torch.randint(2**62, ())) if scores.dropout else 0
+        # processes that draw the same numbers do not drop the same places of their keys
+        ctx.seed = int(torch.randint(2**62, ())) + 2**32 * distributed.get_rank(group) if scores.dropout else 0
         for number, (part, rows) in enumerate(pieces_of(parts)):
             logits, values = scores_of(q, k, v, part, rows, scores)
             own = torch.logsumexp(logits, -1)
@@ -197,7 +198,7 @@ def scores_of(
     slope = None
     if for_gradients:
         slope = 1.0 if scores.softcap is None else 1.0 - (logits / scores.softcap).square()
-    logits = logits.masked_fill(~part.allowed[:, rows], -torch.inf)
+    logits = logits.masked_fill(~part.allowed[..., rows, :], -torch.inf)
     return (logits, values, queries, keys, slope) if for_gradients else (logits, values)
 
 

@@ -122,7 +122,7 @@ class SpanAttention(nn.Module):
             query, key, value, spans, window, token_mask, self.scaling, dropout, position_table, **options
         )
         self.spans.note(spans, real_tokens)
-        return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens)
+        return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens, self.spans.shards)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what this layer asks the engine for at a length in tokens."""
@@ -230,8 +230,9 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
             segment, use_cache = self.memory.open(segment_index, self.training, len(self.layers)), False
         call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         hidden_states, where = self._place(call, segment)
-        where |= {"real_tokens": call.real_tokens, "bounds": bounds}
-        kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
+        masks = call.masks(self.config)
+        where |= {"real_tokens": call.own_real_tokens(masks["token_mask"], shards_of(self)), "bounds": bounds}
+        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         spans = []
         for layer in self.layers:
             memory = None if segment is None else segment.read(hidden_states)

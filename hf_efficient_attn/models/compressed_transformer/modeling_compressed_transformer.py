@@ -22,7 +22,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds, shards_of
+from hf_efficient_attn.attention.refusals import refuse_paged
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -41,7 +42,7 @@ from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_s
 from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call, refuse_paged
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 from hf_efficient_attn.models.sparse.block import SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -153,10 +154,8 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         hidden_states, where = self.embeddings(call, token_type_ids)
         arguments = self.arguments(call)
         if self.config.projection_padding == "ignore":
-            real, tokens = call.real_tokens, arguments["token_mask"]
-            shards = shards_of(self)
-            if shards is not None:
-                real = tokens.key_mask[:, slice(*shard_bounds(tokens.shape[1], shards.size)[shards.rank])]
+            tokens = arguments["token_mask"]
+            real = call.own_real_tokens(tokens, shards_of(self))
             is_packed = call.documents is not None or tokens.segment_ids is not None
             hidden_states = without_padding(hidden_states, real, is_packed)
         kwargs = {**kwargs, **where, **arguments}
@@ -167,7 +166,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache of a call, in which the layers with a state have one."""
-        refuse_paged(self.config, cache)
+        refuse_paged(cache)
         if cache is not None and not self.config.is_causal:
             raise UnsupportedBackendError(
                 "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "

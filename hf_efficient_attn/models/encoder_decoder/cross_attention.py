@@ -8,6 +8,9 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.sharded.layer import refuse_on_shards
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.shared_source import read_source
 from hf_efficient_attn.layout.host_copies import lasting
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
@@ -39,6 +42,8 @@ class CrossAttention(nn.Module):
         """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
 
         source_mask: bool [B, 1, 1, S], True = a token; None: all are.
+
+        Where processes share a source, S is the number of the tokens that this one holds.
         """
         query = self._split(self.q_proj(hidden_states))
         # the cache may hold another precision
@@ -46,16 +51,12 @@ class CrossAttention(nn.Module):
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         if need_weights:
             warn_of_weights()
-        out, weights = dense_attention(
-            query,
-            key,
-            value,
-            source_mask,
-            None,
-            self.head_dim**-0.5,
-            drop_rate(self.dropout),
-            need_weights,
-        )
+        shards, scale, dropout = shards_of(self), self.head_dim**-0.5, drop_rate(self.dropout)
+        if shards is not None:
+            refuse_on_shards(False, False, need_weights)
+            out, weights = read_source(query, key, value, source_mask, scale, dropout, shards), None
+        else:
+            out, weights = dense_attention(query, key, value, source_mask, None, scale, dropout, need_weights)
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _split(self, projected: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.input_checks import check_mask_values
+from hf_efficient_attn.attention.refusals import refuse_paged
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.models.encoder_decoder.inputs import (
     check_positions,
     check_sides,
@@ -23,7 +26,6 @@ from hf_efficient_attn.models.encoder_decoder.inputs import (
 )
 from hf_efficient_attn.models.heads.parts import name_inputs
 from hf_efficient_attn.models.inputs.masks import bring_inputs
-from hf_efficient_attn.models.prologue import refuse_paged
 
 
 class EncoderDecoder:
@@ -77,7 +79,7 @@ class EncoderDecoder:
         Raises:
             InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.
         """
-        refuse_paged(self.config, cache)
+        refuse_paged(cache)
         check_positions(kwargs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids, decoder_attention_mask = shift_source(
@@ -87,19 +89,41 @@ class EncoderDecoder:
         target = one_target(decoder_input_ids, decoder_inputs_embeds)
         of_source = {name: kwargs.pop(name, None) for name in getattr(self, "extra_inputs", ())}
         bring_inputs(self.asked_tokens(input_ids), attention_mask, decoder_attention_mask, *of_source.values())
-        check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], cache)
+        shards = shards_of(self)
+        num_tokens, own_mask = own_source(source, attention_mask, shards)
+        check_sides(attention_mask, decoder_attention_mask, num_tokens, target.shape[1], cache)
         kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **of_source, **kwargs)
         else:
-            check_mask_values(attention_mask)
-            if not isinstance(encoder_outputs, BaseModelOutput):
-                encoder_outputs = BaseModelOutput(*encoder_outputs)
-        read = (encoder_outputs.last_hidden_state, attention_mask, cache)
-        outputs = self.decoder(
-            decoder_input_ids, decoder_attention_mask, *read, decoder_inputs_embeds, use_cache, **kwargs
-        )
+            encoder_outputs = checked_outputs(encoder_outputs, attention_mask)
+        read = (encoder_outputs.last_hidden_state, own_mask, cache)
+        with same_random_numbers(shards, target.device):
+            outputs = self.decoder(
+                decoder_input_ids, decoder_attention_mask, *read, decoder_inputs_embeds, use_cache, **kwargs
+            )
         return joined_outputs(encoder_outputs, outputs)
+
+
+def own_source(
+    source: Tensor, attention_mask: Tensor | None, shards: SequenceShards | None
+) -> tuple[int, Tensor | None]:
+    """Return how many tokens a source has, and the mask of those that this process holds.
+
+    Args:
+        source: [B, S] or [B, S, hidden_size]; where processes share it, of this process's tokens.
+        attention_mask: of all of them.
+    """
+    if shards is None or attention_mask is None:
+        return source.shape[1], attention_mask
+    num_tokens = attention_mask.shape[1]
+    return num_tokens, attention_mask[:, shards.own(num_tokens)]
+
+
+def checked_outputs(encoder_outputs: Any, attention_mask: Tensor | None) -> BaseModelOutput:
+    """Return what an encoder has computed earlier, by name."""
+    check_mask_values(attention_mask)
+    return encoder_outputs if isinstance(encoder_outputs, BaseModelOutput) else BaseModelOutput(*encoder_outputs)
 
 
 def joined_outputs(encoder: BaseModelOutput, decoder: BaseModelOutputWithPastAndCrossAttentions) -> Seq2SeqModelOutput:

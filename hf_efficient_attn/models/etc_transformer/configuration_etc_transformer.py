@@ -129,11 +129,6 @@ class EtcTransformerConfig(
     bigbird_etc_base = classmethod(presets.bigbird_etc_base)
     bigbird_etc_large = classmethod(presets.bigbird_etc_large)
 
-    @property
-    def whole_text_reason(self) -> str:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
-        return "its global tokens read all tokens of a text, and all of them read these."
-
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)

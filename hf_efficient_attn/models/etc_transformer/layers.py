@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 
 from .attention import EtcAttention
@@ -57,13 +59,17 @@ class EtcLayer(GradientCheckpointingLayer):
             out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
         else:
             out, _, global_out, _ = self.self_attn(*states, structure, **kwargs)
-        added = [each + self.dropout(new) for each, new in zip(states, (out, global_out), strict=True)]
-        if not self.is_pre_norm:
-            added = [norm(each) for norm, each in zip(norms, added, strict=True)]
-        long, globals_ = added
-        if self.global_mlp is None:
-            return self.fed(long, self.mlp, self.mlp_norm), self.fed(globals_, self.mlp, self.mlp_norm)
-        return self.fed(long, self.mlp, self.mlp_norm), self.fed(globals_, self.global_mlp, self.global_mlp_norm)
+        mlps = (self.mlp, self.mlp_norm)
+        long = self.followed_by(long, out, norms[0], *mlps)
+        mlps = mlps if self.global_mlp is None else (self.global_mlp, self.global_mlp_norm)
+        # which all processes compute that share the long input
+        with same_random_numbers(shards_of(self) if self.training else None, globals_.device):
+            return long, self.followed_by(globals_, global_out, norms[1], *mlps)
+
+    def followed_by(self, states: Tensor, read: Tensor, norm: nn.Module, mlp: nn.Module, mlp_norm: nn.Module) -> Tensor:
+        """Return the states of one input, given what they have read, after the MLP."""
+        states = states + self.dropout(read)
+        return self.fed(states if self.is_pre_norm else norm(states), mlp, mlp_norm)
 
     def fed(self, states: Tensor, mlp: nn.Module, norm: nn.Module) -> Tensor:
         """Return the states of one input after its MLP."""

@@ -30,6 +30,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -52,6 +54,7 @@ from .contrast import contrastive_loss, refuse_recording
 from .global_input import INPUTS, find_globals, long_mask
 from .heads import EtcAnswerHead, EtcTextHead
 from .layers import EtcEmbeddings, EtcLayer, with_all_gradients
+from .shared_text import whole_call
 from .structure import GlobalInput, build_structure
 
 
@@ -159,8 +162,9 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
         mask = long_mask(self.config, call)
+        call, whole = whole_call(call, mask, shards_of(self))
         given = (global_input_ids, global_mask, long_to_global, global_contexts, global_reads_all)
-        ids, globals_ = find_globals(self.config, call, mask.key_mask, *given)
+        ids, globals_ = find_globals(self.config, whole, mask.key_mask, *given)
         types = (token_type_ids, global_token_type_ids)
         long, states = self.encode(call, ids, globals_, types, mask, kwargs)
         loss = None
@@ -205,7 +209,9 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
     ) -> tuple[Tensor, Tensor]:
         """Return the states of long and of global tokens after all layers."""
         long = self.embeddings(call.embedded, types[0], self.config.long_token_type, self.embeddings.norm)
-        states = self.embeddings(self.embed_tokens(global_ids).to(long.dtype), types[1], 0, self.embeddings.global_norm)
+        embedded, norm = self.embed_tokens(global_ids).to(long.dtype), self.embeddings.global_norm
+        with same_random_numbers(shards_of(self) if self.training else None, long.device):
+            states = self.embeddings(embedded, types[1], 0, norm)
         structure = build_structure(self.config, globals_, mask.key_mask, call.documents)
         for layer in self.layers:
             long, states = layer(long, states, structure, token_mask=mask, **options)

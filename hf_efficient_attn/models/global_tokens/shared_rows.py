@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
 from hf_efficient_attn.models.parts.positions import rotate
@@ -61,3 +62,8 @@ def whole_lengths(shards: SequenceShards | None, num_queries: int, num_keys: int
     tokens: the mask of the call, in this case of whole texts.
     """
     return (num_queries, num_keys) if shards is None else (tokens.shape[1], tokens.shape[1])
+
+
+def keys_of_text(shards: SequenceShards | None, key: Tensor, tokens: TokenMask) -> int:
+    """Return how many keys there are, those that other processes hold included: [B, H, K, D] and the mask → K."""
+    return key.shape[2] if shards is None or tokens.shape is None else tokens.shape[1]

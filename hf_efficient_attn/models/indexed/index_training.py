@@ -38,13 +38,18 @@ def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
             "gradient_checkpointing_kwargs={'use_reentrant': False}."
         )
     if getattr(outputs, "loss", None) is not None:
-        # only the indexers learn, whatever else has a gradient
-        own = outputs.loss.detach() if stage == WARMUP else outputs.loss
+        own = own_loss(model.config, outputs.loss)
         outputs.loss = add_auxiliary_loss(own, total, options.get("labels"), options.get("num_items_in_batch"))
     else:
         total = expect_use(total, outputs[0])
     outputs = with_auxiliary_loss(outputs, total)
     return outputs if wants_dict(model, options) else outputs.to_tuple()
+
+
+def own_loss(config: Any, loss: Tensor) -> Tensor:
+    """Return the loss of a model's task; without a gradient while only its indexers learn, whatever else has one."""
+    is_warmup = (getattr(config, INDEXER, None) or {"stage": DENSE})["stage"] == WARMUP
+    return loss.detach() if is_warmup else loss
 
 
 def wants_dict(model: Any, options: dict[str, Any]) -> bool:

@@ -11,9 +11,11 @@ from torch import nn
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.terms import Slope, Term
 from hf_efficient_attn.models.parts.axial_positions import AxialPositions
 from hf_efficient_attn.models.prologue import PreparedCall
 
@@ -62,6 +64,10 @@ class Positions(nn.Module):
         tokens, past_tokens, num_keys = call.tokens, call.past_tokens, call.num_keys
         position_ids, attention_mask = call.position_ids, call.attention_mask
         index = torch.arange(tokens, device=embedded.device) + past_tokens
+        if self.kind == "alibi" and shards_of(self) is not None:
+            # of which no process has a matrix of all pairs
+            slopes = device_numbers(alibi_slopes(self.num_heads), embedded.device, torch.float32)
+            return embedded, {"position_terms": (Term(slopes.view(1, -1, 1, 1), Slope()),)}
         if self.kind == "alibi":
             bias = alibi_bias(self.num_heads, index, num_keys).to(embedded.dtype)
             if self.config._attn_implementation == "flex_attention":
@@ -170,16 +176,24 @@ def rotate_last(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, t
     return rotate(states, cos, sin)
 
 
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return the slope of every head (Press et al., arXiv:2108.12409).
+
+    >>> alibi_slopes(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return (*slopes, *(2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)))
+
+
 def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """Return −slope·|q − k| for every head, query and key; the slopes are those of Press et al. (arXiv:2108.12409).
+    """Return −slope·|q − k| for every head, query and key.
 
     Shapes: query_positions [Q], on the axis of the keys → [1, H, Q, K], float32.
 
     >>> alibi_bias(2, torch.arange(3), 3)[0, 0, 2].tolist()
     [-0.125, -0.0625, -0.0]
     """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
     distance = (query_positions.unsqueeze(-1) - torch.arange(num_keys, device=query_positions.device)).abs()
-    return -device_numbers(tuple(slopes), query_positions.device).view(1, -1, 1, 1) * distance
+    return -device_numbers(alibi_slopes(num_heads), query_positions.device).view(1, -1, 1, 1) * distance

@@ -25,7 +25,6 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import is_paged, takes_cache
 from hf_efficient_attn.attention.overridden import refuse_overridden
-from hf_efficient_attn.attention.packing import PAGED
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
@@ -147,12 +146,12 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
         bounds = all_bounds(self, modules, attention_mask, position_ids)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        kept, options = (None if is_paged(cache) else cache), {**kwargs, PAGED: cache}
+        kept, options = (None if is_paged(cache) else cache), {**kwargs, "cache": cache}
         call = prepare_call(self.config, embedded, attention_mask, position_ids, kept, options, use_cache)
         hidden_states, where = self.positions(embedded, call)
         where |= block_masks(self.config, call, shards_of(self) is not None)
         if self.config.span is not None:
-            where |= {"real_tokens": call.real_tokens, "bounds": bounds}
+            where |= {"real_tokens": call.own_real_tokens(where["token_mask"], shards_of(self)), "bounds": bounds}
         if call.position_ids is not None:
             # from which flash attention finds packed documents
             where["position_ids"] = call.position_ids

@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.interface import efficient_attention_forward
 from hf_efficient_attn.attention.layer_patterns import NAME, module_pattern
 
 # arguments of attention that say how A is computed and what is learned from it, and not what is read
-OF_SCORES = ("position_bias", "output_attentions", LOSSES, RECALLS)
+OF_SCORES = ("position_bias", "position_terms", "output_attentions", LOSSES, RECALLS)
 
 
 def uses_indexer(config: Any) -> bool:

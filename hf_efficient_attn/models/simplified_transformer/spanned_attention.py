@@ -72,7 +72,7 @@ class SpannedAttention(nn.Module):
         if self.config.is_centered:
             centre, _ = attend_spans(torch.zeros_like(query), key, value, *where, **common)
         self.spans.note(spans, real_tokens)
-        return out, weights, centre, mean_span(spans, real_tokens)
+        return out, weights, centre, mean_span(spans, real_tokens, self.spans.shards)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what this layer asks the engine for at a length in tokens."""

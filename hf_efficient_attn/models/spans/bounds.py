@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.sharded.sums import largest
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.messages import shown
@@ -77,13 +79,17 @@ def layer_bounds(module: Any, spans: Tensor | None, known: Sequence[SpanBounds |
         known: as `all_bounds` returned them.
     """
     own = None if known is None else known[module.layer_idx]
-    return own or bounds_of(spans, module.frozen, module.layer_idx)
+    return own or bounds_of(spans, module.frozen, module.layer_idx, module.shards)
 
 
-def bounds_of(spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx: int) -> SpanBounds | None:
+def bounds_of(
+    spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx: int, shards: SequenceShards | None = None
+) -> SpanBounds | None:
     """Return the bounds of a layer's spans, [1, H, 1] or [B, H, T]; None if it has no spans, or while compiling.
 
-    frozen: spans that are known as numbers, so that nothing is read.
+    Args:
+        frozen: spans that are known as numbers, so that nothing is read.
+        shards: the processes that share the texts whose tokens have these spans, of all of which the bounds are then.
 
     Raises:
         InputError: spans that are not numbers.
@@ -92,11 +98,13 @@ def bounds_of(spans: Tensor | None, frozen: tuple[float, ...] | None, layer_idx:
         return SpanBounds(frozen, frozen)
     if spans is None or torch.compiler.is_compiling():
         return None
-    if spans.shape[0] == spans.shape[2] == 1:
+    if spans.shape[0] == spans.shape[2] == 1 and shards is None:
         lowest = highest = spans.detach()[0, :, 0].tolist()
     else:
         per_head = spans.detach().transpose(0, 1).flatten(1)
-        lowest, highest = torch.stack((per_head.amin(1), per_head.amax(1))).tolist()
+        edges = torch.stack((-per_head.amin(1), per_head.amax(1)))
+        edges = edges if shards is None else largest(edges, shards.group)
+        lowest, highest = torch.stack((-edges[0], edges[1])).tolist()
     return checked(SpanBounds(tuple(lowest), tuple(highest)), layer_idx)
 
 

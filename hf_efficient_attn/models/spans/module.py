@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.sums import largest, summed
 from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import SoftSpan
@@ -91,7 +93,16 @@ class Spans(nn.Module):
             return
         weights = torch.ones_like(spans[:, 0]) if real_tokens is None else real_tokens.to(spans.dtype)
         counted = spans.detach() * weights[:, None]
-        self.seen, self.seen_longest = counted.sum((0, 2)) / weights.sum().clamp(min=1), counted.amax((0, 2))
+        total, longest, count = counted.sum((0, 2)), counted.amax((0, 2)), weights.sum()
+        if self.shards is not None:
+            total, count = summed(torch.cat((total, count[None])), self.shards.group).tensor_split([-1])
+            longest = largest(longest, self.shards.group)
+        self.seen, self.seen_longest = total / count.clamp(min=1), longest
+
+    @property
+    def shards(self) -> SequenceShards | None:
+        """The processes that share the texts whose tokens choose these spans; None: this one has whole texts."""
+        return shards_of(self) if self.kind == DYNAMIC else None
 
     def clamp_(self) -> None:
         """Clamp learned spans to 0 … limit, in place; an optimizer does not know these bounds."""

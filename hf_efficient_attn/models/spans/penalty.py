@@ -8,15 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
 
 
-def mean_span(spans: Tensor | None, real_tokens: Tensor | None) -> Tensor | None:
+def mean_span(spans: Tensor | None, real_tokens: Tensor | None, shards: SequenceShards | None = None) -> Tensor | None:
     """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: there are no spans.
 
     Args:
         real_tokens: bool [B, T]; None: all.
+        shards: the processes that share the texts whose tokens have these spans; None: this one has whole texts.
     """
+    if shards is not None and spans is not None:
+        own = spans.mean(1)
+        counted = torch.ones_like(own) if real_tokens is None else real_tokens.to(own.dtype)
+        total, count = SumOfProcesses.apply(torch.stack(((own * counted).sum(), counted.sum())), shards.group)
+        return total / count.clamp(min=1)  # type: ignore[no-any-return]
     if spans is None or spans.shape[2] == 1 or real_tokens is None:
         return None if spans is None else spans.mean()
     return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)

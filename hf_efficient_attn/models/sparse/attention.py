@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
+from hf_efficient_attn.attention.indexed.shared_index import with_earlier_keys
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
@@ -24,7 +25,7 @@ from hf_efficient_attn.layout.terms import Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows
-from hf_efficient_attn.models.global_tokens.shared_rows import read_together
+from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text, read_together
 from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION, backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
@@ -99,20 +100,23 @@ class SparseAttention(nn.Module):
             key, value, cached_globals = self._update(cache, hidden_states, key, value, rotation)
         query, key = self._compared(query, key, kwargs)
         shards = shards_of(self)
-        num_keys = key.shape[2] if shards is None or token_mask.shape is None else token_mask.shape[1]
+        num_keys = keys_of_text(shards, key, token_mask)
         check_chosen(token_mask.global_mask, num_keys)
         followed = replace(self._followed(global_positions, num_keys), shards=shards)
+        masks = (token_mask, query_offset)
+        followed, key, value, masks, kwargs = with_earlier_keys(self, followed, key, value, masks, kwargs)
         options = {
-            "tokens": token_mask,
-            "query_offset": query_offset,
+            "tokens": masks[0],
+            "query_offset": masks[1],
             "matrix": attention_mask,
             "scale": self.scaling,
             "dropout": drop_rate(self.dropout),
             "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
             "backend": backend_of(self.config),
         }
-        masks, states = (token_mask, query_offset, attention_mask), (query, key, self.scaling)
-        options["chosen"] = indexed_choice(self, kwargs, followed, *masks, *states, None)
+        options["chosen"] = indexed_choice(
+            self, kwargs, followed, *masks, attention_mask, query, key, self.scaling, None
+        )
         if self.relative is not None:
             out, weights = self._attend_relative(query, key, value, followed, options)
         else:
@@ -245,7 +249,7 @@ class SparseAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with relative positions, one group of heads at a time, since each group needs other distances."""
         groups = remembered(self, reach_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
-        num_keys = keys_of_text(followed, key, options["tokens"])
+        num_keys = keys_of_text(followed.shards, key, options["tokens"])
         query, terms = self.relative(query, groups, num_keys, self.scaling)
         key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
         parts = []
@@ -254,11 +258,6 @@ class SparseAttention(nn.Module):
             parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
         outs, weights = zip(*parts, strict=True)
         return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
-
-
-def keys_of_text(followed: LayerPattern, key: Tensor, tokens: TokenMask) -> int:
-    """Return how many keys there are, those that other processes hold included: [B, H, K, D] and the mask → K."""
-    return key.shape[2] if followed.shards is None or tokens.shape is None else tokens.shape[1]
 
 
 def check_chosen(global_mask: Tensor | None, num_keys: int) -> None:

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
+from hf_efficient_attn.attention.sharded.sums import largest
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 
@@ -114,8 +117,12 @@ class RelayAttention(StarAttention):
             weights = torch.cat((scores, own_scores), -1).softmax(-1)
         else:
             weights = softmax_of_documents(scores, own_scores, ring)
-        weights = self.dropout(weights.to(value.dtype))
-        of_tokens, own = weights.split([nodes.shape[1], relays.shape[1]], -1)
+        of_tokens, own = weights.to(value.dtype).split([nodes.shape[1], relays.shape[1]], -1)
+        # which all processes compute that share a text
+        with same_random_numbers(shards_of(self) if self.training else None, own.device):
+            own = self.dropout(own)
+        of_tokens = self.dropout(of_tokens)
+        weights = torch.cat((of_tokens, own), -1)
         out = own.unsqueeze(-1) * self.heads(own_value)
         if ring.documents is None:
             return self.joined(out + of_tokens.unsqueeze(2) @ self.heads(value)), weights
@@ -129,6 +136,8 @@ def softmax_of_documents(scores: Tensor, own_scores: Tensor, ring: Ring) -> Tens
     index = ring.documents.unsqueeze(-1).expand_as(scores)
     # as in any softmax; the gradient does not need it
     highest = own_scores.detach().scatter_reduce(1, index, scores.detach(), "amax")
+    if ring.shared is not None:
+        highest = largest(highest, ring.shared.group)
     powers, own_powers = (scores - take(highest, ring.documents)).exp(), (own_scores - highest).exp()
     total = own_powers + add_up(powers, ring)
     weights = torch.cat((powers / take(total, ring.documents), own_powers / total), 1)

@@ -125,9 +125,11 @@ class StarTransformerConfig(NormFields, DropoutFields, LibraryConfig, PreTrained
         return self.initializer_range
 
     @property
-    def whole_text_reason(self) -> str:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
-        return "its relay reads all tokens of a text, and all of them read the relay."
+    def whole_text_reason(self) -> str | None:
+        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence; None: they can."""
+        if not self.separate_sentences:
+            return None
+        return "separate_sentences=True takes the token types of the whole text. Leave it out."
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write `head_dim` if it is None."""

@@ -6,11 +6,13 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_attention import readable_keys
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.inputs.masks import check_open_pairs
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .ring import Ring, find_ring
+from .shared_ring import own_ring
 
 CLOSED = (
     "This attention_mask closes pairs of real tokens, but the relay of a star passes on what every token says "
@@ -18,10 +20,12 @@ CLOSED = (
 )
 
 
-def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Ring:
+def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None, shards: SequenceShards | None = None) -> Ring:
     """Return the rings of a call.
 
-    sentences: the number of each token's sentence, 0 or 1, [B, T]; None: the call's own documents are the stars.
+    Args:
+        sentences: the number of each token's sentence, 0 or 1, [B, T]; None: the call's own documents are the stars.
+        shards: the processes that share each text, of whose tokens the rings then are.
 
     Raises:
         InputError: a mask that is a matrix of other pairs than those of real tokens.
@@ -31,10 +35,14 @@ def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Rin
     if matrix is not None:
         real = readable_keys(matrix, call.batch_size)
         check_open_pairs(matrix, real, CLOSED)
-    documents, num_relays = call.documents, 1
+    documents, num_relays, states = call.documents, 1, call.embedded
+    if shards is not None:
+        documents = masks["token_mask"].segment_ids
+        states = states.new_empty(call.batch_size, real.shape[1], 0)
     if sentences is not None:
         documents, num_relays = sentences.long(), 2
     elif documents is not None:
         # a tracer does not know how many there are, and gives every token a relay
         num_relays = call.tokens if is_tracing(documents) else 1 + int(on_host(documents).max())
-    return find_ring(call.embedded, real, documents, num_relays, config.ring == "closed")
+    ring = find_ring(states, real, documents, num_relays, config.ring == "closed")
+    return ring if shards is None else own_ring(ring, shards, states.shape[1], call.batch_size)
