@@ -43,7 +43,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
 from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
-from hf_efficient_attn.models.parts.positions import Positions, rotate
+from hf_efficient_attn.models.parts.positions import Positions, rotate_both
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.spans.bounds import all_bounds
 from hf_efficient_attn.models.spans.cache import SpanGeneration
@@ -103,7 +103,7 @@ class SimplifiedTransformerAttention(nn.Module):
         values = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
         value = values.view(heads).transpose(1, 2)
         if position_embeddings is not None:
-            query, key = (rotate(each, *position_embeddings) for each in (query, key))
+            query, key = rotate_both(query, key, *position_embeddings)
 
         is_of_read = centering is not None and reads_selected(self)
         if is_of_read:

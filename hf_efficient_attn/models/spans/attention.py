@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.dense_matrix import check_matrix
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
@@ -22,7 +21,7 @@ from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 from hf_efficient_attn.models.spans.groups import SpanGroup, SpanWindow, groups_of
-from hf_efficient_attn.models.spans.module import log_soft_mask
+from hf_efficient_attn.models.spans.step import attend_nearest
 
 
 def attend_spans(
@@ -60,8 +59,9 @@ def attend_spans(
     groups = groups_of(spans, bounds, window, query, token_mask, shards)
     # under a mask, keys may follow the queries; a user's matrix and the weights have a column for each key
     is_cut = token_mask.is_empty and matrix is None and window.is_causal and not need_weights
+    if is_cut and is_lone_query(query, key, window, backend):
+        return attend_nearest(query, key, value, spans, bounds, window, groups, scale, dropout, position_table), None
     is_per_head = has_heads(matrix, query, key)
-    is_step = is_cut and is_lone_query(query, key, window, backend)
     outputs, weights = [], []
     for group in groups:
         is_all = len(group.heads) == query.shape[1]
@@ -69,9 +69,6 @@ def attend_spans(
         kept = slice(-group.num_keys - window.shift - query.shape[2] + 1 if is_cut else None, None)
         q, k, v = pick(query, heads), pick(key[:, :, kept], heads), pick(value[:, :, kept], heads)
         own = spans if spans is None or is_all else pick(spans, heads)
-        if is_step:
-            outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
-            continue
         followed = LayerPattern(
             window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal, shards=shards
         )
@@ -126,37 +123,6 @@ def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) 
     """Return whether there is one query with keys, as in decoding, no backend was asked for, and nothing compiles."""
     is_free = backend == preferred_backend() == AUTO and not torch.compiler.is_compiling()
     return is_free and query.shape[2] == 1 and key.shape[2] > window.shift
-
-
-def attend_nearest(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spans: Tensor | None,
-    window: SpanWindow,
-    group: SpanGroup,
-    scale: float,
-    dropout: float,
-    position_table: Tensor | None,
-) -> Tensor:
-    """Return the output [B, 1, H, D] of a single query, the last position: a row of scores needs no pattern.
-
-    The arguments are those of `attend_spans`, for the heads of one group.
-    """
-    end = key.shape[2] - window.shift
-    start = max(0, end - group.num_keys)
-    bias = None
-    if spans is not None and group.num_inner < group.num_keys:
-        # before the ramp the mask changes nothing
-        num_free = min(group.num_inner - 1, end - start)
-        bias = pad(log_soft_mask(spans, num_free, end - start - num_free, window.ramp), (num_free, 0))
-    if position_table is not None:
-        scores = query @ position_table[: end - start].to(query.dtype).T * scale
-        bias = scores if bias is None else scores + bias
-    # the nearest key, index 0, is the last
-    bias = None if bias is None else bias.flip(-1)
-    out, _ = dense_attention(query, key[:, :, start:end], value[:, :, start:end], None, bias, scale, dropout, False)
-    return out.transpose(1, 2)
 
 
 def terms_of(
