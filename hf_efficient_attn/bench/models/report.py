@@ -142,6 +142,8 @@ def _legend(settings: dict[str, Any]) -> str:
         "the encoder; big_bird: blocks of 64, 3 random, full attention on up to 704 tokens, as transformers; bert: "
         "SDPA; self_only, with no attention at all: BERT made ours, each token reading only itself; no attention "
         "around the same linear maps can be faster by more than the few percent that this one still takes. "
+        "The bound of an encoder whose tokens read k keys of width d each, with its own arithmetic at the speed of the "
+        "linear maps, is the time of self_only x (1 + 2·k·d / (4d² + 2·d·d_ff)): x 1.11 for 512 keys and base width. "
         f"Sparse encoders of transformers, and our led and bert, up to {settings['peer_limit']:,} tokens."
     )
 

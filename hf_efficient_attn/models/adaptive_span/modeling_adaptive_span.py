@@ -45,7 +45,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
-from hf_efficient_attn.models.parts.positions import Positions, rotate_last
+from hf_efficient_attn.models.parts.positions import Positions, rotate_both, rotate_last
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
 from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, layer_bounds
@@ -110,7 +110,9 @@ class SpanAttention(nn.Module):
             projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection, states in ((self.q_proj, hidden_states), (self.k_proj, read), (self.v_proj, read))
         )
-        if position_embeddings is not None:
+        if position_embeddings is not None and memory is None:
+            query, key = rotate_both(query, key, *position_embeddings)
+        elif position_embeddings is not None:
             query, key = (rotate_last(each, position_embeddings) for each in (query, key))
         if cache is not None:
             key, value = append_to_cache(cache, key, value, self.layer_idx)

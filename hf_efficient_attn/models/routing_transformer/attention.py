@@ -24,7 +24,7 @@ from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 from hf_efficient_attn.models.parts.memberships import Membership, tell_membership
-from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.models.parts.positions import rotate_both
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -83,7 +83,7 @@ class RoutingAttention(nn.Module):
             query, key = self._normed(query, key)
             likeness, shown = self._compared(self._routed(query, key), means, documents, query_positions)
         if position_embeddings is not None:
-            query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+            query, key = rotate_both(query, key, *position_embeddings)
         if cache is not None:
             key, value, likeness = self._append(cache, key, value, likeness)
         options: dict[str, Any] = {

@@ -13,7 +13,7 @@ from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.models.parts.blocks import InitializedLinear, drop_rate, eager_attention_forward
-from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.models.parts.positions import rotate_both
 
 from .centering import Centering
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
@@ -71,7 +71,7 @@ class SimplifiedTransformerAttention(nn.Module):
             return self._shaped(out, values, centre), weights, None
         query, key, value = (self._heads(each) for each in (query, key, values))
         if position_embeddings is not None:
-            query, key = (rotate(each, *position_embeddings) for each in (query, key))
+            query, key = rotate_both(query, key, *position_embeddings)
 
         is_of_read = centering is not None and reads_selected(self)
         if is_of_read:

@@ -6,12 +6,12 @@ added to the scores within a span, and only the keys around the ramp need the sl
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.dense_matrix import check_matrix
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
@@ -19,10 +19,11 @@ from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 from hf_efficient_attn.models.spans.groups import SpanGroup, SpanWindow, groups_of
-from hf_efficient_attn.models.spans.module import log_soft_mask
+from hf_efficient_attn.models.spans.long_blocks import BLOCK_TOKENS, LongBlocks, apart, keys_before, put_rows, rows_of
+from hf_efficient_attn.models.spans.step import attend_nearest
 
 
 def attend_spans(
@@ -57,11 +58,14 @@ def attend_spans(
         shards: the processes that share each text; None: this one has the whole text.
     """
     bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
-    groups = groups_of(spans, bounds, window, query, token_mask, shards)
     # under a mask, keys may follow the queries; a user's matrix and the weights have a column for each key
     is_cut = token_mask.is_empty and matrix is None and window.is_causal and not need_weights
+    bounds, calls = without_long(bounds, spans, window, query, key) if is_cut and shards is None else (bounds, [])
+    groups = groups_of(spans, bounds, window, query, token_mask, shards)
+    if is_cut and is_lone_query(query, key, window, backend):
+        return attend_nearest(query, key, value, spans, bounds, window, groups, scale, dropout, position_table), None
     is_per_head = has_heads(matrix, query, key)
-    is_step = is_cut and is_lone_query(query, key, window, backend)
+    options: dict[str, Any] = {"scale": scale, "dropout": dropout, "backend": backend}
     outputs, weights = [], []
     for group in groups:
         is_all = len(group.heads) == query.shape[1]
@@ -69,22 +73,53 @@ def attend_spans(
         kept = slice(-group.num_keys - window.shift - query.shape[2] + 1 if is_cut else None, None)
         q, k, v = pick(query, heads), pick(key[:, :, kept], heads), pick(value[:, :, kept], heads)
         own = spans if spans is None or is_all else pick(spans, heads)
-        if is_step:
-            outputs.append(attend_nearest(q, k, v, own, window, group, scale, dropout, position_table))
-            continue
         followed = LayerPattern(
             window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal, shards=shards
         )
         own_matrix = pick(matrix, heads) if is_per_head else matrix
         terms = terms_of(q, own, window, group, position_table, scale)
         masks = {"tokens": token_mask, "query_offset": query_offset, "matrix": own_matrix}
-        options = {"scale": scale, "dropout": dropout, "need_weights": need_weights, "backend": backend}
-        out, weight = attend_layer(q, k, v, followed, terms=terms, **masks, **options)
+        out, weight = attend_layer(q, k, v, followed, terms=terms, need_weights=need_weights, **masks, **options)
         outputs.append(out)
         weights.append(weight)
     places = [head for group in groups for head in group.heads]
     order = sorted(range(len(places)), key=places.__getitem__)
-    return in_order(outputs, 2, order), in_order(weights, 1, order) if need_weights else None
+    out = with_long(in_order(outputs, 2, order), calls, (query, key, value, spans), position_table, window, **options)
+    return out, in_order(weights, 1, order) if need_weights else None
+
+
+def without_long(
+    bounds: SpanBounds | None, spans: Tensor | None, window: SpanWindow, query: Tensor, key: Tensor
+) -> tuple[SpanBounds | None, list[LongBlocks]]:
+    """Return the bounds of spans, and what is computed apart: of dynamic spans, see `apart`; otherwise nothing."""
+    if spans is None or spans.shape[2] < 2 * BLOCK_TOKENS or spans.device.type != "cpu":
+        return bounds, []
+    if torch.compiler.is_compiling():
+        return bounds, []
+    # one example may have the spans of all
+    per_example = spans.expand(query.shape[0], -1, -1)
+    return apart(per_example, window, key.shape[2] - query.shape[2]) or (bounds, [])
+
+
+def with_long(
+    out: Tensor,
+    calls: Sequence[LongBlocks],
+    states: tuple[Tensor, Tensor, Tensor, Any],
+    position_table: Tensor | None,
+    window: SpanWindow,
+    **options: Any,
+) -> Tensor:
+    """Return the output [B, T, H, D] with long blocks computed as far as they read; states: q, k, v and the spans."""
+    query, key, value, spans = states
+    for blocks in calls:
+        rows = torch.tensor(blocks.rows)
+        q, own = rows_of(query, rows), rows_of(spans.expand(query.shape[0], -1, -1), rows)
+        k, v = (keys_before(each, rows, blocks.num_before, query.shape[2]) for each in (key, value))
+        terms = terms_of(q, own, window, blocks.group, position_table, options["scale"])
+        followed = LayerPattern(window.band(blocks.group.num_keys), is_own=False, is_causal=True)
+        found, _ = attend_layer(q, k, v, followed, tokens=NO_MASK, terms=terms, **options)
+        out = put_rows(out, found, rows)
+    return out
 
 
 def has_heads(matrix: Tensor | None, query: Tensor, key: Tensor) -> bool:
@@ -126,37 +161,6 @@ def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) 
     """Return whether there is one query with keys, as in decoding, no backend was asked for, and nothing compiles."""
     is_free = backend == preferred_backend() == AUTO and not torch.compiler.is_compiling()
     return is_free and query.shape[2] == 1 and key.shape[2] > window.shift
-
-
-def attend_nearest(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spans: Tensor | None,
-    window: SpanWindow,
-    group: SpanGroup,
-    scale: float,
-    dropout: float,
-    position_table: Tensor | None,
-) -> Tensor:
-    """Return the output [B, 1, H, D] of a single query, the last position: a row of scores needs no pattern.
-
-    The arguments are those of `attend_spans`, for the heads of one group.
-    """
-    end = key.shape[2] - window.shift
-    start = max(0, end - group.num_keys)
-    bias = None
-    if spans is not None and group.num_inner < group.num_keys:
-        # before the ramp the mask changes nothing
-        num_free = min(group.num_inner - 1, end - start)
-        bias = pad(log_soft_mask(spans, num_free, end - start - num_free, window.ramp), (num_free, 0))
-    if position_table is not None:
-        scores = query @ position_table[: end - start].to(query.dtype).T * scale
-        bias = scores if bias is None else scores + bias
-    # the nearest key, index 0, is the last
-    bias = None if bias is None else bias.flip(-1)
-    out, _ = dense_attention(query, key[:, :, start:end], value[:, :, start:end], None, bias, scale, dropout, False)
-    return out.transpose(1, 2)
 
 
 def terms_of(

@@ -22,10 +22,15 @@ from hf_efficient_attn.models.spans.module import ADAPTIVE, clamp_spans
 
 @dataclass(frozen=True)
 class SpanBounds:
-    """The spans of each head lie between these numbers, in tokens: `lowest` and `highest`, both [H]."""
+    """The spans of each head lie between these numbers, in tokens: `lowest` and `highest`, both [H].
+
+    Attributes:
+        are_lasting: whether these are the spans themselves, and those of other calls, until a parameter changes.
+    """
 
     lowest: tuple[float, ...]
     highest: tuple[float, ...]
+    are_lasting: bool = False
 
 
 def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
@@ -59,16 +64,17 @@ def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[
             numbers = iter(on_host(spans_of_device).tolist())
             for index, spans in layers:
                 own = tuple(next(numbers) for _ in range(len(spans)))
-                bounds[index] = checked(SpanBounds(own, own), modules[index].layer_idx)
+                bounds[index] = checked(SpanBounds(own, own, are_lasting=True), modules[index].layer_idx)
     return tuple(bounds)
 
 
 def is_whole(module: Any) -> bool:
     """Return whether the learned spans of a layer can be read outside of it."""
-    if module.kind != ADAPTIVE or module.is_away:
+    if module.kind != ADAPTIVE:
         return False
+    ratio = module.ratio
     # a DTensor has the method; shards of flat parameters are no parameters, or have other sizes
-    return isinstance(module.ratio, nn.Parameter) and not hasattr(module.ratio, "full_tensor")
+    return isinstance(ratio, nn.Parameter) and not ratio.is_meta and not hasattr(ratio, "full_tensor")
 
 
 def layer_bounds(module: Any, spans: Tensor | None, known: Sequence[SpanBounds | None] | None) -> SpanBounds | None:
@@ -95,7 +101,7 @@ def bounds_of(
         InputError: spans that are not numbers.
     """
     if frozen is not None:
-        return SpanBounds(frozen, frozen)
+        return SpanBounds(frozen, frozen, are_lasting=True)
     if spans is None or torch.compiler.is_compiling():
         return None
     if spans.shape[0] == spans.shape[2] == 1 and shards is None:

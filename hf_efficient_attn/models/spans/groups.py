@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.sharded.sequence_shards import HEADS, SequenceShards
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.spans.bounds import SpanBounds
 from hf_efficient_attn.patterns.bands import Band
@@ -90,6 +91,9 @@ SpanGroup(heads=(1,), num_inner=481, num_keys=544)]
     return groups if num_queries > FEW_QUERIES else merge_groups(groups)
 
 
+_kept_groups = cached()(span_groups)
+
+
 def merge_groups(groups: list[SpanGroup]) -> list[SpanGroup]:
     """Return fewer groups, in each of which no head reads more than twice what it needs, or than `CHEAP_KEYS`.
 
@@ -136,5 +140,6 @@ def groups_of(
     if shards is not None and tokens.shape is not None:
         # processes must make the same groups
         num_queries = tokens.shape[1]
-    groups = span_groups(bounds.lowest, bounds.highest, window, num_queries)
+    find = _kept_groups if bounds.are_lasting else span_groups
+    groups = find(bounds.lowest, bounds.highest, window, min(num_queries, FEW_QUERIES + 1))
     return [together(groups)] if shards is not None and shards.mode == HEADS else groups

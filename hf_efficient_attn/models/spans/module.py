@@ -76,8 +76,10 @@ class Spans(nn.Module):
         if self.kind == ADAPTIVE:
             # in evaluation nothing clamps what an optimizer may have moved: the value is clamped here, its gradient is
             # not
-            ratio = self.ratio + (self.ratio.clamp(0.0, 1.0) - self.ratio).detach()
-            return self.limit * ratio[None, :, None]
+            ratio = self.ratio.clamp(0.0, 1.0)
+            if torch.is_grad_enabled():
+                ratio = ratio.detach() + (self.ratio - self.ratio.detach())
+            return self.limit * ratio.view(1, -1, 1)
         with torch.autocast(hidden_states.device.type, enabled=False):
             logits = nn.functional.linear(hidden_states.to(self.weight.dtype), self.weight, self.bias)
         return self.limit * torch.sigmoid(logits).transpose(1, 2)

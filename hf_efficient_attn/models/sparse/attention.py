@@ -29,7 +29,7 @@ from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text, rea
 from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION, backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.models.parts.positions import rotate, rotate_both
 from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups, reach_of
 from hf_efficient_attn.models.sparse.bigbird_evaluation import repeat_first_block, split_random
 from hf_efficient_attn.models.sparse.inputs import known_globals
@@ -94,7 +94,7 @@ class SparseAttention(nn.Module):
         query, key, value = self._states(hidden_states)
         rotation = self._rotation(position_embeddings)
         if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+            query, key = rotate_both(query, key, *rotation)
         cached_globals = None
         if cache is not None:
             key, value, cached_globals = self._update(cache, hidden_states, key, value, rotation)

@@ -11,7 +11,8 @@ from hf_efficient_attn.layout.terms import SoftSpan
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.spans.attention import attend_spans, terms_of
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
-from hf_efficient_attn.models.spans.groups import SpanWindow, groups_of, span_groups
+from hf_efficient_attn.models.spans.groups import SpanGroup, SpanWindow, groups_of, span_groups
+from hf_efficient_attn.models.spans.step import step_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
 
@@ -192,3 +193,29 @@ def test_neighbours_on_both_sides_have_the_same_weight() -> None:
     reach = key_index(TOKENS, TOKENS, WINDOWS["both sides"])[75]
     for head, span in enumerate(SPANS["between"].flatten().tolist()):
         assert torch.equal(weights[0, head, 75] > 0, reach < min(LIMIT, span + RAMP))
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+@pytest.mark.parametrize("num_keys", [3, 40, TOKENS])
+@pytest.mark.parametrize("name", ["whole", "ends", "between"])
+def test_a_step_within_lasting_spans(name: str, num_keys: int, has_table: bool) -> None:
+    """Masks that are kept from step to step, and keys that heads between others read for nothing, change no output."""
+    window, tensors = WINDOWS["causal without self"], leaves(has_table, SPANS[name], 1)
+    tensors |= {key: tensors[key][:, :, -num_keys:] for key in ("key", "value")}
+    spans = tuple(SPANS[name].flatten().tolist())
+    with torch.no_grad():
+        expected = dense(tensors, window)
+        for _ in range(2):
+            actual = ours(tensors, window, bounds=SpanBounds(spans, spans, are_lasting=True))
+            torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("long", [(1,), (0, 5), (2, 3, 5)])
+def test_few_keys_are_read_by_all_heads_between_and_many_by_their_own(long: tuple[int, ...]) -> None:
+    short = tuple(head for head in range(6) if head not in long)
+    plan = step_plan((SpanGroup(short, 1, 64), SpanGroup(long, 481, 544)))
+    computed = {head: each.num_keys for each in plan.ranges for head in range(each.first, each.stop)}
+    assert computed == {head: 544 if head in long else 64 for head in computed}
+    assert [head for _, first, stop in plan.taken for head in range(first, stop)] == list(range(6))
+    for index, first, stop in plan.taken:
+        assert all(plan.ranges[index].num_keys == (544 if head in long else 64) for head in range(first, stop))

@@ -1,0 +1,161 @@
+"""Blocks of queries with longer spans than most of their head, computed apart: a few long ones then cost little.
+
+Dynamic spans differ from token to token. A head computes as far as most of its blocks read, and those that read further
+once more, together with the blocks of other heads and examples that read about as far. On CPUs alone: elsewhere the
+host would wait for their numbers to be copied.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.models.spans.bounds import SpanBounds
+from hf_efficient_attn.models.spans.groups import GRANULE, SpanGroup, SpanWindow
+
+BLOCK_TOKENS = 64
+# how many keys, each read by a block, take as long as another call
+CALL_KEYS = 1024
+# by how much a key of these blocks costs more: it is copied, and its block was computed before
+COPY_FACTOR = 1.5
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of queries of one head.
+
+    Attributes:
+        row: its number, counted over examples, heads and blocks.
+        shortest: the shortest span in it.
+        num_keys: how many of the nearest keys it reads.
+        num_existing: keys before its first query.
+        call: (keys read, keys before its first query) of the call that computes it, if it is computed apart.
+    """
+
+    row: int
+    shortest: float
+    num_keys: int
+    num_existing: int
+    call: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LongBlocks:
+    """Blocks that one call computes.
+
+    Attributes:
+        group: how far they read; each of them is an example with a single head.
+        num_before: how many keys they are given before their first query.
+        rows: their numbers.
+    """
+
+    group: SpanGroup
+    num_before: int
+    rows: tuple[int, ...]
+
+
+def apart(spans: Tensor, window: SpanWindow, num_past: int) -> tuple[SpanBounds, list[LongBlocks]] | None:
+    """Return the bounds of what is not computed apart, and what is; None if that would save nothing.
+
+    Args:
+        spans: [B, H, T] in tokens.
+        num_past: keys before the first query.
+    """
+    calls: dict[tuple[int, int], list[Block]] = {}
+    lowest, highest, saved = [], [], 0.0
+    for blocks in blocks_of_heads(spans, window, num_past):
+        costs = {most: cost(blocks, most) for most in {block.num_keys for block in blocks}}
+        most = min(costs, key=lambda most: (costs[most], -most))
+        saved += costs[max(costs)] - costs[most]
+        lowest.append(min(block.shortest for block in blocks))
+        highest.append(float(most if most == window.limit else max(0, most - window.ramp)))
+        for block in blocks:
+            if block.num_keys > most:
+                calls.setdefault(block.call, []).append(block)
+    if not calls or saved < CALL_KEYS * len(calls):
+        return None
+    return SpanBounds(tuple(lowest), tuple(highest)), [
+        LongBlocks(
+            SpanGroup((0,), inner_keys(blocks, num_keys), num_keys), num_before, tuple(block.row for block in blocks)
+        )
+        for (num_keys, num_before), blocks in sorted(calls.items())
+    ]
+
+
+def blocks_of_heads(spans: Tensor, window: SpanWindow, num_past: int) -> list[list[Block]]:
+    """Return the blocks of each head, of all examples."""
+    blocks = in_blocks(spans.detach())
+    batch_size, num_heads, num_blocks, _ = blocks.shape
+    shortest = blocks.amin(-1).flatten().tolist()
+    ends = ((blocks.amax(-1).ceil() + window.ramp) / GRANULE).ceil() * GRANULE
+    num_keys = ends.clamp(max=window.limit).int().flatten().tolist()
+    heads: list[list[Block]] = [[] for _ in range(num_heads)]
+    for row in range(batch_size * num_heads * num_blocks):
+        num_existing = num_past + row % num_blocks * BLOCK_TOKENS
+        call = call_of(num_keys[row], num_existing, window)
+        heads[row // num_blocks % num_heads].append(Block(row, shortest[row], num_keys[row], num_existing, call))
+    return heads
+
+
+def call_of(num_keys: int, num_existing: int, window: SpanWindow) -> tuple[int, int]:
+    """Return how many of the nearest keys are read in the call of a block, and how many it is given before its queries.
+
+    Blocks that read further than another by less than twice share a call, and so do those at the start of texts.
+
+    Args:
+        num_keys: how many the block reads.
+        num_existing: keys before its first query.
+    """
+    size = 2 * GRANULE
+    while size < num_keys:
+        size *= 2
+    size = min(size, window.limit)
+    reach = size - 1 + window.shift
+    if num_existing >= reach:
+        return size, reach
+    return min(size, num_existing + BLOCK_TOKENS), num_existing
+
+
+def cost(blocks: Sequence[Block], most: int) -> float:
+    """Return what the blocks of a head cost, in keys of a block, if all read `most` keys, and longer ones once more."""
+    longer = [block.call[1] + BLOCK_TOKENS for block in blocks if block.num_keys > most]
+    return sum(min(most, block.num_existing) for block in blocks) + COPY_FACTOR * sum(longer)
+
+
+def inner_keys(blocks: Sequence[Block], num_keys: int) -> int:
+    """Return how many of the nearest keys have weight 1 in all of these blocks, in granules."""
+    shortest = min(block.shortest for block in blocks)
+    return min(int(shortest) // GRANULE * GRANULE + 1, num_keys)
+
+
+def in_blocks(tensor: Tensor) -> Tensor:
+    """Return a tensor [B, H, T, ...] as [B, H, blocks, BLOCK_TOKENS, ...], with 0 behind the last token."""
+    missing = -tensor.shape[2] % BLOCK_TOKENS
+    sides = (0, 0) * (tensor.dim() - 3) + (0, missing)
+    return (pad(tensor, sides) if missing else tensor).unflatten(2, (-1, BLOCK_TOKENS))
+
+
+def rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return these blocks of queries of a tensor [B, H, T, ...], each as an example: [rows, 1, BLOCK_TOKENS, ...]."""
+    return in_blocks(tensor).flatten(0, 2).index_select(0, rows)[:, None]
+
+
+def keys_before(states: Tensor, rows: Tensor, num_before: int, num_queries: int) -> Tensor:
+    """Return the keys or values of these blocks, [rows, 1, num_before + BLOCK_TOKENS, D], of all [B, H, K, D]."""
+    num_past = states.shape[2] - num_queries
+    missing = -num_queries % BLOCK_TOKENS
+    states = pad(states, (0, 0, 0, missing)) if missing else states
+    num_keys, num_blocks = states.shape[2], (num_queries + missing) // BLOCK_TOKENS
+    first = rows // num_blocks * num_keys + num_past + rows % num_blocks * BLOCK_TOKENS - num_before
+    places = first[:, None] + torch.arange(num_before + BLOCK_TOKENS, device=states.device)
+    found = states.flatten(0, 2).index_select(0, places.flatten())
+    return found.view(len(rows), 1, -1, states.shape[3])
+
+
+def put_rows(out: Tensor, found: Tensor, rows: Tensor) -> Tensor:
+    """Return an output [B, T, H, D] in which blocks are replaced by those found, [rows, BLOCK_TOKENS, 1, D]."""
+    blocks = in_blocks(out.transpose(1, 2))
+    replaced = blocks.flatten(0, 2).index_copy(0, rows, found[:, :, 0].to(out.dtype)).view(blocks.shape)
+    return replaced.flatten(2, 3)[:, :, : out.shape[1]].transpose(1, 2)
