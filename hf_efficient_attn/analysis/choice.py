@@ -88,7 +88,8 @@ def ways_text(rows: list[dict[str, Any]], tokens: int, is_causal: bool) -> str:
     kinds = "\n".join(f"  {kind.ljust(12)}{what}" for kind, what in KINDS.items())
     return (
         f"{tokens:,} tokens that read {direction}, heads of {WIDTH // HEADS}:\n\n{markdown_table(header, lines)}\n\n"
-        f"Scores are of a head, in the mean; what finds, projects or convolves keys is not counted.{kept}\n"
+        f"Scores are of a head, in the mean, wider ones counted as more; what finds, projects or convolves keys is not "
+        f"counted.{kept}\n"
         f"All take padding on either side. Computes:\n{kinds}\n"
         "What they cost in time and memory: hf-efficient-attn bench mechanisms"
     )
@@ -149,8 +150,23 @@ def _all_keys(shape: Shape) -> float:
     return 2 * shape.tokens * _head_dim(shape)
 
 
+def _mixed_scores(shape: Shape) -> float:
+    # of all pairs, if causal, too; each is mixed from those of all heads, twice
+    return shape.tokens * (1 + shape.heads / _head_dim(shape))
+
+
+def _shared_key_scores(shape: Shape) -> float:
+    # keys of the width of all heads, values of one: a score is a product of each
+    return _dense_scores(shape) * (shape.heads + 1) / 2
+
+
 FACTS: dict[str, Facts] = {
     "dense": Facts("full", _dense_scores, _all_keys),
+    # a cache holds the sum of the values so far, too
+    "sas_p": Facts("other", _dense_scores, lambda shape: _all_keys(shape) + _head_dim(shape)),
+    "prior": Facts("other", _dense_scores, _all_keys),
+    "talking_heads": Facts("other", _mixed_scores, _all_keys),
+    "collaborative_heads": Facts("other", _shared_key_scores, _all_keys),
     "band": Facts("sparse", _explained("band"), lambda shape: 2 * (shape.keys - 1) * _head_dim(shape)),
     "bigbird": Facts("sparse", _explained("bigbird"), _all_keys),
     "block_top_k": Facts("sparse", _explained("block_top_k"), _all_keys),
@@ -170,4 +186,5 @@ FACTS: dict[str, Facts] = {
     "linear": Facts("other", _sum_scores("linear"), _sums("linear")),
     # beside the sums, the largest exponent of their keys
     "performer": Facts("approximate", _sum_scores("performer"), lambda shape: _sums("performer")(shape) + 1),
+    "average": Facts("other", _sum_scores("average"), _sums("average")),
 }

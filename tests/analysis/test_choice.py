@@ -38,14 +38,14 @@ def test_what_is_kept_is_what_a_cache_holds(name: str, tokens: int) -> None:
 
 
 # explain counts the others' pairs, see tests/attention/test_explain.py
-COUNTED = ("star", "tree", "linformer", "nystrom", "memory_compressed", "linear", "performer")
+COUNTED = ("star", "tree", "linformer", "nystrom", "memory_compressed", "linear", "performer", "average")
 
 
 @pytest.mark.parametrize(("name", "is_causal"), [way for way in WAYS if way[0] in COUNTED])
 def test_scores_are_those_that_models_tell(name: str, is_causal: bool) -> None:
     sizes = shape(192, is_causal)
     scores = FACTS[name].scores(sizes) * sizes.tokens
-    if name in ("linear", "performer"):
+    if name in ("linear", "performer", "average"):
         # numbers that a head of 16 adds up for a token
         scores *= 16 / sizes.tokens
     if name == "memory_compressed" and is_causal:
@@ -56,11 +56,26 @@ def test_scores_are_those_that_models_tell(name: str, is_causal: bool) -> None:
     assert f" {scores:,.0f} " in str(refused.value)
 
 
-def test_dense_attention_reads_all_keys() -> None:
-    for is_causal in (False, True):
-        sizes = shape(192, is_causal)
-        told = hea.explain(cases.config_of("dense", sizes), query_tokens=sizes.tokens)
-        assert FACTS["dense"].scores(sizes) * 192 * sizes.heads == told.allowed_pairs
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "times_as_wide"), [("dense", 1), ("sas_p", 1), ("prior", 1), ("collaborative_heads", 2.5)]
+)
+def test_dense_attention_reads_all_keys(name: str, times_as_wide: float, is_causal: bool) -> None:
+    """With keys of 4 heads and values of one a score is (4 + 1) / 2 times as wide."""
+    sizes = shape(192, is_causal)
+    told = hea.explain(cases.config_of(name, sizes), query_tokens=sizes.tokens)
+    assert FACTS[name].scores(sizes) * 192 * sizes.heads == told.allowed_pairs * times_as_wide
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_talking_heads_compute_and_mix_all_scores(is_causal: bool) -> None:
+    sizes = shape(192, is_causal)
+    with pytest.raises(
+        hea.errors.UnsupportedBackendError, match=r"computes all 36,864 scores .* mixes those of 4 heads twice"
+    ):
+        hea.explain(cases.config_of("talking_heads", sizes), query_tokens=sizes.tokens)
+    # a product with a key and one with a value, 16 numbers each, and four heads twice
+    assert FACTS["talking_heads"].scores(sizes) * 192 == 36_864 * (2 * 16 + 2 * 4) / (2 * 16)
 
 
 def test_heads_read_as_far_as_their_spans() -> None:
