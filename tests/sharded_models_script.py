@@ -120,6 +120,22 @@ def check_bytes(model: Any) -> None:
     assert link.sent == ROWS * sum(each.forward_bytes[distributed.get_rank()] for each in said)
 
 
+def check_autocast(model: Any, inputs: dict[str, Tensor]) -> None:
+    """Check that a training step has the same loss in bfloat16, by autocast, but for rounding."""
+    if "input_ids" not in inputs or "position_ids" in inputs:
+        return
+    model = copy.deepcopy(model).float()
+    losses = []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = model(**inputs).loss
+        loss.backward()
+        losses.append(loss.detach())
+    torch.testing.assert_close(losses[1].float(), losses[0], atol=0, rtol=0.05)
+    assert all(each.grad is None or each.grad.isfinite().all() for each in model.parameters())
+
+
 def check_dropout(model: Any, inputs: dict[str, Tensor]) -> None:
     """Check that processes drop the same in what all of them compute, wherever their random numbers are."""
     torch.manual_seed(distributed.get_rank())
@@ -175,6 +191,7 @@ def said(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
         "weights": raised_by(lambda: model(input_ids=ids, output_attentions=True)),
         "matrix": raised_by(lambda: model(input_ids=ids, attention_mask=torch.ones(ROWS, 1, TOKENS, TOKENS))),
         "labels": raised_by(lambda: model(input_ids=ids, output_router_logits=True)),
+        "restarts": raised_by(lambda: model(**{**inputs, "position_ids": torch.arange(TOKENS).expand(ROWS, -1) % 9})),
         "short": raised_by(lambda: model(input_ids=ids[:, :1])),
         "mesh": raised_by(lambda: hea.shard_sequence(model, init_device_mesh("cpu", square))),
         "mode": raised_by(lambda: hea.shard_sequence(model, init_device_mesh("cpu", square[1:]), "ring")),
@@ -215,6 +232,7 @@ def main(folder: Path, part: str) -> None:
             found["whole again"] = results(hea.shard_sequence(model, None), inputs)["logits"]
         if isinstance(model, FamilyPreTrainedModel) and "packed" not in path.name and path.name not in UNSAID:
             check_bytes(model)
+        check_autocast(model, inputs)
         if path.name in REFUSED:
             found["said"] = REFUSED[path.name](model, inputs, mesh)
         if path.name in MIXING:

@@ -90,11 +90,8 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     own, mask = shards.own(num_tokens), given.get("attention_mask")
     positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
     documents = find_documents(model.config, positions, mask, batch_size, 0)
-    if documents is not None and not (is_causal or said_by_number(given) or isinstance(model, FamilyPreTrainedModel)):
-        raise InputError(
-            f"position_ids restart within a text, but in {type(model).__name__} that begins no document. Pass seq_idx "
-            "with them, the number of each token's document."
-        )
+    if documents is not None and not (said_by_number(given) or isinstance(model, FamilyPreTrainedModel)):
+        refuse_restarts(model, is_causal, mask is not None)
     key_mask = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=tokens.device)
     token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
     positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
@@ -149,6 +146,21 @@ def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Ten
     if ids is None or looked_at(config, task, ids) is None:
         return None
     return choose_by_rule(resolved_rule(config, task), ids.shape[1], ids, mask, config.sep_token_id).mask
+
+
+def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
+    """Raise InputError where position_ids that restart begin no document in one process, in a model of transformers.
+
+    In causal models they do, unless there is a mask.
+    """
+    if is_causal and not has_mask:
+        return
+    where = " beside an attention_mask" if is_causal else ""
+    way = "Leave the mask out, or pass" if is_causal else "Pass"
+    raise InputError(
+        f"position_ids restart within a text, but in {type(model).__name__}{where} that begins no document. {way} "
+        "seq_idx with them, the number of each token's document."
+    )
 
 
 def said_by_number(given: dict[str, Any]) -> bool:

@@ -203,6 +203,7 @@ def test_heads_that_are_mixed_by_the_engine_share_keys_or_are_dealt_out(folder: 
         ("weights", "UnsupportedBackendError: .* cannot be called with output_attentions"),
         ("matrix", "UnsupportedBackendError: A mask that is a matrix cannot be cut"),
         ("labels", "UnsupportedBackendError: .* cannot be called with output_router_logits"),
+        ("restarts", "InputError: position_ids restart .* in LlamaForCausalLM beside an attention_mask that begins no"),
         ("short", "InputError: A text of 1 tokens cannot be cut"),
         ("mesh", "ConfigurationError: The mesh has 2 dimensions"),
         ("mode", "ConfigurationError: mode is 'ring'"),

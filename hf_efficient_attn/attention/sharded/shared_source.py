@@ -10,7 +10,7 @@ from hf_efficient_attn.attention.sharded.layer import refuse_compiled
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.sharded.sharded_call import Scores
 from hf_efficient_attn.attention.sharded.sums import summed
-from hf_efficient_attn.attention.sharded.wide_queries import WideAttention, WidePart
+from hf_efficient_attn.attention.sharded.wide_queries import WidePart, attend_wide
 
 MAX_SEED = 2**62
 
@@ -38,8 +38,7 @@ def read_source(
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     examples, rows, keys = (torch.arange(count, device=device) for count in (batch_size, num_queries, num_keys))
     part = WidePart(examples, rows, keys, mask.expand(batch_size, 1, num_queries, num_keys))
-    out: Tensor = WideAttention.apply(query, key, value, None, (part,), Scores(scale, dropout=dropout), shards.group)
-    return out
+    return attend_wide(query, key, value, None, (part,), Scores(scale, dropout=dropout), shards.group)
 
 
 def same_random_numbers(shards: SequenceShards | None, device: torch.device) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from hf_efficient_attn.attention.sharded.held_keys import cut_tokens
 from hf_efficient_attn.attention.sharded.key_exchange import Text, WideQueries, document_patterns, shifted
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
 from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.sinks import cap, join_sinks
@@ -56,7 +57,7 @@ def with_wide_queries(out: Tensor, query: Tensor, key: Tensor, value: Tensor, ca
         for text in (call.texts[wide.text],)
     )
     scores = call.scores
-    found = WideAttention.apply(queries, key, value, scores.sinks, parts, scores, call.shards.group)
+    found = attend_wide(queries, key, value, scores.sinks, parts, scores, call.shards.group)
     start, stop = places[call.rank]
     is_wide = torch.zeros(*out.shape[::2], dtype=torch.bool, device=device)
     for part in parts:
@@ -112,6 +113,16 @@ def wide_part(
     stacked = [allowed[patterns[0]]] if len(allowed) == 1 else [allowed[pattern] for pattern in patterns]
     rows = torch.searchsorted(row_positions, query + start)
     return WidePart(examples, rows, key + start - own[0], torch.stack(stacked))
+
+
+def attend_wide(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: tuple[WidePart, ...], scores: Scores, group: Any
+) -> Tensor:
+    """Return what `WideAttention` does, under autocast in its dtype, as attention of other queries is computed."""
+    q, k, v = autocast_states(q, k, v)
+    with autocast_off(q.device.type):
+        out: Tensor = WideAttention.apply(q, k, v, sinks, parts, scores, group)
+    return out
 
 
 class WideAttention(torch.autograd.Function):

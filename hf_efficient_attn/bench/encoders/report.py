@@ -98,8 +98,9 @@ def caption(settings: dict[str, Any]) -> str:
 def legend(settings: dict[str, Any]) -> str:
     """Return what was measured."""
     about = "; ".join(f"{name}: {ABOUT[name].format(**settings)}" for name in settings["encoders"])
+    start = "pixels" if settings.get("patch_pixels") else "embeddings"
     return (
-        f"{caption(settings)}; from embeddings to the last hidden state, without dropout. Training step: forward and "
+        f"{caption(settings)}; from {start} to the last hidden state, without dropout. Training step: forward and "
         f"backward. Up to {settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a "
         f"length, at least {LEAST_ROUNDS}, after one that does not count; medians, of ratios within a round. {about}."
     )

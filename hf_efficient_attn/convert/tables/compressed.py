@@ -47,7 +47,7 @@ def asked(config: Any, request: ConversionRequest) -> dict[str, Any]:
     Raises:
         ConfigurationError: `parity` of mechanisms that compute something else, or global projections.
     """
-    mechanism = request.mechanism or DEFAULT
+    mechanism = DEFAULT if request.mechanism is None else request.mechanism
     listed = set(mechanism) if isinstance(mechanism, list) else {mechanism}
     if request.parity and not listed <= set(EXACT):
         raise ConfigurationError(

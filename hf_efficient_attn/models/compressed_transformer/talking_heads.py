@@ -38,8 +38,9 @@ from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.sparse.attention import SparseAttention, keys_of_text
+from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 # up to this many keys, a layer with a pattern computes all scores
 FEW_KEYS = 512
@@ -61,7 +62,7 @@ class TalkingHeadsAttention(SparseAttention):
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         # lengths of an exported graph are not known
-        is_known, num_keys = not torch.compiler.is_exporting(), keys_of_text(followed, key, options["tokens"])
+        is_known, num_keys = not torch.compiler.is_exporting(), keys_of_text(followed.shards, key, options["tokens"])
         if self._is_dense(followed, num_keys if is_known else FEW_KEYS + 1):
             kept = {name: each for name, each in options.items() if name != "backend"}
             if followed.shards is not None:

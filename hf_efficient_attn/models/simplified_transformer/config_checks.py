@@ -139,14 +139,16 @@ def _check_mechanism(config: Any) -> None:
         return
     if config.mechanism in OF_SLOTS:
         raise ConfigurationError(
-            f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens, so that what it reads "
-            "at the start is no mean of tokens, which shaped attention takes away. Use a compressed_transformer, whose "
+            f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens; what it reads at the "
+            "start is no mean of tokens, which shaped attention takes away, and blocks without it have it not either. "
+            "Use a compressed_transformer, whose "
             "blocks have skips, or mechanism='linear'."
         )
     if config.mechanism != "linear":
         raise ConfigurationError(
             f"mechanism={shown(config.mechanism)}: these blocks have softmax attention (None), which may follow an "
             "attention_pattern, and 'linear'. A compressed_transformer has other mechanisms, in blocks with skips."
+            f"{meant(config.mechanism, ('linear',))}"
         )
     check_features(config)
     for name, reason in NOT_LINEAR.items():
@@ -155,8 +157,8 @@ def _check_mechanism(config: Any) -> None:
             raise ConfigurationError(f"mechanism='linear' with {name}={shown(value)}: {reason}. Leave one of them out.")
     if config.feature_map == "constant":
         raise ConfigurationError(
-            "feature_map='constant' reads all keys alike, whatever queries and keys are: shaped attention takes the "
-            "same mean away. Use 'elu' or 'positive_random'."
+            "feature_map='constant' reads all keys alike, whatever queries and keys are; shaped attention takes the "
+            "same mean away, and blocks without it have it not either. Use 'elu' or 'positive_random'."
         )
     if config.key_value_heads != config.num_attention_heads:
         raise ConfigurationError(

@@ -8,10 +8,9 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.layout.terms import Label, Slope
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, SlopeFields
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.mechanisms.config import FeatureFields
 from hf_efficient_attn.models.spans.config import SpanFields
@@ -31,7 +30,7 @@ from .gains import (
 
 @strict_config
 class SimplifiedTransformerConfig(
-    SpanFields, FeatureFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
+    SpanFields, FeatureFields, GatedMLPFields, DropoutFields, SlopeFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
@@ -219,11 +218,6 @@ class SimplifiedTransformerConfig(
         if not self.is_centered or (getattr(self, "attention_pattern", None) is None and not has_indexer(self)):
             return ()
         return ("Shaped attention also takes the mean of what it reads, which costs as much again where it is sparse.",)
-
-    @property
-    def bias_labels(self) -> tuple[Label, ...]:
-        """Of the terms that ALiBi has instead of a matrix where processes share a text."""
-        return (Slope(),) if self.position_embedding_type == "alibi" else ()
 
     @property
     def has_head_gains(self) -> bool:

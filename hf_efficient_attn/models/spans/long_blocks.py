@@ -7,6 +7,7 @@ host would wait for their numbers to be copied.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -86,9 +87,10 @@ def apart(spans: Tensor, window: SpanWindow, num_past: int) -> tuple[SpanBounds,
 
 def blocks_of_heads(spans: Tensor, window: SpanWindow, num_past: int) -> list[list[Block]]:
     """Return the blocks of each head, of all examples."""
-    blocks = in_blocks(spans.detach())
+    spans = spans.detach()
+    blocks = in_blocks(spans)
     batch_size, num_heads, num_blocks, _ = blocks.shape
-    shortest = blocks.amin(-1).flatten().tolist()
+    shortest = in_blocks(spans, inf).amin(-1).flatten().tolist()
     ends = ((blocks.amax(-1).ceil() + window.ramp) / GRANULE).ceil() * GRANULE
     num_keys = ends.clamp(max=window.limit).int().flatten().tolist()
     heads: list[list[Block]] = [[] for _ in range(num_heads)]
@@ -130,11 +132,11 @@ def inner_keys(blocks: Sequence[Block], num_keys: int) -> int:
     return min(int(shortest) // GRANULE * GRANULE + 1, num_keys)
 
 
-def in_blocks(tensor: Tensor) -> Tensor:
-    """Return a tensor [B, H, T, ...] as [B, H, blocks, BLOCK_TOKENS, ...], with 0 behind the last token."""
+def in_blocks(tensor: Tensor, behind: float = 0.0) -> Tensor:
+    """Return a tensor [B, H, T, ...] as [B, H, blocks, BLOCK_TOKENS, ...], with this number behind the last token."""
     missing = -tensor.shape[2] % BLOCK_TOKENS
     sides = (0, 0) * (tensor.dim() - 3) + (0, missing)
-    return (pad(tensor, sides) if missing else tensor).unflatten(2, (-1, BLOCK_TOKENS))
+    return (pad(tensor, sides, value=behind) if missing else tensor).unflatten(2, (-1, BLOCK_TOKENS))
 
 
 def rows_of(tensor: Tensor, rows: Tensor) -> Tensor:

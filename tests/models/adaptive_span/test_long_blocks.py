@@ -75,3 +75,11 @@ def test_spans_of_one_length_are_computed_together() -> None:
     assert apart(torch.full((2, HEADS, 512), 200.0), window, 0) is None
     # what little is saved is worth no call
     assert apart(spans_of(150), window, 0) is None
+
+
+def test_what_is_behind_the_last_token_shortens_no_span() -> None:
+    spans = torch.full((1, 2, 2047), 20.0)
+    spans[0, :, 1000] = 1000.0
+    found = apart(spans, SpanWindow(1024, 32, include_self=True, is_causal=True), 1024)
+    assert found is not None
+    assert found[0].lowest == (20.0, 20.0)
