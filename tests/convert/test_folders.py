@@ -181,7 +181,10 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_unknown_types(bert: Path) -> None:
-    with pytest.raises(hea.ConfigurationError, match="it can become: sparse_transformer, etc_transformer, big_bird"):
+    with pytest.raises(
+        hea.ConfigurationError,
+        match="it can become: sparse_transformer, compressed_transformer, etc_transformer, big_bird",
+    ):
         hea.convert(bert, to="led")
     config = json.loads((bert / "config.json").read_text())
     (bert / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
