@@ -51,6 +51,7 @@ REPORTS: dict[str, Any] = {
     "content": content_report,
     "etc": encoders_report,
     "grids": attention_report,
+    "images": encoders_report,
     "mechanisms": mechanisms_report,
     "mechanisms_causal": mechanisms_report,
     "models": models_report,

@@ -209,8 +209,18 @@ def too_far(model: Any, inputs: dict[str, Tensor], mesh: Any) -> str:
     return raised_by(lambda: model(torch.ones_like(far), position_ids=far))
 
 
+def alone(model: Any, inputs: dict[str, Tensor], mesh: Any) -> str:
+    """Return what is said of an encoder that is called without its decoder."""
+    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    return raised_by(lambda: model.get_encoder()(**given))
+
+
 # what is refused of a single case
-REFUSED = {**dict.fromkeys((*MIXING, "sparse-indexed"), divided), "sparse-chosen": too_far}
+REFUSED = {
+    **dict.fromkeys((*MIXING, "sparse-indexed"), divided),
+    "sparse-chosen": too_far,
+    "seq2seq-led": alone,
+}
 
 
 def main(folder: Path, part: str) -> None:

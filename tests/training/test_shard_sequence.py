@@ -172,6 +172,11 @@ def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> 
     assert re.match("InputError: The sequence reaches position 66, but the learned position table has", said)
 
 
+def test_an_encoder_that_shares_its_source_is_not_called_alone(folder: Path) -> None:
+    said = torch.load(folder / "seq2seq-led.pt")["said"]
+    assert re.match("UnsupportedBackendError: The encoder of a model on shards of a text .* is not called alone", said)
+
+
 @pytest.mark.parametrize("name", MIXING)
 def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
     said = torch.load(folder / f"{name}.pt")["said"]

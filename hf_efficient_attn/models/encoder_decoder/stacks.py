@@ -13,6 +13,7 @@ from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
 from hf_efficient_attn.attention.table_form import with_kind
 from hf_efficient_attn.attention.token_table import write_table
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.encoder_decoder.cross_attention import with_cross_attention
 from hf_efficient_attn.models.encoder_decoder.inputs import check_positions, check_source_mask
@@ -29,6 +30,18 @@ def shared_mask(attention_mask: Any, shards: SequenceShards) -> tuple[Any, Tenso
     table: Any = write_table(TokenMask(attention_mask != 0), None, num_tokens)
     positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
     return with_kind(table, False), positions[:, shards.own(num_tokens)]
+
+
+def refuse_alone(attention_mask: Any, own_tokens: int, shards: SequenceShards) -> None:
+    """Raise UnsupportedBackendError for an encoder of shared sources that is not called by its model.
+
+    attention_mask: of the whole source, where the model has cut it; `own_tokens` are those of this process.
+    """
+    if attention_mask is None or len(range(attention_mask.shape[1])[shards.own(attention_mask.shape[1])]) != own_tokens:
+        raise UnsupportedBackendError(
+            "The encoder of a model on shards of a text (shard_sequence) is not called alone, for nothing would cut "
+            "its source. Call the whole model, or take its shards away: hea.shard_sequence(model, None)."
+        )
 
 
 def record_layers(layer_class: type[nn.Module], count: str) -> OutputRecorder:
@@ -90,6 +103,7 @@ class Stack:
         if shards is None:
             check_source_mask(attention_mask, embedded.shape[1])
         else:
+            refuse_alone(attention_mask, embedded.shape[1], shards)
             attention_mask, position_ids = shared_mask(attention_mask, shards)
         return prepare_call(self.config, embedded, attention_mask, position_ids, None, options)
 
