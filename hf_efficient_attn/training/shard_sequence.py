@@ -31,10 +31,8 @@ T = TypeVar("T", bound=PreTrainedModel)
 HOOKS = "_sequence_hooks"
 # that in which it keeps the batch of a forward pass
 BATCH = "_sharded_batch"
-# outputs that are of no single token
-SUMS = ("loss", "auxiliary_loss")
-# or of the global input of ETC, which all processes have
-OF_GLOBALS = ("global_hidden_state", "global_mask", "global_documents")
+# outputs that are of no single token, or of the global input of ETC, which all processes have
+NOT_CUT = ("loss", "auxiliary_loss", "global_hidden_state", "global_mask", "global_documents")
 
 
 def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
@@ -150,7 +148,7 @@ def refuse_outputs(model: Any, outputs: Any, batch: ShardedBatch) -> None:
     """Raise UnsupportedBackendError for outputs that are not of the tokens of this process, such as a pooled text."""
     shape = batch.inputs["input_ids" if "input_ids" in batch.inputs else "inputs_embeds"].shape[:2]
     for name, value in outputs.items():
-        if name not in (*SUMS, *OF_GLOBALS) and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
+        if name not in NOT_CUT and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
             raise UnsupportedBackendError(
                 f"{type(model).__name__} returns {name} of shape {[*value.shape]}, which is not of the "
                 f"{shape[1]} tokens that this process holds: it needs the whole text. Use a language model, a token "

@@ -1,21 +1,13 @@
 """What all configs with linear attention share: the fields of its features, and their checks."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
 FEATURE_MAPS = ("elu", "positive_random", "constant")
-FEATURE_FIELDS = (
-    "feature_map",
-    "num_features",
-    "feature_seed",
-    "feature_redraw_steps",
-    "normalizer_epsilon",
-    "chunk_tokens",
-)
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -42,6 +34,9 @@ class FeatureFields:
         """How many numbers a causal head keeps of a text: S, z and, of random features, their exponent."""
         head_dim: int = self.head_dim  # type: ignore[attr-defined]
         return self.features_of_head * (head_dim + 1) + int(self.feature_map == "positive_random")
+
+
+FEATURE_FIELDS = tuple(each.name for each in fields(FeatureFields))
 
 
 def check_features(config: Any) -> None:

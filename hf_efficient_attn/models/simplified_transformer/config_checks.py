@@ -139,10 +139,9 @@ def _check_mechanism(config: Any) -> None:
         return
     if config.mechanism in OF_SLOTS:
         raise ConfigurationError(
-            f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens; what it reads at the "
-            "start is no mean of tokens, which shaped attention takes away, and blocks without it have it not either. "
-            "Use a compressed_transformer, whose "
-            "blocks have skips, or mechanism='linear'."
+            f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens, so that what it reads "
+            "at the start is no mean of tokens, which shaped attention takes away; no block here has it. Use a "
+            "compressed_transformer, whose blocks have skips, or mechanism='linear'."
         )
     if config.mechanism != "linear":
         raise ConfigurationError(
@@ -158,7 +157,7 @@ def _check_mechanism(config: Any) -> None:
     if config.feature_map == "constant":
         raise ConfigurationError(
             "feature_map='constant' reads all keys alike, whatever queries and keys are; shaped attention takes the "
-            "same mean away, and blocks without it have it not either. Use 'elu' or 'positive_random'."
+            "same mean away, and no block here has it. Use 'elu' or 'positive_random'."
         )
     if config.key_value_heads != config.num_attention_heads:
         raise ConfigurationError(
