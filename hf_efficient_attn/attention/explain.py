@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
@@ -131,12 +131,13 @@ def explain(
         request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout, backend
     )
     call = call if chosen is None else with_chosen(call, chosen)
-    ranks = _ranks(what, sequence_ranks)
+    shards = shards_of(what) if isinstance(what, nn.Module) else None
+    ranks = _ranks(shards, sequence_ranks)
     missing = _missing_positions(request.followed.pattern, num_keys)
     request = replace(request, notes=(*request.notes, *missing, *_whole_targets(request, ranks)))
     said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
-    return replace(said, exchange=_exchange(what, call, request, ranks))
+    return replace(said, exchange=_exchange(call, request, ranks, AUTO if shards is None else shards.mode))
 
 
 def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
@@ -148,9 +149,8 @@ def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
     return (f"Of the global positions that the pattern names, {num_keys:,} keys lack {some}.",)
 
 
-def _ranks(what: Any, asked: int | None) -> int | None:
+def _ranks(shards: SequenceShards | None, asked: int | None) -> int | None:
     """Return how many processes share the text, those that were asked about or those of the model; None: one has it."""
-    shards = shards_of(what) if isinstance(what, nn.Module) else None
     if asked is not None:
         check_length("sequence_ranks", asked)
     elif shards is not None:
@@ -168,14 +168,12 @@ def _whole_targets(asked: LayerRequest, ranks: int | None) -> tuple[str, ...]:
     return (WHOLE_TARGETS,) if ranks is not None and _is_of_target(asked) else ()
 
 
-def _exchange(what: Any, call: AttentionCall, asked: LayerRequest, ranks: int | None) -> LayerExchange | None:
+def _exchange(call: AttentionCall, asked: LayerRequest, ranks: int | None, mode: str) -> LayerExchange | None:
     """Return what so many processes send that share the text; None: one has all of it, or all have it whole."""
-    shards = shards_of(what) if isinstance(what, nn.Module) else None
     if ranks is None or _is_of_target(asked):
         return None
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
-    mode = AUTO if shards is None else shards.mode
     if asked.index_dim is not None:
         # the mean is of what the indexer has chosen, too
         return indexed_exchange(call, asked.index_dim, ranks, mode, 1 if asked.of_mean is None else 2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.parts.positions import Positions, positions_among_real
 
 # how RoBERTa and kin call what counts from the number of their padding token on: in a module, or beside its class
 COUNT_IDS, COUNT_EMBEDS = "create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds"
@@ -23,7 +23,7 @@ def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None,
     """Return the positions that the model would count in the whole texts, [B or 1, N]."""
     index = torch.arange(tokens.shape[1], device=tokens.device)[None]
     if getattr(model, "counts_real_tokens", False):
-        return index if mask is None else (mask.long().cumsum(-1) - 1).clamp(min=0).to(tokens.device)
+        return index if mask is None else positions_among_real(mask).to(tokens.device)
     if model.config.model_type in COUNT_REAL_TOKENS and mask is not None:
         # padding, which nothing reads, gets -1, as the model says
         return (mask.long().cumsum(-1) * mask.long() - 1).to(tokens.device)

@@ -8,6 +8,7 @@ from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.token_table import write_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.parts.positions import positions_among_real
 from hf_efficient_attn.training.sharded_inputs import (
     HARMLESS,
     OF_TARGET,
@@ -47,6 +48,6 @@ def cut_source(model: Any, given: dict[str, Any], shards: SequenceShards) -> Sha
     inputs |= {name: given[name] for name in (*HARMLESS, *OF_TARGET) if given.get(name) is not None}
     marked = marked_tokens(model, given, mask)
     inputs |= {} if marked is None else {"global_attention_mask": marked}
-    check_positions(model.base_model.encoder, (whole.long().cumsum(-1) - 1).clamp(min=0))
+    check_positions(model.base_model.encoder, positions_among_real(whole))
     table: Any = write_table(TokenMask(whole != 0), None, num_tokens)
     return ShardedBatch({**inputs, "attention_mask": whole, "use_cache": False}, table, None, None, None)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_efficient_attn.attention.sharded.layer import refuse_compiled
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
 from hf_efficient_attn.attention.sharded.sharded_call import Scores
 from hf_efficient_attn.attention.sharded.sums import summed
 from hf_efficient_attn.attention.sharded.wide_queries import WidePart, attend_wide
@@ -41,10 +41,21 @@ def read_source(
     return attend_wide(query, key, value, None, (part,), Scores(scale, dropout=dropout), shards.group)
 
 
-def same_random_numbers(shards: SequenceShards | None, device: torch.device) -> AbstractContextManager[None]:
-    """Let processes that share texts draw the same numbers, as for dropout in what all of them compute."""
-    # which torch can trace
-    return nullcontext() if shards is None else agreed_numbers(shards, device)
+def same_random_numbers(module: nn.Module, device: torch.device) -> AbstractContextManager[None]:
+    """Let processes that share a module's texts drop the same numbers in what all of them compute.
+
+    They agree where something is dropped, each place for itself: a layer that is computed again for its gradients, in
+    whatever order, drops what it has dropped before.
+    """
+    shards = shards_of(module)
+    # the former can be traced
+    return nullcontext() if shards is None or not drops(module) else agreed_numbers(shards, device)
+
+
+def drops(module: nn.Module) -> bool:
+    """Return whether a forward pass of a module drops anything."""
+    dropouts = (each for each in module.modules() if isinstance(each, nn.Dropout))
+    return any(each.training and each.p > 0 for each in dropouts)
 
 
 @contextmanager

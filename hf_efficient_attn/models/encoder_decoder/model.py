@@ -98,7 +98,7 @@ class EncoderDecoder:
         else:
             encoder_outputs = checked_outputs(encoder_outputs, attention_mask)
         read = (encoder_outputs.last_hidden_state, own_mask, cache)
-        with same_random_numbers(shards if self.training else None, target.device):
+        with same_random_numbers(self, target.device):
             outputs = self.decoder(
                 decoder_input_ids, decoder_attention_mask, *read, decoder_inputs_embeds, use_cache, **kwargs
             )

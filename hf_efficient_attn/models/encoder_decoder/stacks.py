@@ -17,6 +17,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.encoder_decoder.cross_attention import with_cross_attention
 from hf_efficient_attn.models.encoder_decoder.inputs import check_positions, check_source_mask
+from hf_efficient_attn.models.parts.positions import positions_among_real
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
@@ -28,8 +29,7 @@ def shared_mask(attention_mask: Any, shards: SequenceShards) -> tuple[Any, Tenso
     """
     num_tokens = attention_mask.shape[1]
     table: Any = write_table(TokenMask(attention_mask != 0), None, num_tokens)
-    positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-    return with_kind(table, False), positions[:, shards.own(num_tokens)]
+    return with_kind(table, False), positions_among_real(attention_mask)[:, shards.own(num_tokens)]
 
 
 def refuse_alone(attention_mask: Any, own_tokens: int, shards: SequenceShards) -> None:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 
@@ -63,7 +62,7 @@ class EtcLayer(GradientCheckpointingLayer):
         long = self.followed_by(long, out, norms[0], *mlps)
         mlps = mlps if self.global_mlp is None else (self.global_mlp, self.global_mlp_norm)
         # which all processes compute that share the long input
-        with same_random_numbers(shards_of(self) if self.training else None, globals_.device):
+        with same_random_numbers(self, globals_.device):
             return long, self.followed_by(globals_, global_out, norms[1], *mlps)
 
     def followed_by(self, states: Tensor, read: Tensor, norm: nn.Module, mlp: nn.Module, mlp_norm: nn.Module) -> Tensor:

@@ -210,7 +210,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         """Return the states of long and of global tokens after all layers."""
         long = self.embeddings(call.embedded, types[0], self.config.long_token_type, self.embeddings.norm)
         embedded, norm = self.embed_tokens(global_ids).to(long.dtype), self.embeddings.global_norm
-        with same_random_numbers(shards_of(self) if self.training else None, long.device):
+        with same_random_numbers(self, long.device):
             states = self.embeddings(embedded, types[1], 0, norm)
         structure = build_structure(self.config, globals_, mask.key_mask, call.documents)
         for layer in self.layers:

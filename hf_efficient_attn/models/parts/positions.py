@@ -78,7 +78,7 @@ class Positions(nn.Module):
         if position_ids is None:
             position_ids = index.unsqueeze(0)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0).index_select(1, index)
+                position_ids = positions_among_real(attention_mask).index_select(1, index)
         self.check_table(position_ids, last)
         if self.rotary is not None:
             return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
@@ -138,6 +138,11 @@ class SinusoidalPositions(nn.Module):
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         table = sinusoids(position_ids, self.hidden_size, self.layout)
         return table * (self.initial_scale if self.scale is None else self.scale)
+
+
+def positions_among_real(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token among those that are not padding, [B, N] → int [B, N]; padding gets any."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def sinusoids(positions: torch.Tensor, size: int, layout: str = "interleaved") -> torch.Tensor:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.attention.sharded.sums import largest
 from hf_efficient_attn.attention.weight_rows import chosen_rows
@@ -119,7 +118,7 @@ class RelayAttention(StarAttention):
             weights = softmax_of_documents(scores, own_scores, ring)
         of_tokens, own = weights.to(value.dtype).split([nodes.shape[1], relays.shape[1]], -1)
         # which all processes compute that share a text
-        with same_random_numbers(shards_of(self) if self.training else None, own.device):
+        with same_random_numbers(self, own.device):
             own = self.dropout(own)
         of_tokens = self.dropout(of_tokens)
         weights = torch.cat((of_tokens, own), -1)

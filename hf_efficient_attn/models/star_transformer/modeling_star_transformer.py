@@ -97,7 +97,7 @@ class StarLayer(GradientCheckpointingLayer):
         nodes = finite(nodes if self.is_pre_norm else self.attention_norm(nodes))
         read = self.relay_attn(relays, nodes, ring)[0]
         # which all processes compute that share a text
-        with same_random_numbers(shards_of(self) if self.training else None, nodes.device):
+        with same_random_numbers(self, nodes.device):
             return nodes, finite(self.relay_norm(self.activated(read)))
 
     def activated(self, attended: Tensor) -> Tensor:
