@@ -46,6 +46,7 @@ from hf_efficient_attn.bench.spans import report as spans_report
 BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 REPORTS: dict[str, Any] = {
     "attention": attention_report,
+    "attention_amd": attention_report,
     "blocks": blocks_report,
     "calibrate": calibrate_report,
     "content": content_report,
@@ -143,21 +144,26 @@ def machine(found: dict[str, Any]) -> str:
 
 
 def against_dense(found: dict[str, Any]) -> str:
-    """Return how many times as fast as dense attention each contestant is, with and without the backward pass."""
-    settings, lines = found["settings"], {}
-    for pattern, contestant, rows in by_contestant(found["results"]):
-        if contestant in CONTESTANTS:
-            cells = {(CONTESTANTS[contestant], row["tokens"]): _speeds(row) for row in rows}
-            lines[pattern] = {**lines.get(pattern, {}), **cells}
+    """Return how many times as fast as dense attention each contestant is, on both processors."""
+    settings, elsewhere, lines = found["settings"], results("attention_amd"), {}
+    for make, measured_there in (("Intel", found), ("AMD", elsewhere)):
+        for pattern, contestant, rows in by_contestant(measured_there["results"]):
+            if contestant in CONTESTANTS:
+                cells = {(CONTESTANTS[contestant], row["tokens"]): _speeds(row) for row in rows}
+                lines.setdefault(pattern, {}).setdefault(make, {}).update(cells)
     columns = [(name, tokens) for name, lengths in SHOWN.items() for tokens in lengths]
     header = [f"{name} at {tokens:,}" if tokens == SHOWN[name][0] else f"{tokens:,}" for name, tokens in columns]
-    cells = [[pattern, *(of.get(column, NONE) for column in columns)] for pattern, of in lines.items()]
-    return f"""{markdown_table(["pattern", *header], cells)}
+    cells = [
+        [f"{pattern}, {make}", *(of.get(column, NONE) for column in columns)]
+        for pattern, makes in lines.items()
+        for make, of in makes.items()
+    ]
+    return f"""{markdown_table(["pattern, processor", *header], cells)}
 
 Times as fast as torch's SDPA without a mask (beyond {settings["dense_limit"]:,} tokens extrapolated), by tokens: \
 forward and backward / forward alone; {settings["heads"]} heads of {settings["head_dim"]}, {settings["dtype"]}; \
-{machine_line(found["machine"])}. The other library is local-attention for the band, and transformers' own layer for \
-longformer and bigbird."""
+{machine_line(found["machine"])}; AMD EPYC, {elsewhere["machine"]["date"][:10]}. The other library is \
+local-attention for the band, and transformers' own layer for longformer and bigbird."""
 
 
 def _speeds(row: dict[str, Any]) -> str:
