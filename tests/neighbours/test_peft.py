@@ -14,7 +14,10 @@ from models_cases import first_tensor, random_ids
 import hf_efficient_attn as hea
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not:UserWarning"
+    "ignore:`is_gradient_checkpointing`:FutureWarning",
+    "ignore:Position ids are not:UserWarning",
+    # which PEFT's prefixes pass to models of transformers 5.24
+    "ignore:`past_key_values` is deprecated:FutureWarning",
 )
 ADAPTERS: dict[str, Callable[..., Any]] = {
     "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),

@@ -29,10 +29,10 @@ def _row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     layout, tokens = call.layout, call.tokens
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
     chunks = []
-    # which keys are chosen is found for all queries at once
-    most = CHUNK_QUERIES if call.chosen is None else layout.num_queries
-    for start in range(0, layout.num_queries, most):
-        count = min(most, layout.num_queries - start)
+    # which keys are chosen is found for all queries at once, and a program for every length has no loop over them
+    is_whole = call.chosen is not None or not isinstance(layout.num_queries, int)
+    for start in (0,) if is_whole else range(0, layout.num_queries, CHUNK_QUERIES):
+        count = layout.num_queries if is_whole else min(CHUNK_QUERIES, layout.num_queries - start)
         part = replace(layout, num_queries=count, query_offset=layout.query_offset + start)
         scores = cap(q[:, :, start : start + count].to(k.dtype) @ k.transpose(-1, -2) * call.scale, call.softcap)
         allowed = uncached_pairs(part, tokens, q.shape[0], q.device)

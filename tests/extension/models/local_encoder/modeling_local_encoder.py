@@ -111,7 +111,7 @@ class LocalEncoderModel(LocalEncoderPreTrainedModel):
         **kwargs: Any,
     ) -> BackboneOutput:
         """Return the last hidden state; for the arguments see `SparseTransformerModel`."""
-        check_inputs(self.config, input_ids, inputs_embeds, kwargs)
+        check_inputs(self.config, input_ids, inputs_embeds)
         bring_inputs(attention_mask, position_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
