@@ -89,7 +89,8 @@ def main(file: str, is_whole: bool) -> None:
     table["cells"] = {row: {name: known[row][name] for name in COLUMNS if name in known[row]} for row in ROWS}
     installed = {each.name: each.version for each in importlib.metadata.distributions() if each.name in LIBRARIES}
     # what is not installed has filled no cell, and the versions of older cells stay with them
-    table["columns"], table["versions"] = list(COLUMNS), {**versions, **installed}
+    versions = {**versions, **installed}
+    table["columns"], table["versions"] = list(COLUMNS), {name: versions[name] for name in LIBRARIES if name in versions}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

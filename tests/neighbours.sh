@@ -15,7 +15,9 @@ TORCH_EXTENSIONS_DIR=$(mktemp -d)
 export PATH TORCH_EXTENSIONS_DIR ULYSSES=--deepspeed
 export CAPABILITIES=$(mktemp)
 # once, and not while the processes of a test wait for each other
-"$python" -c "from deepspeed.accelerator import get_accelerator as found; found().create_op_builder('ShareMemCommBuilder').load()"
+for builder in ShareMemCommBuilder CPUAdamBuilder; do
+    "$python" -c "from deepspeed.accelerator import get_accelerator as found; found().create_op_builder('$builder').load()"
+done
 "$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability or thorough" "$@"
 "$python" tests/capabilities.py "$CAPABILITIES" "$([ $# -gt 0 ] || echo whole)"
 "$python" model_cards/figures.py
