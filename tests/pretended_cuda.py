@@ -12,21 +12,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from device_waits import PACKAGE, Waits, waits
+from device_waits import INDEXED, PACKAGE, WAITING, Waits, is_sized_by_values, waits
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
-# whose answer is a number or a size that the host needs
-WAITING = {
-    getattr(aten, name)
-    for name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
-}
 COPIES = {aten.copy_, aten._to_copy, aten._copy_from_and_resize}
-# take indices from the host
-INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 
 
 class PretendedTensor(Tensor):
@@ -136,7 +129,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return OPERATORS[function._opname](*args, **kwargs)
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     pretended = [leaf for leaf in leaves if isinstance(leaf, PretendedTensor)]
-    check(function, leaves, pretended)
+    check(function, leaves, pretended, args, kwargs)
     # autograd takes the device of a pretended tensor for the CPU; who wants to move one calls `to` or `cpu`
     is_result_cuda = bool(pretended) or is_cuda(kwargs.get("device"))
     if "device" in kwargs:
@@ -153,7 +146,9 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(wrap, result)
 
 
-def check(function: Any, leaves: list[Tensor], pretended: list[PretendedTensor]) -> None:
+def check(
+    function: Any, leaves: list[Tensor], pretended: list[PretendedTensor], args: Any, kwargs: dict[str, Any]
+) -> None:
     """Raise RuntimeError for what CUDA refuses, and count what makes the host wait."""
     if not pretended:
         return
@@ -162,6 +157,8 @@ def check(function: Any, leaves: list[Tensor], pretended: list[PretendedTensor])
         raise RuntimeError(f"{name} exists on CPUs only.")
     if packet in WAITING:
         waits.note(name)
+    if is_sized_by_values(packet, args, kwargs):
+        waits.note(f"{name}, whose result has a size by values")
     on_host = [leaf for leaf in leaves if not isinstance(leaf, PretendedTensor) and leaf.dim() > 0]
     if packet in COPIES:
         if len(leaves) > len(pretended):
@@ -204,7 +201,7 @@ def sdpa(
     return torch.nn.functional.dropout(torch.softmax(scores, -1), dropout_p) @ value
 
 
-_plain_tensor, _plain_generator = torch.tensor, torch.Generator
+_plain_tensor, _plain_as_tensor, _plain_generator = torch.tensor, torch.as_tensor, torch.Generator
 
 
 def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
@@ -215,6 +212,14 @@ def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
     if made.numel():
         waits.note("copy to the device")
     return PretendedTensor(made)
+
+
+def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    """`torch.as_tensor`, which copies what is not on the device."""
+    if not isinstance(data, Tensor):
+        return tensor(data, dtype=dtype, device=device)
+    found = data if device is None else move(data, torch.device(device))
+    return found if dtype is None else found.to(dtype)
 
 
 def new_tensor(like: Tensor, data: Any, **options: Any) -> Tensor:
@@ -249,6 +254,10 @@ def pretended_cuda() -> Iterator[Waits]:
     patches = [
         patch("torch.cuda._lazy_init", lambda: None),
         patch("torch.tensor", tensor),
+        patch("torch.as_tensor", as_tensor),
+        # the state of its generator is known to the host
+        patch("torch.cuda.get_rng_state", lambda device: torch.get_rng_state()),
+        patch("torch.cuda.set_rng_state", lambda state, device: torch.set_rng_state(state)),
         patch("torch.Generator", generator),
         patch("hf_efficient_attn.backends.sdpa.scaled_dot_product_attention", sdpa),
         patch("hf_efficient_attn.attention.dense_matrix.scaled_dot_product_attention", sdpa),

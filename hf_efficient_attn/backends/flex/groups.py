@@ -1,6 +1,5 @@
 """The patterns of the heads in the form for kernels: drawn, and with tensors as lookup tables."""
 
-from functools import partial
 from hashlib import sha256
 from operator import index
 from threading import Lock
@@ -11,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call_text import read_call_text, read_layout, write_call_text
+from hf_efficient_attn.layout.device_copies import tables_on
 from hf_efficient_attn.layout.layout import Heads, Layout
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -114,5 +114,5 @@ def _with_tensors(groups: Groups, device: torch.device) -> Groups:
     for _, pattern in groups:
         # computes what the pattern caches, which the compiler cannot trace
         pattern.allowed(0, 0)
-    convert = partial(torch.tensor, device=device)
-    return tuple((first, pattern.with_tables(convert)) for first, pattern in groups)
+    tabled = tables_on([pattern for _, pattern in groups], device)
+    return tuple((first, pattern) for (first, _), pattern in zip(groups, tabled, strict=True))

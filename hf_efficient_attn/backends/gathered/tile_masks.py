@@ -5,7 +5,7 @@ It is computed as a sum of distances by which a pair is forbidden, which takes a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.kernels import wide_dtype
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.tiles import Rounds, Tiles
-from hf_efficient_attn.layout.layout import HeadGroups
+from hf_efficient_attn.layout.dense.pairs import groups_on
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations
 from hf_efficient_attn.patterns.algebra import allowed_by
 
@@ -52,11 +52,8 @@ class TileMasks:
         self.dtype = wide_dtype(dtype)
         self.first_place = None if call.chosen is None else call.chosen.first_place
         self.device = device
-        convert = partial(torch.tensor, device=device)
         groups = call.layout.head_groups()
-        self.groups: HeadGroups = tuple(
-            (first, count, pattern.with_tables(convert)) for first, count, pattern in groups
-        )
+        self.groups = groups_on(call.layout, device)
         self.is_plain = call.tokens.global_mask is None and call.tokens.segment_ids is None and not call.layout.is_cross
         self.limits = groups[0][2].band_limits if len(groups) == 1 and self.is_plain else None
 

@@ -15,7 +15,7 @@ from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.first_runs import with_first_runs
 from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
 from hf_efficient_attn.layout.blocks.rows import Row, can_join, can_merge, row_step, union_of_parts, without_small_gaps
-from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks, on_device, places_of
+from hf_efficient_attn.layout.blocks.run_masks import Budget, RunMasks, as_order, places_of
 from hf_efficient_attn.layout.blocks.shares import MIN_GRANULE, PatternShare, neighbours, shares
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.dense.pairs import num_mask_bytes
@@ -65,25 +65,25 @@ def compile_layout(layout: Layout, costs: BlockCosts, device: torch.device) -> B
             heads_of.setdefault(share, []).extend(range(first, first + count))
     compiled = []
     for share, heads in heads_of.items():
-        runs = ShareCompiler(share, costs, device, budget).runs()
+        runs = ShareCompiler(share, costs, budget).runs()
         rows = share.rows(layout.query_offset)
-        queries, keys = (on_device(order, device) for order in (rows, share.order.keys))
+        queries, keys = as_order(rows), as_order(share.order.keys)
         compiled += [(rows, CompiledShare(*place, queries, keys, runs)) for place in neighbours(heads) if runs]
-    return with_first_runs(compiled, layout.num_heads, layout.num_queries)
+    return with_first_runs(compiled, layout.num_heads, layout.num_queries).on(device)
 
 
 class ShareCompiler:
     """Compiles one share of a pattern."""
 
-    def __init__(self, share: PatternShare, costs: BlockCosts, device: torch.device, budget: Budget) -> None:
+    def __init__(self, share: PatternShare, costs: BlockCosts, budget: Budget) -> None:
         # tensors, since rows are looked up many times
         self.target = share.target.with_tables(torch.tensor)
-        self.order, self.device = share.order, device
+        self.order = share.order
         self.local_offset = self.order.local_query_offset
         self.num_queries, self.num_keys = len(self.order.queries), len(self.order.keys)
         self.step = self.order.step
         self.block_tokens = costs.cheapest(set(map(self.possible, costs.lengths)), self.num_keys_of_block)
-        self.masks = RunMasks(share, device, budget)
+        self.masks = RunMasks(share, budget)
 
     def possible(self, wished: int) -> int:
         """Return the length of blocks that comes closest to the desired one, or that of the pattern's own blocks.
@@ -296,4 +296,4 @@ class ShareCompiler:
         index = places_of([tuple((start // granule, stop // granule) for start, stop in row.intervals) for row in rows])
         if len(rows) == 1:
             index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)
-        return index.to(self.device), granule
+        return index, granule

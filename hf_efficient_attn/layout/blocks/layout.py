@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.size_in_bytes import size_in_bytes
 
 
@@ -118,6 +121,21 @@ class BlockLayout:
 
     shares: tuple[CompiledShare, ...]
     blanks: tuple[Blank, ...] = ()
+
+    def on(self, device: torch.device) -> "BlockLayout":
+        """Return a layout of the CPU with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        holders = [*self.shares, *(run for _, run in self.runs())]
+        tensors = {id(each): each for holder in holders for each in vars(holder).values() if isinstance(each, Tensor)}
+        sent = dict(zip(tensors, send(list(tensors.values()), device), strict=True))
+
+        def moved(holder: Any, **changes: Any) -> Any:
+            own = {name: sent[id(each)] for name, each in vars(holder).items() if isinstance(each, Tensor)}
+            return replace(holder, **own, **changes)
+
+        shares = (moved(share, runs=tuple(map(moved, share.runs))) for share in self.shares)
+        return replace(self, shares=tuple(shares))
 
     def runs(self) -> Iterator[tuple[CompiledShare, Run]]:
         """Yield every run with its share."""

@@ -93,10 +93,10 @@ class Budget:
 
 
 class RunMasks:
-    """Makes the masks of one share."""
+    """Makes the masks of one share, on the CPU."""
 
-    def __init__(self, share: PatternShare, device: torch.device, budget: Budget) -> None:
-        self.share, self.device, self.budget = share, device, budget
+    def __init__(self, share: PatternShare, budget: Budget) -> None:
+        self.share, self.budget = share, budget
         self.sheets: dict[int, Sheet] = {}
 
     def prepare(self, rows: Iterable[Row], block_tokens: int) -> None:
@@ -119,7 +119,7 @@ class RunMasks:
                 place = block_tokens * max(0, -(first // block_tokens))
                 allowed = self.allowed([Row(place, tokens, ((place + first, place + stop),))])
                 bias = self.budget.zeros(tokens, stop - first).masked_fill_(~allowed[0], float("-inf"))
-                self.sheets[tokens] = Sheet(first, allowed[0], bias.to(self.device))
+                self.sheets[tokens] = Sheet(first, allowed[0], bias)
 
     def expect(self, rows: Iterable[Row]) -> None:
         """Refuse rows in which too many pairs would have to be looked at.
@@ -162,7 +162,7 @@ class RunMasks:
         bias = self.budget.zeros(*allowed.shape).masked_fill_(~allowed, float("-inf"))
         empty_rows = ~allowed.any(-1).expand(shape[:2])
         has_empty = bool(empty_rows.any())
-        return Mask(bias.to(self.device).expand(shape), empty_rows.to(self.device) if has_empty else None, num_allowed)
+        return Mask(bias.expand(shape), empty_rows if has_empty else None, num_allowed)
 
     def allowed(self, rows: list[Row]) -> Tensor:
         """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of equal shape."""
@@ -239,13 +239,12 @@ class Sheet:
             return Mask(None, None, num_allowed)
         empty_rows = (counts == 0)[None]
         has_empty = bool(empty_rows.any())
-        bias = self.bias[None, :, start:stop]
-        return Mask(bias, empty_rows.to(bias.device) if has_empty else None, num_allowed)
+        return Mask(self.bias[None, :, start:stop], empty_rows if has_empty else None, num_allowed)
 
 
 def as_order(positions: Sequence[int]) -> range | Tensor:
     """Return positions in the form that `positions_at` reads fast."""
-    return positions if isinstance(positions, range) else torch.tensor(positions, device=CPU)
+    return positions if isinstance(positions, range) else torch.tensor(positions, dtype=torch.int64, device=CPU)
 
 
 def places_of(rows: Sequence[Intervals]) -> Tensor:
@@ -259,8 +258,3 @@ def places_of(rows: Sequence[Intervals]) -> Tensor:
 def positions_at(order: range | Tensor, places: Tensor) -> Tensor:
     """Return the positions at some places of an order, of their shape."""
     return places * order.step + order.start if isinstance(order, range) else order[places]
-
-
-def on_device(order: Sequence[int], device: torch.device) -> range | Tensor:
-    """Return an order that is a range as it is, and any other as a tensor on the device, copied once."""
-    return order if isinstance(order, range) else torch.tensor(order, dtype=torch.int64).to(device)

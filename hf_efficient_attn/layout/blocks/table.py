@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
+from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK, Document
 from hf_efficient_attn.patterns.intervals import Intervals, intersect, normalize, union
@@ -76,8 +77,8 @@ def block_table(
     if len(groups) > 1:
         counts = torch.tensor([count for _, count, _ in groups])
         tables = tuple(table.repeat_interleave(counts, 1) for table in tables)  # type: ignore[assignment]
-    # blocking copies: the table is cached for all threads, and another stream might read it before it has arrived
-    return BlockTable(*(table.to(device) for table in tables))
+    # a blocking copy: the table is cached for all threads, and another stream might read it before it has arrived
+    return BlockTable(*send(tables, device))
 
 
 def _rows(

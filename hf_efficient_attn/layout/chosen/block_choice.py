@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, locations_on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -134,8 +135,9 @@ def document_blocks(tokens: TokenMask, num_keys: int, block_tokens: int, device:
 
     def build() -> DocumentBlocks:
         found = _document_blocks(locations_on_host(tokens, num_keys), block_tokens)
-        locations = TokenLocations(found.of_tokens.documents.to(device), found.of_tokens.positions.to(device))
-        return DocumentBlocks(found.of_keys.to(device), found.numbers.to(device), found.documents.to(device), locations)
+        of_tokens = [found.of_tokens.documents, found.of_tokens.positions]
+        of_keys, numbers, blocks, *of_tokens = send((found.of_keys, found.numbers, found.documents, *of_tokens), device)
+        return DocumentBlocks(of_keys, numbers, blocks, TokenLocations(*of_tokens))
 
     return _blocks.get_of(tokens.tensors, (num_keys, block_tokens, device), build)
 

@@ -1,7 +1,6 @@
 """Which query may read which key, for every pair. It takes memory for all pairs."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
 from hf_efficient_attn.layout.call_text import read_layout, write_call_text
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
+from hf_efficient_attn.layout.device_copies import tables_on
 from hf_efficient_attn.layout.layout import HeadGroups, Layout
 from hf_efficient_attn.layout.onnx import is_written, written_groups
 from hf_efficient_attn.layout.relation import relation
@@ -143,7 +143,7 @@ def reads_everything(layout: Layout) -> bool:
 
 
 def _of_pattern(layout: Layout, device: torch.device) -> Tensor:
-    groups, offset = _groups_on(layout, device), layout.query_offset
+    groups, offset = groups_on(layout, device), layout.query_offset
 
     def of_rows(rows: slice) -> Tensor:
         return _of_extent(
@@ -176,14 +176,14 @@ def _by_queries(layout: Layout, batch_size: int, device: torch.device, of_rows: 
 
 
 @cached()
-def _groups_on(layout: Layout, device: torch.device) -> HeadGroups:
+def groups_on(layout: Layout, device: torch.device) -> HeadGroups:
     """Return the groups of heads, with the lookup tables of their patterns as tensors."""
     return _with_tables(layout.head_groups(), device)
 
 
 def _with_tables(groups: HeadGroups, device: torch.device) -> HeadGroups:
-    convert = partial(torch.tensor, device=device)
-    return tuple((first, count, pattern.with_tables(convert)) for first, count, pattern in groups)
+    tabled = tables_on([pattern for _, _, pattern in groups], device)
+    return tuple((first, count, pattern) for (first, count, _), pattern in zip(groups, tabled, strict=True))
 
 
 def _of_heads(groups: HeadGroups, queries: Tensor, keys: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
     """Return the pairs of all documents at once, for patterns that are the same at every length."""
     of_queries, locations = axis_locations(layout, tokens, device)
     batch_size = max(len(of_queries.positions), len(locations.positions))
-    groups, offset = _groups_on(layout, device), layout.query_offset
+    groups, offset = groups_on(layout, device), layout.query_offset
 
     def of_rows(some: slice) -> Tensor:
         rows = slice(offset + some.start, min(offset + some.stop, layout.queries.stop))

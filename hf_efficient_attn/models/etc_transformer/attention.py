@@ -31,6 +31,7 @@ from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
 from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.attention.weight_rows import chosen_rows
+from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.implementations import backend_of
@@ -66,7 +67,8 @@ class RelativeTable(nn.Module):
 
         heads: those of the queries.
         """
-        vectors, biases = self.vectors[labels][:, heads], self.biases[labels][:, heads]
+        chosen = labels if isinstance(labels, slice) else device_numbers(tuple(labels), query.device, torch.long)
+        vectors, biases = self.vectors[chosen][:, heads], self.biases[chosen][:, heads]
         products = query @ vectors.permute(1, 2, 0).to(query.dtype)
         return (products + biases.T.unsqueeze(1).to(products.dtype)) * scale
 
@@ -216,7 +218,8 @@ class EtcAttention(nn.Module):
         if table is None:
             return ()
         first = 2 * self.config.max_relative_distance
-        return ((table(query, [first + NOT_LINKED, first + LINKED], self.scaling, heads), linked),)
+        of_links = slice(first + NOT_LINKED, first + LINKED + 1)
+        return ((table(query, of_links, self.scaling, heads), linked),)
 
     @property
     def num_other(self) -> int:

@@ -15,6 +15,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.models.inputs.masks import check_open_pairs
@@ -169,7 +170,9 @@ def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: 
     sizes = [max(1, longest)] * len(listed)
     if longest * len(listed) > MOST_PLACES * len(found) * tokens:
         sizes = [1 << (len(each) - 1).bit_length() for each in listed]
-    places, groups, first = torch.zeros(len(found) * tokens, dtype=torch.long), [], 0
+    places, first = torch.zeros(len(found) * tokens, dtype=torch.long), 0
+    # of each group its index, and which of its places are real
+    groups: list[Tensor | None] = []
     for size in sorted(set(sizes)):
         texts = [each for each, own in zip(listed, sizes, strict=True) if own == size]
         width = max(1, *(len(each) for each in texts))
@@ -178,11 +181,12 @@ def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: 
         is_real = torch.arange(width) < count.unsqueeze(1)
         places[index[is_real]] = first + is_real.flatten().nonzero().flatten()
         first += index.numel()
-        groups.append(TextGroup(index.to(device), None if bool(is_real.all()) else is_real.to(device)))
+        groups += [index, None if bool(is_real.all()) else is_real]
     taken = torch.zeros(len(found) * tokens, dtype=torch.bool)
     taken[torch.cat(listed)] = True
-    is_taken = None if bool(taken.all()) else taken.view(-1, tokens).to(device)
-    return Texts(tuple(groups), places.view(-1, tokens).to(device), is_taken)
+    is_taken = None if bool(taken.all()) else taken.view(-1, tokens)
+    places, is_taken, *groups = send((places.view(-1, tokens), is_taken, *groups), device)
+    return Texts(tuple(map(TextGroup, groups[::2], groups[1::2])), places, is_taken)
 
 
 def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -> Tensor:

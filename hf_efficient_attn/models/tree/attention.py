@@ -23,6 +23,8 @@ from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, tree_of
 
 # numbers of gathered keys for which new tokens are computed together
 MAX_GATHERED = 1 << 22
+# of new spans of a size, which are written one by one where the host would have to ask a device which exist
+FEW_COLUMNS = 2
 
 
 class RelationVectors(nn.Module):
@@ -235,7 +237,8 @@ class TreeAttention(nn.Module):
 
 def write_spans(held: Tensor, new: Tensor, columns: Tensor, is_new: Tensor) -> None:
     """Write the keys or values of new spans to their columns, in place, [B, H, K, D] and [B, H, C, D]."""
-    if not torch.compiler.is_compiling():
+    is_step = held.device.type != "cpu" and columns.shape[1] <= FEW_COLUMNS
+    if not (torch.compiler.is_compiling() or is_step):
         rows, places = is_new.nonzero().unbind(1)
         held[rows, :, columns[rows, places]] = new[rows, :, places]
         return

@@ -8,6 +8,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, next_nodes, tree_of, whole_tree
@@ -26,12 +27,17 @@ def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | Ne
         check_pairs(matrix, mask.key_mask, is_causal)
     if call.cache is None or is_nothing_cached(call.past_tokens):
         # a static cache has room for later tokens
-        of_tokens = (None if each is None else each[:, : call.tokens] for each in (mask.key_mask, mask.segment_ids))
+        of_tokens = (
+            None if each is None else derived(lambda own: own[:, : call.tokens], each)
+            for each in (mask.key_mask, mask.segment_ids)
+        )
         return whole_tree(TokenMask(*of_tokens), call.batch_size, call.tokens, device)
     real = mask.key_mask
     if real is None:
         real = torch.ones(call.batch_size, call.num_keys, dtype=torch.bool, device=device)
-    past = torch.as_tensor(call.past_tokens, device=device)
+    past = call.past_tokens
+    # filled there, not copied to it
+    past = past.to(device) if isinstance(past, Tensor) else torch.full((), past, device=device)
     return next_nodes(
         tree_of(config, is_causal), config.clip_distance, past, real, call.tokens, mask.key_mask is not None
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
@@ -93,8 +94,8 @@ def whole_tree(tokens: TokenMask, batch_size: int, num_tokens: int, device: torc
     """Return the nodes of texts whose tokens have this mask."""
     ids = tokens.segment_ids
     mask = TokenMask(
-        None if tokens.key_mask is None else node_mask(tokens.key_mask, ids),
-        None if ids is None else ids.repeat_interleave(2, 1),
+        None if tokens.key_mask is None else derived(node_mask, tokens.key_mask, ids),
+        None if ids is None else derived(lambda own: own.repeat_interleave(2, 1), ids),
     )
     if ids is not None:
         return WholeTree(mask, None)

@@ -5,9 +5,11 @@ import torch
 import transformers
 from models.bp_transformer.tiny_models import build
 from models_cases import TOLERANCE, random_ids
+from pretended_cuda import on_cuda, pretended_cuda, unwrap
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.models.tree.attention import write_spans
 from hf_efficient_attn.models.tree.nodes import next_nodes
 
 ROWS = [range(40), range(13, 40), range(1, 40)]
@@ -83,3 +85,18 @@ def test_caches_without_room_for_spans_are_refused() -> None:
     model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
     with pytest.raises(hea.UnsupportedBackendError, match="layers of type DynamicSlidingWindowLayer"):
         model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
+
+
+def test_few_new_spans_are_written_alike_on_a_device_without_a_wait() -> None:
+    held, new = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 2, 4)
+    # in the second row one that does not exist shares the column of one that does
+    columns, is_new = torch.tensor([[1, 4], [2, 2]]), torch.tensor([[True, False], [False, True]])
+    expected = held.clone()
+    expected[0, :, 1], expected[1, :, 2] = new[0, :, 0], new[1, :, 1]
+    with pretended_cuda() as waits:
+        on_device = on_cuda(held)
+        write_spans(on_device, *(on_cuda(each) for each in (new, columns, is_new)))
+        assert waits.total() == 0
+    write_spans(held, new, columns, is_new)
+    assert torch.equal(held, expected)
+    assert torch.equal(unwrap(on_device), expected)
