@@ -90,7 +90,8 @@ def main(file: str, is_whole: bool) -> None:
     installed = {each.name: each.version for each in importlib.metadata.distributions() if each.name in LIBRARIES}
     # what is not installed has filled no cell, and the versions of older cells stay with them
     versions = {**versions, **installed}
-    table["columns"], table["versions"] = list(COLUMNS), {name: versions[name] for name in LIBRARIES if name in versions}
+    table["columns"] = list(COLUMNS)
+    table["versions"] = {name: versions[name] for name in LIBRARIES if name in versions}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
