@@ -15,7 +15,7 @@ def unit(vectors: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         # a compiler joins the operations of the gradient by itself
         return (wide * _factor(wide)).to(vectors.dtype)
-    return _Unit.apply(wide).to(vectors.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return _Unit.apply(wide).to(vectors.dtype)
 
 
 def _factor(vectors: Tensor) -> Tensor:
