@@ -126,12 +126,24 @@ def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Ro
     else:
         grad, out, lse = (work.of_queries(each, tiles) for each in rows)
         lse = lse.masked_fill(is_empty, torch.inf)
-    dq, dk, dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, mask)
+    dq, dk, dv, *d_scores = _gradients(kernel, (grad, q, k, v, out, lse), mask)
     targets[0].add(work.query_numbers(targets[0], tiles), dq)
     for target, gradient in zip(targets[1:], (dk, dv), strict=True):
         target.add(work.key_numbers(target, tiles), tiles.added_keys(gradient))
     for term, gradient_of_term in zip(terms, d_terms, strict=True):
         term.add_gradient(gradient_of_term, d_scores[0])
+
+
+def _gradients(kernel: FusedCPU | Explicit, states: tuple[Tensor, ...], mask: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the gradients of the kernel, of states [sets, tiles, ...]."""
+    grad, q, k, v, out, lse = states
+    if isinstance(kernel, Explicit) or q.shape[1] <= q.shape[0]:
+        return kernel.backward(grad, q, k, v, out, lse, mask)
+    # the fused operator lays rows of all heads of an example side by side: as examples, tiles keep theirs together
+    grad, q, k, v, out, lse = (each.transpose(0, 1) for each in states)
+    mask = None if mask is None else mask.transpose(0, 1)
+    found = kernel.backward(grad, q, k, v, out, lse.contiguous(), mask)
+    return tuple(each.transpose(0, 1) for each in found)
 
 
 class Work:

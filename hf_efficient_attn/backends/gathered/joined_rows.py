@@ -87,12 +87,16 @@ class SingleRows:
         """Take rows.
 
         Args:
-            numbers, out, lse: as in `JoinedRows.join`.
+            numbers, out, lse: as in `JoinedRows.join`; `out` is overwritten here, too.
             places: the numbers in `rows`, [P]; rows without keys may name any.
         """
         has_none = lse < NO_KEYS
-        if has_none.device.type != "cpu" or bool(has_none.any()):
-            lse, out = lse.masked_fill(has_none, -torch.inf), out.masked_fill(has_none[:, None], 0.0)
+        lse = lse.masked_fill(has_none, -torch.inf)
+        if has_none.device.type != "cpu":
+            out = out.masked_fill(has_none[:, None], 0.0)
+        else:
+            # few rows have no keys: only these are touched
+            out = out.index_fill_(0, torch.nonzero(has_none)[:, 0], 0.0)
         self.largest.view(-1).scatter_reduce_(0, numbers, lse.to(self.largest.dtype), "amax")
         self.rows.add(places, out)
 

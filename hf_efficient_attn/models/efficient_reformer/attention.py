@@ -30,9 +30,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from .chunks import LSHRule, chunk_order
 from .config_checks import LSH
 from .hashing import draw_rotations, hash_vectors
-
-# added to the mean square of a key before the root, as in the authors' code
-KEY_EPS = 1e-6
+from .unit_keys import unit
 
 
 class ReformerAttention(nn.Module):
@@ -251,14 +249,6 @@ class LSHAttention(ReformerAttention):
         dealt = HeadNumbers(2 * self.head_dim, self.head_dim)
         asked = super().layer_request(num_keys, task, (*notes, note))
         return replace(asked, chosen=chosen, most_keys=most, dealt=dealt)
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """Return vectors of length 1 in their dtype, computed in float32 at least; vectors near 0 stay shorter."""
-    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    # the norm reads them once, and writes no squares
-    square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
-    return (wide * (square + KEY_EPS * vectors.shape[-1]).rsqrt()).to(vectors.dtype)
 
 
 def build_attention(config: Any, layer_idx: int) -> ReformerAttention:

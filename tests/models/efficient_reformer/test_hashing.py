@@ -40,6 +40,14 @@ def test_buckets_are_those_of_the_definition() -> None:
     assert torch.equal(hash_vectors(vectors, rotations, (4, 6)).long(), ones + 4 * sixths)
 
 
+def test_of_equal_places_the_first_counts_and_vectors_without_numbers_have_a_bucket() -> None:
+    rotations = torch.eye(4).view(1, 4, 1, 4)
+    vectors = torch.tensor([[[[0.0, 0.0, 0.0, 0.0], [1.0, -2.0, 2.0, 0.0], [float("nan"), 1.0, 1.0, 1.0]]]])
+    *known, unknown = hash_vectors(vectors, rotations, (8,))[0, 0, 0].tolist()
+    assert known == [0, 5]
+    assert 0 <= unknown < 8
+
+
 def test_buckets_are_balanced() -> None:
     vectors = torch.randn(1, 1, 40_000, 64, generator=torch.Generator().manual_seed(0))
     counts = hash_vectors(vectors, draw_rotations(1, 64, 1, (16,), 0, 0, STEP), (16,)).flatten().bincount(minlength=16)

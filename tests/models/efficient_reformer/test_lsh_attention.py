@@ -7,7 +7,8 @@ import torch
 from models.efficient_reformer.dense_reformer import attend, counts_by_bucket, read_counts
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention, unit
+from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
+from hf_efficient_attn.models.efficient_reformer.unit_keys import unit
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "attn_layers": ["lsh"]}
 CHOICES: list[dict[str, Any]] = [
@@ -79,6 +80,11 @@ def test_keys_have_length_one_unless_they_vanish() -> None:
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     torch.testing.assert_close(unit(vectors), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
     assert unit(torch.full((2, 64), 300.0).half()).isfinite().all()
+    near_zero = torch.tensor([[1.0, 0.001, 0.0]], dtype=torch.float64) * torch.randn(2, 5, 3, dtype=torch.float64)
+    for vectors in (near_zero, 0.002 * near_zero):
+        vectors.requires_grad_()
+        assert torch.autograd.gradcheck(unit, (vectors,), eps=1e-7)
+        assert torch.autograd.gradgradcheck(unit, (vectors,), eps=1e-7)
 
 
 def test_gradients_never_reach_later_tokens() -> None:
