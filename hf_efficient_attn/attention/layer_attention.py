@@ -77,7 +77,8 @@ def attend_layer(
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
     followed, chosen = with_choice(followed, chosen, query, key, tokens, query_offset, backend)
-    reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
+    # not with terms, for which torch would keep several numbers for each pair
+    reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None and len(terms) == 0
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         query, key, value = checked_states(query, key, value)
         numbers = (softcap, scale, dropout)
