@@ -72,13 +72,15 @@ def attend_layer(
     wanted = call_key(query, key, value, backend, absent, followed, query_offset, softcap, scale, dropout)
     if (ready := ready_call(wanted)) is not None:
         return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
+    if len(terms) > 0:
+        # torch alone would keep several numbers for each pair
+        followed = replace(followed, reads_all=False)
     tokens = tokens_of_layer(tokens, followed, key)
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
     followed, chosen = with_choice(followed, chosen, query, key, tokens, query_offset, backend)
-    # not with terms, for which torch would keep several numbers for each pair
-    reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None and len(terms) == 0
+    reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         query, key, value = checked_states(query, key, value)
         numbers = (softcap, scale, dropout)
