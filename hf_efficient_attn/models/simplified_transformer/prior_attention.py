@@ -14,6 +14,7 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text
 from hf_efficient_attn.models.implementations import backend_of
@@ -80,4 +81,5 @@ class BlockPrior(DistancePrior):
             labels=(self.prior_reach(num_keys),),
             backend=backend_of(config),
             notes=config.attention_notes,
+            of_mean=HeadNumbers(config.head_dim, config.head_dim) if config.is_centered else None,
         )
