@@ -182,7 +182,9 @@ def _exchange(call: AttentionCall, asked: LayerRequest, ranks: int | None, mode:
     if asked.besides is not None:
         found = found + layer_exchange(call, False, ranks, mode, asked.besides)
     if asked.of_mean is not None:
-        found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if asked.followed.is_own else None)
+        # with a pattern or a term it is attention, too
+        is_plain = asked.followed.is_own and not asked.labels
+        found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if is_plain else None)
     if asked.beside is None:
         return found
     lengths, inputs = (call.layout.num_queries, call.layout.num_keys), call.inputs

@@ -72,6 +72,9 @@ def attend_layer(
     wanted = call_key(query, key, value, backend, absent, followed, query_offset, softcap, scale, dropout)
     if (ready := ready_call(wanted)) is not None:
         return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
+    if len(terms) > 0:
+        # torch alone would keep several numbers for each pair
+        followed = replace(followed, reads_all=False)
     tokens = tokens_of_layer(tokens, followed, key)
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))

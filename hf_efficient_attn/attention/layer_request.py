@@ -39,8 +39,8 @@ class LayerRequest:
         beside: what these others ask for.
         dealt: what a token of a head takes where processes share a text, and the layer deals out its heads whatever
             they read; None: they exchange what its pattern needs.
-        of_mean: as `dealt`, for the mean of what a token may read, if the layer subtracts that; with a pattern it takes
-            as much as attention does. None: it does not.
+        of_mean: as `dealt`, for the mean of what a token may read, if the layer subtracts that; with a pattern or
+            terms it takes as much as attention does. None: it does not.
         besides: as `dealt`, for what it computes beside its attention; None: nothing.
     """
 

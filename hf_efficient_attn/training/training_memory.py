@@ -155,7 +155,7 @@ def check_known(config: Any) -> None:
         raise ConfigurationError(
             f"What a block of this {type(config).__name__} keeps for the backward pass is not known: it is for Llama, "
             "Mistral and Qwen2, and for families of this package without global projections, relative positions, "
-            "ALiBi, linear attention, reversible layers, routing heads or a decoder besides. Count it with "
+            "ALiBi, linear attention, priors, reversible layers, routing heads or a decoder besides. Count it with "
             "torch.autograd.graph.saved_tensors_hooks."
         )
 

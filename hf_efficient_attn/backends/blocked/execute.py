@@ -41,6 +41,9 @@ NUM_READ = 5
 # larger, since a launch costs more than memory that the allocator keeps anyway
 MAX_BUFFER = 1 << 21
 MAX_BUFFER_OFF_CPU = 1 << 25
+# of the scores that are computed explicitly on CPUs: each of many operations reads them, so that they fit in a core's
+# cache
+MAX_SCORES = 1 << 19
 # elements of gathered keys per thread in one call of the fused operator, so that they fit in a core's cache
 MAX_GATHERED = 1 << 18
 
@@ -93,11 +96,9 @@ def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], wr
         queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, out_rows, lse_rows)]
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v)]
         for run in share.runs:
-            width = q.shape[-1] if fused else run.key_tokens
-            if run.gathered is not None:
-                width = max(width, q.shape[-1] * run.key_tokens // run.block_tokens)
+            width = buffer_width(run, q.shape[-1], fused)
             for piece in run.cut(max(1, max_buffer(run, fused, q.device) // (queries[0].shape[0] * width))):
-                kernel, bias = kernels.next(region, piece), bias_of(region, piece)
+                kernel, bias = kernels.next(region, run, piece), bias_of(region, piece)
                 forward_run(kernel, queries, key_blocks(keys, piece, kernels.scratch), piece, bias, writes)
         for tensor, part in zip((out_rows, lse_rows), queries[1:], strict=True):
             put_back(region.of_queries(tensor), share.queries, part)
@@ -176,7 +177,6 @@ def backward_part(
     tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if fused else tensors
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
     kernels = Kernels(call, seed, fused, q.device)
-    folded = [torch.zeros_like(term.values, dtype=wide_dtype(term.values.dtype)) for term in call.terms]
     costs = costs_of(call).backward.of_kernel(fused)
     for heads, places in blank_rows(call, costs, q.device) if writes else ():
         rows[-1][:, heads, places] = 0.0
@@ -187,18 +187,18 @@ def backward_part(
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v, dk, dv)]
         for run in share.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
-            width = q.shape[-1] * copies if fused else run.key_tokens
+            # pieces with dropout are those of the forward pass
+            width = q.shape[-1] * copies if fused else buffer_width(run, q.shape[-1], fused)
             for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
-                kernel, bias = kernels.next(region, piece), bias_of(region, piece)
+                kernel, bias = kernels.next(region, run, piece), bias_of(region, piece)
                 blocks = key_blocks(keys[:2], piece, kernels.scratch)
                 d_scores = backward_run(kernel, queries, blocks, keys[2:], piece, bias, writes)
                 if d_scores is not None:
-                    for lookup, gradient in zip(kernels.lookups.of(region, piece), folded, strict=True):
-                        lookup.add_gradient(gradient, d_scores)
+                    kernels.lookups.add_gradients(d_scores, region, run, piece)
         put_back(region.of_queries(rows[-1]), share.queries, queries[-1])
         for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
             put_back(region.of_keys(tensor), share.keys, part_keys)
-    for total, gradient, term in zip(d_terms, folded, terms, strict=False):
+    for total, gradient, term in zip(d_terms, kernels.lookups.finish(), terms, strict=False):
         total.add_(unfold_gradient(gradient, batch_size, term.values))
 
 
@@ -240,12 +240,12 @@ class Kernels:
         self.scratch = (Scratch(), Scratch())
         self.lookups = TermLookups(call.terms)
 
-    def next(self, region: Region, run: Run) -> FusedCPU | Explicit:
-        """Return the kernel of the next run."""
+    def next(self, region: Region, run: Run, piece: Run) -> FusedCPU | Explicit:
+        """Return the kernel of the next piece of a run."""
         if self.is_fused:
             return FusedCPU(self.call.scale)
         self.count += 1
-        terms = [lookup.scores for lookup in self.lookups.of(region, run)]
+        terms = self.lookups.scores(region, run, piece)
         return Explicit(self.call.scale, terms, self.drop(), self.call.dropout, self.call.softcap)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
@@ -253,11 +253,19 @@ class Kernels:
         return dropper(self.call.dropout, self.seed + self.count, self.device)
 
 
+def buffer_width(run: Run, head_dim: int, is_fused: bool) -> int:
+    """Return how many elements the largest buffer of a forward pass has for each query: scores, or copies of keys."""
+    width = head_dim if is_fused else run.key_tokens
+    return width if run.gathered is None else max(width, head_dim * run.key_tokens // run.block_tokens)
+
+
 def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
     """Return how many elements the largest buffer of one kernel call may have."""
     if device.type != "cpu":
         return MAX_BUFFER_OFF_CPU
-    if run.gathered is None or not is_fused:
+    if not is_fused:
+        return MAX_SCORES
+    if run.gathered is None:
         return MAX_BUFFER
     return min(MAX_BUFFER, MAX_GATHERED * torch.get_num_threads())
 

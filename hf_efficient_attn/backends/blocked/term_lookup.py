@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 from weakref import ref
 
 import torch
@@ -83,6 +84,37 @@ class TermLookup:
         return values[:, self.region.queries] if self.is_per_query else values
 
 
+@dataclass
+class SharedRows:
+    """What the pieces of a run of one block read of a term by distance: the same labels, moved from piece to piece.
+
+    Attributes:
+        lookup: of the queries of the first piece, and of the keys that all pieces read, as seen from these queries.
+        moved: how many keys before those of the first piece there are, for the later ones.
+        sums: gradients of these scores, added up over pieces; None: there are none so far.
+    """
+
+    lookup: TermLookup
+    moved: int
+    sums: Tensor | None = None
+
+    def scores(self, run: Run, piece: Run) -> Tensor:
+        """Return what the term adds to the scores of a piece."""
+        return self.of_piece(self.lookup.scores, run, piece)
+
+    def add_scores(self, d_scores: Tensor, run: Run, piece: Run) -> None:
+        """Add the gradient of the scores of a piece."""
+        scores = self.lookup.scores
+        if self.sums is None:
+            self.sums = torch.zeros_like(scores).expand(-1, -1, *self.lookup.labels.shape[1:]).clone()
+        self.of_piece(self.sums, run, piece).add_(d_scores.sum_to_size(len(self.sums), *d_scores.shape[1:]))
+
+    def of_piece(self, scores: Tensor, run: Run, piece: Run) -> Tensor:
+        """Return the part [heads or 1, 1, queries, keys] of scores that a piece reads, a view."""
+        first = self.moved - (piece.first_query - run.first_query)
+        return scores[:, :, : piece.block_tokens, first : first + piece.key_tokens]
+
+
 class TermLookups:
     """The terms of a call, run by run; what runs have in common is computed once."""
 
@@ -90,26 +122,78 @@ class TermLookups:
         self.terms = terms
         self.labels: dict[object, Tensor] = {}
         self.shared: dict[object, TermLookup] = {}
+        # of the last run that had any, for each term
+        self.rows: dict[int, tuple[object, SharedRows]] = {}
 
-    def of(self, region: Region, run: Run) -> list[TermLookup]:
-        """Return the part of each term that a run reads."""
-        return [self.lookup(number, region, run) for number in range(len(self.terms))]
+    def scores(self, region: Region, run: Run, piece: Run) -> list[Tensor]:
+        """Return what each term adds to the scores of a piece of a run."""
+        return [
+            self.shared_rows(number, region, run, piece).scores(run, piece)
+            if is_of_rows(term, region, run)
+            else self.lookup(number, region, piece).scores
+            for number, term in enumerate(self.terms)
+        ]
+
+    def add_gradients(self, d_scores: Tensor, region: Region, run: Run, piece: Run) -> None:
+        """Add the gradients of the values of all terms, given that of the scores of a piece."""
+        for number, term in enumerate(self.terms):
+            if is_of_rows(term, region, run):
+                self.shared_rows(number, region, run, piece).add_scores(d_scores, run, piece)
+            else:
+                self.lookup(number, region, piece).add_gradient(self.gradients[number], d_scores)
+
+    def finish(self) -> list[Tensor]:
+        """Return the gradients of the values of all terms, in float32 or float64."""
+        for number in list(self.rows):
+            self.drop_rows(number)
+        return self.gradients
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """What has been added to them so far, but for the rows that are kept."""
+        return [torch.zeros_like(wide(term.values)) for term in self.terms]
+
+    def shared_rows(self, number: int, region: Region, run: Run, piece: Run) -> SharedRows:
+        """Return the rows that a piece shares with others; those of another run before it are dropped."""
+        term = self.terms[number]
+        example = region.example if len(term.values) > 1 else 0
+        key = (example, region.heads, first_distance(region, run), run.block_tokens, run.key_tokens)
+        kept = self.rows.get(number)
+        if kept is None or kept[0] != key:
+            self.drop_rows(number)
+            moved = 0 if piece.block_tokens == run.block_tokens else run.block_tokens
+            whole = replace(piece, first_key=run.first_key - moved, key_tokens=moved + run.key_tokens)
+            labels = labels_of(term.label, region, whole, term.values.device)
+            kept = self.rows[number] = (key, SharedRows(TermLookup(term, region, whole, labels), moved))
+        return kept[1]
+
+    def drop_rows(self, number: int) -> None:
+        """Forget the rows of a term, and add their gradient to its own."""
+        _, rows = self.rows.pop(number, (None, None))
+        if rows is not None and rows.sums is not None:
+            rows.lookup.add_gradient(self.gradients[number], rows.sums)
 
     def lookup(self, number: int, region: Region, run: Run) -> TermLookup:
         """Return the part of one term that a run reads; it may be shared with an earlier run."""
         term = self.terms[number]
         device = term.values.device
-        distance = first_distance(region, run) if term.label.is_invariant else None
-        if distance is None:
+        are_alike = has_equal_steps(region, run) and run.key_step == run.block_tokens
+        if not (are_alike and term.label.is_invariant):
             return TermLookup(term, region, run, kept_labels(term.label, region, run, device))
         # if the labels of all blocks are the same, they depend on nothing else
-        place = (number, *distance, run.block_tokens, run.key_tokens)
+        place = (number, *first_distance(region, run), run.block_tokens, run.key_tokens)
         if place not in self.labels:
             self.labels[place] = labels_of(term.label, region, replace(run, num_blocks=1), device)
         lookup = TermLookup(term, region, run, self.labels[place])
         if lookup.is_per_query or len(term.values) > 1:
             return lookup
         return self.shared.setdefault((region.heads.start, place), lookup)
+
+
+def is_of_rows(term: Term, region: Region, run: Run) -> bool:
+    """Return whether the pieces of a run share the rows of a term: heads have numbers for distances, and one block."""
+    is_by_distance = term.label.is_invariant and term.values.shape[2] == 1
+    return is_by_distance and run.num_blocks == 1 and has_equal_steps(region, run)
 
 
 def kept_labels(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:
@@ -136,18 +220,19 @@ def labels_of(label: Label, region: Region, run: Run, device: torch.device) -> T
     return label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
-def first_distance(region: Region, run: Run) -> tuple[int, int] | None:
-    """Return how far the first query of a block lies after its first key, and the step from token to token.
-
-    None: the blocks of the run differ in this.
-    """
-    queries, keys = region.share.queries, region.share.keys
-    if not isinstance(queries, range) or not isinstance(keys, range) or queries.step != keys.step:
-        return None
-    if run.gathered is not None or run.key_step != run.block_tokens:
-        return None
+def first_distance(region: Region, run: Run) -> tuple[int, int]:
+    """Return how far the first query of a run of equal steps lies after its first key, and the step between tokens."""
+    queries, keys = cast(range, region.share.queries), cast(range, region.share.keys)
     query = queries.start + run.first_query * queries.step + region.query_offset
     return query - keys.start - run.first_key * keys.step, queries.step
+
+
+def has_equal_steps(region: Region, run: Run) -> bool:
+    """Return whether neighbouring queries of a run, and neighbouring keys, are equally far from each other."""
+    queries, keys = region.share.queries, region.share.keys
+    if not isinstance(queries, range) or not isinstance(keys, range):
+        return False
+    return queries.step == keys.step and run.gathered is None
 
 
 def position_at(order: range | Tensor, places: Tensor) -> Tensor:

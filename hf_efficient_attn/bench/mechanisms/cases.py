@@ -115,6 +115,11 @@ def _clusters(shape: Shape) -> dict[str, Any]:
 MECHANISMS: dict[str, Mechanism] = {
     DENSE: _pattern("all tokens, by torch's SDPA", lambda shape: None),
     "sas_p": Mechanism("all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig),
+    "sas_p_prior": Mechanism(
+        "all tokens, with a learned prior by distance, in such a block",
+        SimplifiedTransformerConfig,
+        lambda shape: {"mechanism": "prior"},
+    ),
     "prior": _compressed("all tokens, with a learned prior by distance", "prior"),
     "talking_heads": _compressed("all tokens, by heads that mix scores and weights", "talking_heads"),
     "collaborative_heads": _compressed("all tokens, by queries and keys that heads share", "collaborative_heads"),
@@ -168,6 +173,11 @@ MECHANISMS: dict[str, Mechanism] = {
         "{keys} / 4 landmarks", "nystrom", lambda shape: {"num_landmarks": shape.block_tokens()}, directions=(False,)
     ),
     "memory_compressed": _compressed("one key for every three tokens", "memory_compressed"),
+    "sas_p_linear": Mechanism(
+        "sums of elu(k) + 1, in a block without values, projection and skips",
+        SimplifiedTransformerConfig,
+        lambda shape: {"mechanism": "linear"},
+    ),
     "linear": _compressed("sums of elu(k) + 1", "linear"),
     "performer": _compressed(
         "sums of positive random features", "linear", lambda shape: {"feature_map": "positive_random"}

@@ -6,7 +6,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, is_single
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
-from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS
+from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, PRIOR_FIELDS
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 
 # those that follow attention_pattern
@@ -35,7 +35,7 @@ OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": FEATURE_FIELDS,
     "nystrom": ("num_landmarks", "conv_kernel_size", "inverse_scale"),
     "memory_compressed": ("compression_tokens", "compression_by_head", "compression_null_key"),
-    "prior": ("prior_width_tokens", "prior_is_trained"),
+    "prior": PRIOR_FIELDS,
     "collaborative_heads": ("shared_key_width",),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {

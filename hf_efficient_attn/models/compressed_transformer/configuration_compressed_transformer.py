@@ -9,7 +9,7 @@ from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.mechanisms.config import FeatureFields, check_features
+from hf_efficient_attn.models.mechanisms.config import FeatureFields, PriorFields, check_features
 from hf_efficient_attn.models.sparse.config import BlockFields, PatternAlone
 
 from . import presets
@@ -29,6 +29,7 @@ from .checks import (
 class CompressedTransformerConfig(
     PatternAlone,
     FeatureFields,
+    PriorFields,
     BlockFields,
     GatedMLPFields,
     DropoutFields,
@@ -163,8 +164,6 @@ class CompressedTransformerConfig(
 
     num_key_value_heads: int | None = None
     shared_key_width: int | None = None
-    prior_width_tokens: float | int = 16
-    prior_is_trained: bool = True
 
     norm_eps: float | int = 1e-12
     max_position_embeddings: int = 512

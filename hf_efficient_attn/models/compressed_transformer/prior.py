@@ -1,74 +1,33 @@
-"""Attention with a prior: what is known of a pair before the text is read is added to its score.
+"""Attention with a prior by distance (`models/mechanisms/prior.py`): softmax(Q Kᵀ / √D + G) V.
 
-    head = softmax(Q Kᵀ / √D + G) V,  G_ij = −|w (i − j)² + b|,  with w ≥ 0 and b ≤ 0 of each head
-
-so that the weight of a key falls as a Gaussian does by its distance, and a token itself may weigh less than its
-neighbours. w and b are trained, or w is 1 / (2 σ²) and b is 0 for a Gaussian of σ tokens. G is a term of the engine, of
-one number for each distance: layers follow `attention_pattern`, and take memory in proportion to the text where that
-does.
-
-Sources: Guo et al., "Gaussian Transformer" (AAAI 2019), as Lin et al., "A Survey of Transformers" (arXiv:2106.04554),
-section 4.5.1, has it. What w and b start from is ours: a Gaussian of σ tokens, and b = −0.1, since at 0 it would have
-no gradient.
+Layers follow `attention_pattern`, and take memory in proportion to the text where that does.
 """
 
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import initialization as init
+from torch import Tensor
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.layout.terms import Distance, Term
-from hf_efficient_attn.models.parts.relative_positions import within
+from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text
+from hf_efficient_attn.models.mechanisms.prior import HasPrior
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 
-# at the start, of a prior that is trained
-START_BIAS = -0.1
 
-
-class PriorAttention(SparseAttention):
+class PriorAttention(HasPrior, SparseAttention):
     """Attention that follows a pattern, with a prior by distance."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.width, self.most_tokens = config.prior_width_tokens, config.max_position_embeddings
-        self.prior_weight = self.prior_bias = None
-        if config.prior_is_trained:
-            self.prior_weight, self.prior_bias = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
-
-    def initialize(self) -> None:
-        """Start as a Gaussian that is not trained, but for what a token gives itself."""
-        if self.prior_weight is not None:
-            init.constant_(self.prior_weight, 1 / (2 * self.width**2))
-            init.constant_(self.prior_bias, START_BIAS)
-
-    def prior(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return G for distances of tokens, [L] → [H or 1, L], in this dtype, computed in float32 or wider."""
-        squares = distances.to(torch.promote_types(dtype, torch.float32)).square()
-        if self.prior_weight is None:
-            return -(squares / (2 * self.width**2)).unsqueeze(0).to(dtype)
-        weight, bias = (each.to(squares.dtype).abs().unsqueeze(1) for each in (self.prior_weight, self.prior_bias))
-        return -(weight * squares - bias).abs().to(dtype)
+        self.make_prior(config)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        reach = self._reach(key.shape[2] if followed.shards is None else options["tokens"].shape[1])
-        distances = torch.arange(reach.first, reach.last + 1, device=query.device)
-        term = Term(self.prior(distances, query.dtype)[None, :, None], reach)
+        num_keys = keys_of_text(followed.shards, key, options["tokens"])
+        term = self.prior_term(num_keys, query.dtype, query.device)
         return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), labels=(self._reach(num_keys),))
-
-    def _reach(self, num_keys: int) -> Distance:
-        """Return the distances among so many keys; of an exported model those of its positions."""
-        last = self.most_tokens - 1 if torch.compiler.is_exporting() else MOST_DISTANCE
-        return within(Distance(0 if self.is_causal else -last, last), num_keys)
-
-
-# more than any text has
-MOST_DISTANCE = 2**24
+        return replace(super().layer_request(num_keys, task), labels=(self.prior_reach(num_keys),))

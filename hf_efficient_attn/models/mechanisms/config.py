@@ -1,4 +1,4 @@
-"""What all configs with linear attention share: the fields of its features, and their checks."""
+"""What configs with linear attention, or with a prior by distance, share: their fields, and checks of these."""
 
 import math
 from dataclasses import dataclass, fields
@@ -36,7 +36,21 @@ class FeatureFields:
         return self.features_of_head * (head_dim + 1) + int(self.feature_map == "positive_random")
 
 
+@dataclass(init=False, repr=False, eq=False)
+class PriorFields:
+    """Mixin: a prior by distance; each family's config explains the fields."""
+
+    prior_width_tokens: float | int = 16
+    prior_is_trained: bool = True
+
+
+@dataclass(init=False, repr=False, eq=False)
+class MechanismFields(FeatureFields, PriorFields):
+    """Mixin: both."""
+
+
 FEATURE_FIELDS = tuple(each.name for each in fields(FeatureFields))
+PRIOR_FIELDS = tuple(each.name for each in fields(PriorFields))
 
 
 def check_features(config: Any) -> None:

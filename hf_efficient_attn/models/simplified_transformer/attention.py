@@ -16,9 +16,11 @@ from hf_efficient_attn.models.parts.blocks import InitializedLinear, drop_rate, 
 from hf_efficient_attn.models.parts.positions import rotate_both
 
 from .centering import Centering
+from .config_checks import LINEAR, PRIOR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .linear_reading import BlockReading
 from .pattern_mean import mean_of_read, reads_selected
+from .prior_attention import BlockPrior
 from .projections import Gain, build_projection
 from .running_sum_cache import append_and_sum, merge_heads, sum_before
 from .spanned_attention import SpannedAttention
@@ -44,7 +46,8 @@ class SimplifiedTransformerAttention(nn.Module):
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
         self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
-        self.linear = None if config.mechanism is None else BlockReading(config, layer_idx)
+        self.linear = BlockReading(config, layer_idx) if config.mechanism == LINEAR else None
+        self.prior = BlockPrior(config, layer_idx) if config.mechanism == PRIOR else None
         self.dropout = nn.Dropout(config.attention_dropout)
         self.has_head_gains = config.has_head_gains
         if self.has_head_gains:
@@ -87,6 +90,9 @@ class SimplifiedTransformerAttention(nn.Module):
         if self.spanned is not None:
             options = {**kwargs, "dropout": drop_rate(self.dropout)}
             out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **options)
+        elif self.prior is not None:
+            options = {**kwargs, "dropout": drop_rate(self.dropout)}
+            out, weights, centre = self.prior(query, key, value, attention_mask, **options)
         else:
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
             dropout = drop_rate(self.dropout)

@@ -9,7 +9,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import check_fields, meant
 from hf_efficient_attn.models.config.library import check_given_pattern
-from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, check_features
+from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, PRIOR_FIELDS, check_features
 from hf_efficient_attn.models.spans.config import check_spans
 
 from .gains import BLOCK_STYLES, GAIN_SYMBOLS, PARALLEL_GAINS, REPARAMETERIZATION_GAINS, SEQUENTIAL_GAINS
@@ -25,6 +25,9 @@ CHOICES = {
     "classifier_pooling": (None, "first", "last", "mean"),
 }
 
+LINEAR, PRIOR = "linear", "prior"
+# fields that only one mechanism reads
+OWN_FIELDS = {LINEAR: FEATURE_FIELDS, PRIOR: PRIOR_FIELDS}
 # what linear attention cannot have, as the end of a sentence
 NOT_LINEAR = {
     "span": "a sum over keys cannot weigh each by its distance from the query",
@@ -34,6 +37,13 @@ NOT_LINEAR = {
 }
 # where only some values are meant
 OTHER_VALUES = {"position_embedding_type": ("alibi", "rope")}
+# what attention with a prior cannot have, as the end of a sentence
+NOT_PRIOR = {
+    "span": "a span weighs keys by their distance already",
+    FIELD: "layers with a prior follow patterns in a compressed_transformer, and read everything here",
+    INDEXER: "keys that are chosen by other scores would be weighed by their distance as well",
+}
+WHAT = {LINEAR: "linear attention", PRIOR: "attention with a prior"}
 # mechanisms of compressed Transformers
 OF_SLOTS = ("linformer", "memory_compressed")
 
@@ -129,31 +139,39 @@ def _check_spans(config: Any) -> None:
 
 
 def _check_mechanism(config: Any) -> None:
-    if config.mechanism is None:
-        for name in FEATURE_FIELDS:
+    for mechanism, names in OWN_FIELDS.items():
+        for name in () if config.mechanism == mechanism else names:
             if getattr(config, name) != getattr(type(config), name):
                 raise ConfigurationError(
-                    f"{name}={shown(getattr(config, name))} is of linear attention, but mechanism is None. Leave it "
-                    "out, or set mechanism='linear'."
+                    f"{name}={shown(getattr(config, name))} is of {WHAT[mechanism]}, but mechanism is "
+                    f"{shown(config.mechanism)}. Leave it out, or set mechanism={shown(mechanism)}."
                 )
-        return
     if config.mechanism in OF_SLOTS:
         raise ConfigurationError(
             f"mechanism={shown(config.mechanism)} reads slots that trained maps make of tokens, so that what it reads "
             "at the start is no mean of tokens, which shaped attention takes away; no block here has it. Use a "
-            "compressed_transformer, whose blocks have skips, or mechanism='linear'."
+            "compressed_transformer, whose blocks have skips, or mechanism='linear' or 'prior'."
         )
-    if config.mechanism != "linear":
+    if config.mechanism not in (None, LINEAR, PRIOR):
         raise ConfigurationError(
             f"mechanism={shown(config.mechanism)}: these blocks have softmax attention (None), which may follow an "
-            "attention_pattern, and 'linear'. A compressed_transformer has other mechanisms, in blocks with skips."
-            f"{meant(config.mechanism, ('linear',))}"
+            "attention_pattern, 'prior' and 'linear'. A compressed_transformer has other mechanisms, in blocks with "
+            f"skips.{meant(config.mechanism, (LINEAR, PRIOR))}"
         )
+    if config.mechanism == LINEAR:
+        _check_linear(config)
+    if config.mechanism == PRIOR:
+        refuse_fields(config, NOT_PRIOR)
+        if config.position_embedding_type == "alibi":
+            raise ConfigurationError(
+                "mechanism='prior' with position_embedding_type='alibi': ALiBi is another prior by distance. Leave one "
+                "of them out."
+            )
+
+
+def _check_linear(config: Any) -> None:
     check_features(config)
-    for name, reason in NOT_LINEAR.items():
-        value = getattr(config, name, None)
-        if value is not None and (name not in OTHER_VALUES or value in OTHER_VALUES[name]):
-            raise ConfigurationError(f"mechanism='linear' with {name}={shown(value)}: {reason}. Leave one of them out.")
+    refuse_fields(config, NOT_LINEAR)
     if config.feature_map == "constant":
         raise ConfigurationError(
             "feature_map='constant' reads all keys alike, whatever queries and keys are; shaped attention takes the "
@@ -164,6 +182,16 @@ def _check_mechanism(config: Any) -> None:
             f"num_key_value_heads={config.key_value_heads} with mechanism='linear': each head adds up keys of its own. "
             "Leave it out."
         )
+
+
+def refuse_fields(config: Any, reasons: dict[str, str]) -> None:
+    """Raise ConfigurationError for fields that exclude the mechanism of a config, each with its reason."""
+    for name, reason in reasons.items():
+        value = getattr(config, name, None)
+        if value is not None and (name not in OTHER_VALUES or value in OTHER_VALUES[name]):
+            raise ConfigurationError(
+                f"mechanism={shown(config.mechanism)} with {name}={shown(value)}: {reason}. Leave one of them out."
+            )
 
 
 def gain_fields() -> list[str]:

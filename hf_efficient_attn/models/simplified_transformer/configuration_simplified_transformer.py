@@ -12,11 +12,11 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, SlopeFields
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.mechanisms.config import FeatureFields
+from hf_efficient_attn.models.mechanisms.config import MechanismFields
 from hf_efficient_attn.models.spans.config import SpanFields
 
 from . import presets
-from .config_checks import check_config, gain_fields, unknown
+from .config_checks import LINEAR, PRIOR, check_config, gain_fields, unknown
 from .gains import (
     BLOCK_STYLES,
     GAIN_SYMBOLS,
@@ -30,7 +30,7 @@ from .gains import (
 
 @strict_config
 class SimplifiedTransformerConfig(
-    SpanFields, FeatureFields, GatedMLPFields, DropoutFields, SlopeFields, HeadSizes, LibraryConfig, PreTrainedConfig
+    SpanFields, MechanismFields, GatedMLPFields, DropoutFields, SlopeFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
@@ -70,9 +70,10 @@ class SimplifiedTransformerConfig(
         span: how far heads read: None, everything; "adaptive", "dynamic" or "fixed", as in `AdaptiveSpanConfig`, with
             its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
             then taken under the same soft mask, so that A = C at the start as before.
-        mechanism: what A is: None, softmax; "linear", attention by sums over keys, with W^K of 0 at the start in place
-            of W^Q. `feature_map`, `num_features`, `feature_seed`, `feature_redraw_steps`, `normalizer_epsilon` and
-            `chunk_tokens` are as in `CompressedTransformerConfig`.
+        mechanism: what A is: None, softmax; "prior", softmax with a prior by distance, which C has, too; "linear",
+            sums over keys, with W^K of 0 at the start in place of W^Q. Their fields, `prior_width_tokens` and
+            `prior_is_trained`, `feature_map`, `num_features`, `feature_seed`, `feature_redraw_steps`,
+            `normalizer_epsilon` and `chunk_tokens`, are as in `CompressedTransformerConfig`.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -177,8 +178,8 @@ class SimplifiedTransformerConfig(
 
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens, besides its mean."""
-        of_all = 2 * num_tokens * self.key_value_heads * self.head_dim
-        return of_all if self.mechanism is None else self.num_attention_heads * self.state_of_head
+        of_head = self.state_of_head if self.mechanism == LINEAR else 2 * num_tokens * self.head_dim
+        return self.key_value_heads * of_head
 
     @property
     def num_attention_maps(self) -> int:
@@ -215,9 +216,9 @@ class SimplifiedTransformerConfig(
     @property
     def attention_notes(self) -> tuple[str, ...]:
         """What `explain` says of every layer."""
-        if not self.is_centered or (getattr(self, "attention_pattern", None) is None and not has_indexer(self)):
-            return ()
-        return ("Shaped attention also takes the mean of what it reads, which costs as much again where it is sparse.",)
+        follows = getattr(self, "attention_pattern", None) is not None
+        note = "Shaped attention also takes the mean of what it reads, which costs as much again."
+        return (note,) if self.is_centered and (follows or has_indexer(self) or self.mechanism == PRIOR) else ()
 
     @property
     def has_head_gains(self) -> bool:
@@ -232,13 +233,12 @@ class SimplifiedTransformerConfig(
         """Standard deviation of W^Q at the start."""
         if self.query_init_std is not None:
             return self.query_init_std
-        return 0.0 if self.is_shaped and self.mechanism is None else self.initializer_range
+        return 0.0 if self.is_shaped and self.mechanism != LINEAR else self.initializer_range
 
     @property
     def resolved_key_init_std(self) -> float | None:
         """Standard deviation of W^K at the start; None: as of every other map."""
-        is_zero = self.key_init_std is None and self.is_shaped and self.mechanism is not None
-        return 0.0 if is_zero else self.key_init_std
+        return 0.0 if self.key_init_std is None and self.is_shaped and self.mechanism == LINEAR else self.key_init_std
 
     def gain(self, name: str, layer_idx: int | None = None) -> float:
         """Return the start value of gain `name`, in layer `layer_idx` if layers differ.
@@ -288,6 +288,7 @@ class SimplifiedTransformerConfig(
             "matrix_init": self.resolved_matrix_init if self.is_reparameterized else None,
             "trainable_gains": sorted(name for name in GAIN_SYMBOLS if self.is_trainable(name)),
             "mechanism": self.mechanism,
+            "prior_is_trained": self.prior_is_trained,
             "span": self.span if self.frozen_spans is None else "frozen",
         }
 

@@ -11,6 +11,7 @@ from hf_efficient_attn.models.inputs.masks import documents_of_keys, step_docume
 from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
 from .centering import Centering, build_centering
+from .config_checks import LINEAR, PRIOR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .linear_reading import sum_masks
 from .pattern_mean import uses_indexer
@@ -23,9 +24,10 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shar
     is_shared: whether processes share the texts, of which C is then made whole.
     """
     given = call.attention_mask
-    if config.span is not None:
+    # which compute C themselves
+    if config.span is not None or config.mechanism == PRIOR:
         return {**call.masks(config), "centering": None}
-    if config.mechanism is not None:
+    if config.mechanism == LINEAR:
         return sum_masks(config, call, is_shared)
     # with indexers, whose keys a cache keeps, too, C has no running sum
     if call.cache is not None and config.is_centered and not uses_indexer(config):

@@ -49,6 +49,7 @@ from hf_efficient_attn.models.spans.penalty import span_penalty
 
 from .attention import SimplifiedTransformerAttention
 from .checks import BlockChecks, check_implementation
+from .config_checks import LINEAR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import MaskGeneration, block_masks
 from .projections import Gain
@@ -102,7 +103,7 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, Redraws
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
         # transformers then refuses assistants, which take tokens back
-        self._is_stateful = config.mechanism is not None
+        self._is_stateful = config.mechanism == LINEAR
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):

@@ -61,3 +61,13 @@ def test_average_attention_reads_all_tokens_alike(is_causal: bool) -> None:
 def test_what_no_layer_can_have_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(hea.ConfigurationError, match=message):
         hea.CompressedTransformerConfig(**{**TINY, **fields})
+
+
+def test_a_prior_without_a_pattern_keeps_no_number_for_each_pair() -> None:
+    model, sizes = build("AutoModel", mechanism="prior", max_position_embeddings=400), []
+    with (
+        hea.use_backend("blocked"),
+        torch.autograd.graph.saved_tensors_hooks(lambda kept: sizes.append(kept.numel()) or kept, lambda kept: kept),
+    ):
+        model.train()(torch.randint(1, 60, (1, 400))).last_hidden_state.sum().backward()
+    assert max(sizes) < 400 * 400

@@ -1,0 +1,76 @@
+"""A prior by distance: what is known of a pair before the text is read, to be added to its score.
+
+    G_ij = −|w (i − j)² + b|,  with w ≥ 0 and b ≤ 0 of each head
+
+so that the weight of a key falls as a Gaussian does by its distance, and a token itself may weigh less than its
+neighbours. w and b are trained, or w is 1 / (2 σ²) and b is 0 for a Gaussian of σ tokens. G is a term of the engine, of
+one number for each distance.
+
+Sources: Guo et al., "Gaussian Transformer" (AAAI 2019), as Lin et al., "A Survey of Transformers" (arXiv:2106.04554),
+section 4.5.1, has it. What w and b start from is ours: a Gaussian of σ tokens, and b = −0.1, since at 0 it would have
+no gradient.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.models.parts.relative_positions import within
+
+# at the start, of a prior that is trained
+START_BIAS = -0.1
+# more than any text has
+MOST_DISTANCE = 2**24
+
+
+class HasPrior:
+    """Mixin for attention modules: the prior of its heads, with `prior_weight` and `prior_bias` where it is trained."""
+
+    is_causal: bool
+    prior_weight: nn.Parameter | None
+    prior_bias: nn.Parameter | None
+
+    def make_prior(self, config: Any) -> None:
+        """Make the parameters that the config asks for."""
+        self.width, self.most_tokens = config.prior_width_tokens, config.max_position_embeddings
+        self.prior_weight = self.prior_bias = None
+        if config.prior_is_trained:
+            heads = config.num_attention_heads
+            self.prior_weight, self.prior_bias = (nn.Parameter(torch.empty(heads)) for _ in range(2))
+
+    def initialize(self) -> None:
+        """Start as a Gaussian that is not trained, but for what a token gives itself."""
+        if self.prior_weight is not None:
+            init.constant_(self.prior_weight, 1 / (2 * self.width**2))
+            init.constant_(self.prior_bias, START_BIAS)
+
+    def prior(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return G for distances of tokens, [L] → [H or 1, L], in this dtype, computed in float32 or wider."""
+        squares = distances.to(torch.promote_types(dtype, torch.float32)).square()
+        if self.prior_weight is None or self.prior_bias is None:
+            return -(squares / (2 * self.width**2)).unsqueeze(0).to(dtype)
+        weight, bias = (each.to(squares.dtype).abs().unsqueeze(1) for each in (self.prior_weight, self.prior_bias))
+        return -(weight * squares - bias).abs().to(dtype)
+
+    def prior_term(self, num_keys: int, dtype: torch.dtype, device: torch.device) -> Term:
+        """Return G as a term for the distances among so many keys."""
+        reach = self.prior_reach(num_keys)
+        distances = torch.arange(reach.first, reach.last + 1, device=device)
+        return Term(self.prior(distances, dtype)[None, :, None], reach)
+
+    def prior_reach(self, num_keys: int) -> Distance:
+        """Return the distances among so many keys; of an exported model those of its positions."""
+        last = self.most_tokens - 1 if torch.compiler.is_exporting() else MOST_DISTANCE
+        return within(Distance(0 if self.is_causal else -last, last), num_keys)
+
+
+class DistancePrior(HasPrior, nn.Module):
+    """The prior of the heads of a layer, as a module."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.is_causal = config.is_causal
+        self.make_prior(config)

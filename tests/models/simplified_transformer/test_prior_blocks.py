@@ -1,0 +1,130 @@
+"""Softmax with a prior by distance as the A of shaped attention: equal to its dense form, C with the same prior."""
+
+from typing import Any
+
+import pytest
+import torch
+from models.simplified_transformer.dense_reference import allowed_pairs
+from models_cases import TOLERANCE, random_ids
+from simplified_cases import simplified
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.patterns import Band
+
+TOKENS = 13
+PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 9 + [0] * 4])
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 9, [0] * 12 + [1]])
+MASKS: dict[str, dict[str, Tensor]] = {
+    "none": {},
+    "padded": {"attention_mask": PADDED},
+    "packed": {"position_ids": torch.tensor([[*range(4), *range(9)], [*range(12), 0]])},
+}
+
+
+def build(auto_class: str | None = None, **fields: Any) -> Any:
+    """Return a tiny model in eval mode whose every parameter is random."""
+    return simplified("tiny", **{"mechanism": "prior", "prior_width_tokens": 3, **fields}).model(auto_class)
+
+
+def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
+    """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
+    query, key = (attention._heads(project(states)) for project in (attention.q_proj, attention.k_proj))
+    value = attention._heads(states if attention.v_proj is None else attention.v_proj(states))
+    squares = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).square().double()
+    weight, bias = (each.abs().view(-1, 1, 1) for each in (attention.prior.prior_weight, attention.prior.prior_bias))
+    prior = -(weight * squares - bias).abs()
+    # padding may read nothing
+    closed = ~allowed.unsqueeze(1)
+    products = query @ key.mT / attention.head_dim**0.5
+    read, centre = (
+        (scores + prior).masked_fill(closed, -1e9).softmax(-1).masked_fill(closed, 0)
+        for scores in (products, torch.zeros_like(products))
+    )
+    alpha, beta, gamma = (
+        gain.gain.view(-1, 1, 1) for gain in (attention.identity_gain, attention.softmax_gain, attention.centering_gain)
+    )
+    matrix = alpha * torch.eye(TOKENS, dtype=states.dtype) + beta * read - gamma * centre
+    out = (matrix @ value).transpose(1, 2).flatten(2)
+    return out if attention.o_proj is None else attention.o_proj(out)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_outputs_and_gradients_are_those_of_the_dense_form(is_causal: bool, mask: str) -> None:
+    """Of all layers of a model, but for padding; gradients of the prior by A and by C."""
+    model = build("AutoModel", block="sas", is_causal=is_causal).double()
+    seen = []
+    for layer in model.layers:
+        layer.self_attn.register_forward_hook(lambda module, given, out: seen.append((module, given[0], out[0])))
+    model(random_ids(2, TOKENS), **MASKS[mask])
+    padding, documents = PADDED if mask == "padded" else None, DOCUMENTS if mask == "packed" else None
+    allowed = allowed_pairs(TOKENS, is_causal, padding, documents)
+    real = torch.ones(2, TOKENS, dtype=torch.bool) if padding is None else padding.bool()
+    for attention, states, out in seen:
+        found, expected = out[real], dense(attention, states, allowed)[real]
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
+        weight = torch.randn(found.shape, dtype=torch.float64)
+        given = [states, attention.q_proj.weight, attention.prior.prior_weight, attention.prior.prior_bias]
+        slopes = [torch.autograd.grad((each * weight).sum(), given, retain_graph=True) for each in (found, expected)]
+        for own, wanted in zip(*slopes, strict=True):
+            torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-9)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_trained", [False, True])
+@torch.no_grad()
+def test_attention_starts_as_the_identity(is_trained: bool, is_causal: bool) -> None:
+    torch.manual_seed(0)
+    fields = {"prior_is_trained": is_trained, "prior_width_tokens": 3, "is_causal": is_causal}
+    model = hea.SimplifiedTransformerModel(simplified("tiny", mechanism="prior", block="sas_p", **fields).config())
+    attention, seen = model.eval().layers[1].self_attn, []
+    assert not attention.q_proj.weight.any()
+    if is_trained:
+        torch.testing.assert_close(attention.prior.prior_weight, torch.full((4,), 1 / 18))
+    attention.register_forward_hook(lambda module, given, out: seen.extend((given[0], out[0])))
+    model(random_ids(2, TOKENS), attention_mask=PADDED)
+    torch.testing.assert_close(seen[0][PADDED.bool()], seen[1][PADDED.bool()], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("block", ["sas_p", "pre_ln"])
+@torch.no_grad()
+def test_caches_go_on_and_can_be_cropped(block: str) -> None:
+    """C has no running sum: it is computed of the keys and values that are cached anyway."""
+    model, ids, parts, cache = build(block=block), random_ids(2, 20), [], None
+    full = model(ids, use_cache=False).logits
+    for part in ids.split([6, 1, 13], 1):
+        out = model(part, **{CACHE_ARGUMENT: cache}, use_cache=True)
+        cache, parts = out.past_key_values, [*parts, out.logits]
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=TOLERANCE, rtol=TOLERANCE)
+    cache.crop(-3)
+    again = model(ids[:, 17:], **{CACHE_ARGUMENT: cache}).logits
+    torch.testing.assert_close(again, full[:, 17:], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prior_width_tokens": 0}, "must be at least 1"),
+    ({"mechanism": None, "prior_width_tokens": 3}, "is of attention with a prior, but mechanism is None"),
+    ({"mechanism": "linear", "prior_is_trained": False}, "is of attention with a prior, but mechanism is .linear"),
+    ({"chunk_tokens": 4}, "is of linear attention, but mechanism is .prior"),
+    ({"position_embedding_type": "alibi"}, "ALiBi is another prior by distance"),
+    ({"span": "adaptive"}, "a span weighs keys by their distance already"),
+    ({"attention_pattern": Band(3, 3)}, "follow patterns in a compressed_transformer"),
+    ({"mechanism": "memory_compressed"}, "at the start is no mean of tokens"),
+    ({"mechanism": "nystrom"}, "these blocks have softmax attention .None., .*'prior' and 'linear'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
+def test_what_no_block_can_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(hea.ConfigurationError, match=message):
+        simplified("tiny", **{"mechanism": "prior", **fields}).config()
+
+
+def test_kernels_without_a_prior_are_refused() -> None:
+    model = build()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(hea.UnsupportedBackendError, match="computes softmax attention, and not that of mechanism"):
+        model(random_ids(1, 5))
