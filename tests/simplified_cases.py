@@ -86,6 +86,8 @@ SIMPLIFIED = Family(
             "simplified-sas_p-linear",
             "simplified-sas-masked-linear",
             "simplified-sas_p-alibi",
+            "simplified-sas_p-prior",
+            "simplified-sas-masked-prior",
             "simplified-sas_p-span",
             simplified("alibi-band", block="sas", attention_pattern=Band(4, 0), position_embedding_type="alibi"),
         ),

@@ -183,7 +183,7 @@ def _exchange(call: AttentionCall, asked: LayerRequest, ranks: int | None, mode:
         found = found + layer_exchange(call, False, ranks, mode, asked.besides)
     if asked.of_mean is not None:
         # with a pattern or a term it is attention, too
-        is_plain = asked.followed.is_own and not asked.labels
+        is_plain = asked.followed.is_own and not asked.fixed_labels
         found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if is_plain else None)
     if asked.beside is None:
         return found

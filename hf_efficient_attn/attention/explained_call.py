@@ -60,7 +60,7 @@ def requested_call(
     return AttentionCall(
         layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
         inputs=Inputs(device, dtype, *sizes, needs_grad=training),
-        terms=terms_of(asked.labels),
+        terms=(*terms_of(asked.labels, num_queries), *terms_of(asked.fixed_labels)),
         sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
         softcap=asked.softcap,
         dropout=dropout,
@@ -68,9 +68,9 @@ def requested_call(
     )
 
 
-def terms_of(labels: Iterable[Label]) -> tuple[Term, ...]:
-    """Return terms with these labels, without values."""
-    return tuple(Term(torch.empty(1, 1, 1, each.num_values, device="meta"), each) for each in labels)
+def terms_of(labels: Iterable[Label], num_queries: int = 1) -> tuple[Term, ...]:
+    """Return terms with these labels, without values; by default they have the same ones for all queries."""
+    return tuple(Term(torch.empty(1, 1, num_queries, each.num_values, device="meta"), each) for each in labels)
 
 
 def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:

@@ -26,7 +26,8 @@ class LayerRequest:
         is_causal: whether the layer reads the past only, whatever its pattern.
         is_cross: whether it reads another sequence.
         layer: its index; None: the module does not know it.
-        labels: of the terms of its scores.
+        labels: of the terms of its scores, with values for each query.
+        fixed_labels: of those with the same values for all queries.
         softcap: bound of its scores; None: there is none.
         has_sinks, has_bias: whether it has learned sinks, and whether it adds a matrix to its scores.
         bias_labels: of the terms that it has instead of this matrix where processes share a text.
@@ -55,6 +56,7 @@ class LayerRequest:
     is_cross: bool = False
     layer: int | None = None
     labels: tuple[Label, ...] = ()
+    fixed_labels: tuple[Label, ...] = ()
     softcap: float | None = None
     has_sinks: bool = False
     has_bias: bool = False

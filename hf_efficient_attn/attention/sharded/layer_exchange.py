@@ -86,7 +86,8 @@ def layer_exchange(
             f"{layout.num_keys} keys{' of another sequence' if layout.is_cross else ''}. Leave out sequence_ranks."
         )
     # a single value, as that of a span, is the same for all queries
-    term_values = sum(each.label.num_values for each in call.terms if each.label.num_values > 1)
+    by_query = [each for each in call.terms if each.label.num_values > 1 and each.values.shape[2] > 1]
+    term_values = sum(each.label.num_values for each in by_query)
     sizes = HeadSizes(layout.num_heads, inputs.num_key_heads, inputs.head_dim, inputs.value_dim, term_values)
     bounds = shard_bounds(layout.num_keys, num_processes)
     width = inputs.dtype.itemsize

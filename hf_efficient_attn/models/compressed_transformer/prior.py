@@ -30,4 +30,4 @@ class PriorAttention(HasPrior, SparseAttention):
         return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), labels=(self.prior_reach(num_keys),))
+        return replace(super().layer_request(num_keys, task), fixed_labels=(self.prior_reach(num_keys),))

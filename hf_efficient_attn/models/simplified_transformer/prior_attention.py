@@ -78,7 +78,7 @@ class BlockPrior(DistancePrior):
             config,
             is_causal=self.is_causal,
             layer=self.layer_idx,
-            labels=(self.prior_reach(num_keys),),
+            fixed_labels=(self.prior_reach(num_keys),),
             backend=backend_of(config),
             notes=config.attention_notes,
             of_mean=HeadNumbers(config.head_dim, config.head_dim) if config.is_centered else None,
