@@ -7,11 +7,8 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
-from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
-from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.inputs.masks import check_open_pairs
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .structure import GlobalInput, find_chunks
@@ -31,22 +28,6 @@ CLOSED = (
     "This attention_mask closes pairs of real tokens, but global tokens pass on what every token says to all of them. "
     "Pass a padding mask [batch, tokens], and position_ids that restart for packed documents."
 )
-
-
-def long_mask(config: Any, call: PreparedCall) -> TokenMask:
-    """Return the mask of the long tokens and their documents.
-
-    Raises:
-        InputError: a mask that is a matrix of other pairs than those of real tokens.
-    """
-    masks = call.masks(config)
-    matrix = masks["attention_mask"]
-    if matrix is None:
-        mask: TokenMask = masks["token_mask"]
-        return mask
-    real = readable_keys(matrix, call.batch_size)
-    check_open_pairs(matrix, real, CLOSED)
-    return TokenMask(real)
 
 
 def find_globals(

@@ -43,7 +43,7 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs.masks import bring_inputs, padding_mask
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -51,7 +51,7 @@ from hf_efficient_attn.models.sparse.inputs import check_inputs
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
 from .contrast import contrastive_loss, refuse_recording
-from .global_input import INPUTS, find_globals, long_mask
+from .global_input import CLOSED, INPUTS, find_globals
 from .heads import EtcAnswerHead, EtcTextHead
 from .layers import EtcEmbeddings, EtcLayer, with_all_gradients
 from .shared_text import whole_call
@@ -160,8 +160,9 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         bring_inputs(attention_mask, position_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
         call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
-        mask = long_mask(self.config, call)
+        mask = call.masks(self.config)["token_mask"]
         call, whole = whole_call(call, mask, shards_of(self))
         given = (global_input_ids, global_mask, long_to_global, global_contexts, global_reads_all)
         ids, globals_ = find_globals(self.config, whole, mask.key_mask, *given)
