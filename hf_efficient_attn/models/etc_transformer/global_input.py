@@ -70,10 +70,15 @@ def find_globals(
         check_mask_values(given[name], name)
     return ids, GlobalInput(
         real=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0,
-        links=checked_links(links, call, shape[1]),
+        links=_of_real(checked_links(links, call, shape[1]), real),
         contexts=contexts,
         reads_all=None if reads_all is None else reads_all != 0,
     )
+
+
+def _of_real(links: Tensor, real: Tensor | None) -> Tensor:
+    """Return the links of tokens, [B, T, K], and -1 for those of padding, which is part of nothing."""
+    return links if real is None else torch.where(real.unsqueeze(-1), links, -1)
 
 
 def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> Tensor:

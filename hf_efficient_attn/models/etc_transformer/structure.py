@@ -139,9 +139,9 @@ def build_structure(config: Any, tokens: GlobalInput, real: Tensor | None, docum
     if documents is not None:
         pairs = pairs & (documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
         among = among & (tokens.documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
-    own = linked if tokens.reads_all is None else linked | tokens.reads_all.unsqueeze(1)
-    to_global = pairs & own if config.hard_long_to_global else pairs
-    to_long = (pairs & own if config.hard_global_to_long else pairs).transpose(1, 2)
+    read = linked if tokens.reads_all is None else linked | tokens.reads_all.unsqueeze(1)
+    to_global = pairs & linked if config.hard_long_to_global else pairs
+    to_long = (pairs & read if config.hard_global_to_long else pairs).transpose(1, 2)
     return Structure(
         *(each.unsqueeze(1) for each in (to_global, to_long, among, linked)),
         labels=None if config.relative_vocab_size is None else _labels(config, tokens, numbers),

@@ -31,6 +31,18 @@ def test_masked_sentences_are_told_apart_by_what_they_are_alone() -> None:
     torch.testing.assert_close(found.auxiliary_loss, expected)
 
 
+def test_padding_is_part_of_no_sentence() -> None:
+    """Even if it has its link, as the rest of a row that is all of one sentence."""
+    model, ids = build(cpc_loss_weight=0.25), random_ids(2, 8)
+    mask = torch.ones_like(ids)
+    mask[:, 6:] = 0
+    losses = []
+    for word in (5, 6):
+        inputs = sentences_of(ids.masked_fill(mask == 0, word))
+        losses.append(model(**inputs, attention_mask=mask).auxiliary_loss)
+    assert torch.equal(*losses)
+
+
 def test_the_loss_of_masked_tokens_has_it_beside() -> None:
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25)
     inputs = sentences_of(random_ids(2, 8))

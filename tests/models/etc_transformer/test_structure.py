@@ -83,6 +83,15 @@ def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
     assert cut["global_mask"].sum(1).tolist() == [4, 3]
 
 
+def test_empty_lines_divide_paragraphs() -> None:
+    """However many they are: a run of white space costs time once, not once for each of its characters."""
+    text = "\n a b \r\n\r\n  c\nd\n \n\n e  "
+    assert [text[start:stop] for start, stop in paragraphs(text)] == ["a b", "c\nd", "e"]
+    long = "a" + " " * 500_000 + "b"
+    assert paragraphs(long) == [(0, len(long))]
+    assert paragraphs(" \n\n ") == []
+
+
 def test_chunks_are_counted_over_the_real_tokens_of_a_document() -> None:
     states, real = torch.zeros(2, 7, 1), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
     found = find_chunks(hea.EtcTransformerConfig(chunk_tokens=3), states, real, None)
@@ -104,6 +113,17 @@ def test_a_hard_mask_lets_a_sentence_tell_of_itself_alone() -> None:
         one, other = model(ids), model(changed)
     assert torch.equal(one.global_hidden_state[0, 0], other.global_hidden_state[0, 0])
     assert not torch.allclose(one.global_hidden_state[0, 1], other.global_hidden_state[0, 1])
+
+
+def test_a_hard_mask_lets_a_word_know_of_its_own_sentence_alone() -> None:
+    """Nor of a global token that reads all words: `global_reads_all` opens the other direction."""
+    model = build(hard_long_to_global=True, output_attentions=True)
+    links = torch.zeros(1, 9, dtype=torch.long)
+    given = {"global_input_ids": torch.ones(1, 2, dtype=torch.long), "global_reads_all": torch.tensor([[0, 1]])}
+    with torch.no_grad():
+        weights = model(random_ids(1, 9), long_to_global=links, **given).attentions[0]
+    assert (weights[..., 0] > 0).all()
+    assert (weights[..., 1] == 0).all()
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
