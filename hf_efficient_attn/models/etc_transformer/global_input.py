@@ -39,20 +39,22 @@ def find_globals(
     links: Tensor | None,
     contexts: Tensor | None,
     reads_all: Tensor | None,
+    types: Tensor | None,
 ) -> tuple[Tensor, GlobalInput]:
     """Return the tokens of the global input, [B, G], and what is known of them.
 
     Args:
         real: which long tokens are no padding, bool [B, T]; None: all.
-        ids, mask, links, contexts, reads_all: the call's `global_input_ids`, `global_mask`, `long_to_global`,
-            `global_contexts` and `global_reads_all`.
+        ids, mask, links, contexts, reads_all, types: the call's `global_input_ids`, `global_mask`, `long_to_global`,
+            `global_contexts`, `global_reads_all` and `global_token_type_ids`.
 
     Raises:
         InputError: some of them without the tokens, of another shape, or beside packed documents.
     """
     given = {"global_mask": mask, "global_contexts": contexts, "global_reads_all": reads_all}
     if ids is None:
-        named = [name for name, each in {**given, "long_to_global": links}.items() if each is not None]
+        others = {"long_to_global": links, "global_token_type_ids": types}
+        named = [name for name, each in {**given, **others}.items() if each is not None]
         if named:
             raise InputError(f"{', '.join(named)} given without global_input_ids, which says what they are about.")
         chunks = find_chunks(config, call.embedded, real, call.documents)
@@ -62,8 +64,13 @@ def find_globals(
             "position_ids restart, so that rows hold packed documents, whose global tokens are chunks of "
             f"chunk_tokens={config.chunk_tokens} tokens. Leave global_input_ids out, or give every text its own row."
         )
-    shape = (call.batch_size, ids.shape[1] if ids.ndim == 2 else 0)
-    for name, each in {"global_input_ids": ids, **given}.items():
+    if ids.ndim != 2 or ids.shape[0] != call.batch_size or ids.shape[1] == 0:
+        raise InputError(
+            f"global_input_ids has shape {list(ids.shape)}; it must be [batch, global tokens] with "
+            f"{call.batch_size} rows, each of at least one token. Leave it out for global tokens of chunks."
+        )
+    shape = tuple(ids.shape)
+    for name, each in given.items():
         if each is not None and tuple(each.shape) != shape:
             raise InputError(f"{name} has shape {list(each.shape)}; it must be [batch, global tokens] = {list(shape)}.")
     for name in ("global_mask", "global_reads_all"):
@@ -90,6 +97,8 @@ def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> 
     batch_size, tokens = call.batch_size, call.tokens
     if links is None:
         return torch.full((batch_size, tokens, 1), -1, device=call.embedded.device)
+    if links.is_floating_point() or links.is_complex():
+        raise InputError(f"long_to_global is of {links.dtype}; it must hold numbers of global tokens, as integers.")
     if links.ndim not in (2, 3) or tuple(links.shape[:2]) != (batch_size, tokens):
         raise InputError(
             f"long_to_global has shape {list(links.shape)}; it must be [batch, tokens] = [{batch_size}, {tokens}], or "
