@@ -103,6 +103,10 @@ def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> bool:
         return False
     config = copy.deepcopy(config)
     _record(config, pattern)
+    check = getattr(config.get_text_config(), "check", None)
+    if check is not None:
+        # a family of this package may have no other pattern than its own
+        check()
     return try_model(model_class, config)
 
 

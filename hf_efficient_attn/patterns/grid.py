@@ -21,8 +21,10 @@ class Grid(AnyGrid, kind="grid"):
     """A token of a grid reads another if every axis' pattern lets its coordinate read the other's.
 
     The tokens of the grid follow `prefix_tokens` others, and the last coordinate runs fastest: images row by row,
-    videos frame by frame. Neighbourhoods are a band on every axis. Axial attention is `Full()` on one axis and
-    `Band(0, 0)`, which leaves nothing but the token's own coordinate, on the others.
+    videos frame by frame. Inputs are checked by how many tokens they have, and not by their shape or order: 14 × 56
+    patches of an image pass for a grid of 28 × 28, and so do the shuffled patches of ViTMAE. Neighbourhoods are a band
+    on every axis. Axial attention is `Full()` on one axis and `Band(0, 0)`, which leaves nothing but the token's own
+    coordinate, on the others.
 
     shape: how many tokens lie along each axis; the first may be None, for as many rows or frames as there are.
     axes: a pattern for each axis, whose positions are coordinates on it.

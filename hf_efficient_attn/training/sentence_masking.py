@@ -42,7 +42,7 @@ class SentenceMaskingCollator:
         max_length: tokens at which texts are cut; None: nowhere.
         mlm_share: of the words.
         cpc_share: of the parts; 0: no part is masked, and the model needs no `cpc_loss_weight`.
-        global_token_id: as in the model's config.
+        global_token_id: as in the model's config; not the tokenizer's padding.
         cpc_token_id: what tokens of masked parts become; None: the mask token.
         has_whole_text: whether a first global token stands for the whole text; it is never masked.
 

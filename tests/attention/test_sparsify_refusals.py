@@ -179,3 +179,24 @@ def test_causal_models_have_no_pattern_that_depends_on_the_length(pattern: Patte
     hea.SparseTransformerConfig(attention_pattern=pattern)
     hea.SparseSeq2SeqConfig(attention_pattern=pattern)
     hea.sparsify(build("bert"), pattern)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (hea.StarTransformerConfig(hidden_size=8, num_attention_heads=2), "a token of a star reads its neighbours"),
+        (
+            hea.BPTransformerConfig(hidden_size=8, num_attention_heads=2),
+            "tokens and spans of a BP-Transformer",
+        ),
+        (hea.BPSeq2SeqConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
+    ],
+    ids=["star", "bp", "bp_seq2seq"],
+)
+def test_a_family_with_a_pattern_of_its_own_follows_no_other(config: Any, said: str) -> None:
+    with torch.device("meta"):
+        model = tr.AutoModel.from_config(config)
+    for given in (config, model):
+        with pytest.raises(hea.ConfigurationError, match=said):
+            hea.sparsify(given, Band(1, 1))
+    assert getattr(model.config, "attention_pattern", None) is None

@@ -73,3 +73,21 @@ class MasksContract:
                 by_matrix = model(ids, attention_mask=matrix, use_cache=False).logits
                 real = mask.bool()
                 torch.testing.assert_close(by_matrix[real], by_padding[real], atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_heads_find_the_padding_of_a_four_dimensional_mask(self, case: Case) -> None:
+        """Embeddings tell no padding, and on the right it moves no position."""
+        if "AutoModelForSequenceClassification" not in case.heads:
+            pytest.skip("it classifies no texts")
+        model = case.model("AutoModelForSequenceClassification")
+        embeds = model.get_input_embeddings()(random_ids(2, 9)).detach()
+        mask = torch.ones(2, 9, dtype=torch.long)
+        mask[0, 6:] = 0
+        allowed = mask[:, None, None].bool().expand(2, 1, 9, 9)
+        if case.is_causal:
+            allowed = allowed & torch.ones(9, 9, dtype=torch.bool).tril()
+        added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        with torch.no_grad():
+            by_padding = model(inputs_embeds=embeds, attention_mask=mask).logits
+            for matrix in (allowed, added):
+                by_matrix = model(inputs_embeds=embeds, attention_mask=matrix).logits
+                torch.testing.assert_close(by_matrix, by_padding, atol=TOLERANCE, rtol=TOLERANCE)

@@ -36,6 +36,11 @@ def test_mean_of_long_sequences_does_not_overflow_in_fp16() -> None:
     assert pool(hidden, torch.ones(1, 4100, dtype=torch.bool), "mean", False).tolist() == [[20.0]]
 
 
+def test_means_of_float64_are_computed_in_float64() -> None:
+    hidden = torch.tensor([[[1.0], [1.0 + 1e-12]]], dtype=torch.float64)
+    assert float(pool(hidden, torch.ones(1, 2, dtype=torch.bool), "mean", False)) == 1.0 + 5e-13
+
+
 def test_padding_is_found_without_a_mask() -> None:
     ids = torch.tensor([[5, 6, 0, 0]])
     assert real_tokens(torch.zeros(1, 4, 2), ids, None, 0).tolist() == [[True, True, False, False]]

@@ -43,12 +43,13 @@ from hf_efficient_attn.models.encoder_decoder.inputs import real_target_tokens
 from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder
 from hf_efficient_attn.models.encoder_decoder.stacks import Stack, record_layers
 from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.inputs.masks import padding_mask
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration
 from hf_efficient_attn.models.tree.attention import TreeAttention
 from hf_efficient_attn.models.tree.block import BPCrossLayer, BPLayer
-from hf_efficient_attn.models.tree.call_nodes import nodes_of
+from hf_efficient_attn.models.tree.call_nodes import CLOSED, nodes_of
 
 from .configuration_bp_seq2seq import BPSeq2SeqConfig
 
@@ -155,6 +156,8 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
             encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
         """
         call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
+        mask = padding_mask(call.attention_mask, call.batch_size, CLOSED, is_causal=True)
+        call = replace(call, attention_mask=mask)
         source = (encoder_hidden_states, readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens))
         nodes = nodes_of(self.config, call, is_causal=True)
         tokens = self.embeddings(counted_by_tokens(self.config, call))

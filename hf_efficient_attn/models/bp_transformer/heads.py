@@ -67,7 +67,9 @@ class BPCausalHead(CausalLMHead):
         """Return the mean loss of a layer's states, [B, T, hidden_size], to labels [B, T or T - 1], -100: none."""
         logits = self.logits_of(states[:, : labels.shape[1]]).flatten(0, 1)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return cross_entropy(wide, labels.to(logits.device).flatten())
+        labels = labels.to(logits.device).flatten()
+        # a micro-batch may have no label that counts
+        return cross_entropy(wide, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
 
 
 def num_predicting(num_layers: int, progress: float) -> int:

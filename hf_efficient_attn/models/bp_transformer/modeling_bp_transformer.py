@@ -47,7 +47,7 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs.masks import bring_inputs, padding_mask
 from hf_efficient_attn.models.inputs.sentences import check_sentences, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.positions import Positions
@@ -55,7 +55,7 @@ from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 from hf_efficient_attn.models.tree.attention import TreeAttention
 from hf_efficient_attn.models.tree.block import BPCrossLayer, BPLayer
-from hf_efficient_attn.models.tree.call_nodes import nodes_of
+from hf_efficient_attn.models.tree.call_nodes import CLOSED, nodes_of
 
 from .configuration_bp_transformer import BPTransformerConfig
 from .heads import BPCausalHead, BPTextHead, num_predicting
@@ -149,6 +149,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         bring_inputs(attention_mask, position_ids, token_type_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED, self.config.is_causal)
         position_ids = self.pair_positions(token_type_ids, attention_mask, position_ids, embedded, kwargs)
         call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         nodes = nodes_of(self.config, call, self.config.is_causal)

@@ -202,13 +202,12 @@ class EtcAttention(nn.Module):
         if self.global_labels is not None and structure.labels is not None:
             added = ((self.global_labels(query, ALL, self.scaling, heads), structure.labels), *added)
         key, value = (torch.cat(each, 2) for each in zip(among, to_long, strict=True))
-        allowed = torch.cat((structure.global_to_global, structure.global_to_long), -1)
         dense: dict[str, Any] = {
             "scale": self.scaling,
             "dropout": drop_rate(self.dropout),
             "need_weights": need_weights,
         }
-        out, _, weights = attend_pairs(query, key, value, added, allowed, **dense)
+        out, _, weights = attend_pairs(query, key, value, added, structure.from_global, **dense)
         return out.to(query.dtype), None if weights is None else weights.to(query.dtype)
 
     def of_links(

@@ -1,7 +1,8 @@
 """The pieces of ETC's attention in which all pairs are computed: with masks and labels that say what the text is.
 
 Long texts, and all texts of compiled models, are computed by tiles of queries. A backward pass computes the scores of a
-tile again, so that no more than one tile's lie in memory: what is kept grows with the tokens, not with the pairs.
+tile again, so that no more than one tile's lie in memory. A layer keeps states, which grow with the tokens; of every
+pair with a global token nothing is kept but a bool in each of the tables of `Structure`, once for all layers.
 
 Shapes: B rows, H heads, Q queries, K keys, D head size.
 """

@@ -7,11 +7,8 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
-from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
-from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.inputs.masks import check_open_pairs
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .structure import GlobalInput, find_chunks
@@ -33,22 +30,6 @@ CLOSED = (
 )
 
 
-def long_mask(config: Any, call: PreparedCall) -> TokenMask:
-    """Return the mask of the long tokens and their documents.
-
-    Raises:
-        InputError: a mask that is a matrix of other pairs than those of real tokens.
-    """
-    masks = call.masks(config)
-    matrix = masks["attention_mask"]
-    if matrix is None:
-        mask: TokenMask = masks["token_mask"]
-        return mask
-    real = readable_keys(matrix, call.batch_size)
-    check_open_pairs(matrix, real, CLOSED)
-    return TokenMask(real)
-
-
 def find_globals(
     config: Any,
     call: PreparedCall,
@@ -58,20 +39,22 @@ def find_globals(
     links: Tensor | None,
     contexts: Tensor | None,
     reads_all: Tensor | None,
+    types: Tensor | None,
 ) -> tuple[Tensor, GlobalInput]:
     """Return the tokens of the global input, [B, G], and what is known of them.
 
     Args:
         real: which long tokens are no padding, bool [B, T]; None: all.
-        ids, mask, links, contexts, reads_all: the call's `global_input_ids`, `global_mask`, `long_to_global`,
-            `global_contexts` and `global_reads_all`.
+        ids, mask, links, contexts, reads_all, types: the call's `global_input_ids`, `global_mask`, `long_to_global`,
+            `global_contexts`, `global_reads_all` and `global_token_type_ids`.
 
     Raises:
         InputError: some of them without the tokens, of another shape, or beside packed documents.
     """
     given = {"global_mask": mask, "global_contexts": contexts, "global_reads_all": reads_all}
     if ids is None:
-        named = [name for name, each in {**given, "long_to_global": links}.items() if each is not None]
+        others = {"long_to_global": links, "global_token_type_ids": types}
+        named = [name for name, each in {**given, **others}.items() if each is not None]
         if named:
             raise InputError(f"{', '.join(named)} given without global_input_ids, which says what they are about.")
         chunks = find_chunks(config, call.embedded, real, call.documents)
@@ -81,18 +64,28 @@ def find_globals(
             "position_ids restart, so that rows hold packed documents, whose global tokens are chunks of "
             f"chunk_tokens={config.chunk_tokens} tokens. Leave global_input_ids out, or give every text its own row."
         )
-    shape = (call.batch_size, ids.shape[1] if ids.ndim == 2 else 0)
-    for name, each in {"global_input_ids": ids, **given}.items():
+    if ids.ndim != 2 or ids.shape[0] != call.batch_size or ids.shape[1] == 0:
+        raise InputError(
+            f"global_input_ids has shape {list(ids.shape)}; it must be [batch, global tokens] with "
+            f"{call.batch_size} rows, each of at least one token. Leave it out for global tokens of chunks."
+        )
+    shape = tuple(ids.shape)
+    for name, each in given.items():
         if each is not None and tuple(each.shape) != shape:
             raise InputError(f"{name} has shape {list(each.shape)}; it must be [batch, global tokens] = {list(shape)}.")
     for name in ("global_mask", "global_reads_all"):
         check_mask_values(given[name], name)
     return ids, GlobalInput(
         real=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0,
-        links=checked_links(links, call, shape[1]),
+        links=_of_real(checked_links(links, call, shape[1]), real),
         contexts=contexts,
         reads_all=None if reads_all is None else reads_all != 0,
     )
+
+
+def _of_real(links: Tensor, real: Tensor | None) -> Tensor:
+    """Return the links of tokens, [B, T, K], and -1 for those of padding, which is part of nothing."""
+    return links if real is None else torch.where(real.unsqueeze(-1), links, -1)
 
 
 def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> Tensor:
@@ -104,6 +97,8 @@ def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> 
     batch_size, tokens = call.batch_size, call.tokens
     if links is None:
         return torch.full((batch_size, tokens, 1), -1, device=call.embedded.device)
+    if links.is_floating_point() or links.is_complex():
+        raise InputError(f"long_to_global is of {links.dtype}; it must hold numbers of global tokens, as integers.")
     if links.ndim not in (2, 3) or tuple(links.shape[:2]) != (batch_size, tokens):
         raise InputError(
             f"long_to_global has shape {list(links.shape)}; it must be [batch, tokens] = [{batch_size}, {tokens}], or "

@@ -13,6 +13,7 @@ from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.heads.outputs import QuestionAnsweringHeadOutput
 from hf_efficient_attn.models.heads.parts import pool
 from hf_efficient_attn.models.heads.task_heads import ClassificationHead, QuestionAnsweringHead
+from hf_efficient_attn.models.inputs.masks import bring_inputs
 
 
 class EtcTextHead(ClassificationHead):
@@ -86,27 +87,54 @@ class EtcAnswerHead(QuestionAnsweringHead):
         long_answer_positions: the number of the right global token, [B]; −100: the example has none.
 
         Raises:
-            InputError: long answers for a model without `long_answers`.
+            InputError: long answers for a model without `long_answers`, or that no global token stands for.
         """
         if long_answer_positions is not None and self.long_answer_outputs is None:
             raise InputError(
                 "long_answer_positions is given, but long_answers=False: the head has no logits of long answers. Build "
                 "it with long_answers=True."
             )
+        # read once, with the masks of the backbone
+        bring_inputs(attention_mask, position_ids, long_answer_positions, kwargs.get("global_mask"))
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)
         start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
-        losses, long_logits = [], None
+        losses, long_logits, unused = [], None, 0
         if start_positions is not None and end_positions is not None:
             losses.append(self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs))
         if self.long_answer_outputs is not None:
             long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
+            # a loss may be of spans or of long answers alone, and DDP waits for the gradient of every parameter
+            unused = 0 * (start_logits[0, 0] + long_logits[0, 0])
             long_logits = long_logits.masked_fill(outputs.global_mask == 0, torch.finfo(long_logits.dtype).min)
         if long_answer_positions is not None and long_logits is not None:
+            _check_long_answers(long_answer_positions, outputs.global_mask)
             right = long_answer_positions.to(logits.device)
             total = nn.functional.cross_entropy(long_logits.float(), right, reduction="sum")
             # a batch may have no answer
             losses.append(total / (right != -100).sum().clamp(min=1))
         loss = torch.stack(losses).mean() if losses else None
+        if loss is not None and long_logits is not None:
+            loss = loss + unused
         fields = {"start_logits": start_logits, "end_logits": end_logits, "long_answer_logits": long_logits}
         return self.output(outputs, loss, **fields)
+
+
+def _check_long_answers(positions: Tensor, real: Tensor) -> None:
+    """Raise InputError for long answers that no global token stands for.
+
+    Args:
+        positions: the number of a global token, [B]; -100: none.
+        real: 1 = a global token, [B, G].
+    """
+    if is_tracing(positions):
+        return
+    if tuple(positions.shape) != (len(real),):
+        raise InputError(f"long_answer_positions has shape {list(positions.shape)}; it must be [{len(real)}].")
+    numbers, is_token = on_host(positions), on_host(real) != 0
+    for row, number in enumerate(numbers.tolist()):
+        if number != -100 and not (0 <= number < is_token.shape[1] and is_token[row, number]):
+            raise InputError(
+                f"long_answer_positions has {number} in row {row}, which has {int(is_token[row].sum())} global tokens; "
+                "give the number of one of them that is no padding, or -100 where there is no answer."
+            )

@@ -8,6 +8,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.embeddings import check_types
 
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
@@ -24,8 +25,18 @@ class EtcEmbeddings(nn.Module):
         self.norm, self.global_norm = build_norm(config), build_norm(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
 
-    def forward(self, embedded: Tensor, types: Tensor | None, default: int, norm: nn.Module) -> Tensor:
-        """Return the first states of one input; `default`: the type of its tokens where `types` is None."""
+    def forward(self, embedded: Tensor, types: Tensor | None, default: int, norm: nn.Module, name: str) -> Tensor:
+        """Return the first states of one input.
+
+        Args:
+            types: of its tokens, [B, N]; None: all are of type `default`.
+            name: of the types, for messages.
+
+        Raises:
+            InputError: types of another shape, or that the model does not have.
+        """
+        if types is not None:
+            check_types(types, embedded, 0 if self.token_types is None else self.token_types.num_embeddings, name)
         if self.token_types is not None:
             if types is None:
                 types = torch.full(embedded.shape[:2], default, dtype=torch.long, device=embedded.device)

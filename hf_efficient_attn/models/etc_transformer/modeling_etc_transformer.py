@@ -43,7 +43,7 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs.masks import bring_inputs, padding_mask
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
@@ -51,7 +51,7 @@ from hf_efficient_attn.models.sparse.inputs import check_inputs
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
 from .contrast import contrastive_loss, refuse_recording
-from .global_input import INPUTS, find_globals, long_mask
+from .global_input import CLOSED, INPUTS, find_globals
 from .heads import EtcAnswerHead, EtcTextHead
 from .layers import EtcEmbeddings, EtcLayer, with_all_gradients
 from .shared_text import whole_call
@@ -157,15 +157,16 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
             UnsupportedBackendError: a cache, or an attention implementation that is not ours.
         """
         self.check_call(input_ids, inputs_embeds, cache, cpc_mask, kwargs)
-        bring_inputs(attention_mask, position_ids)
+        types = (token_type_ids, global_token_type_ids)
+        bring_inputs(attention_mask, position_ids, global_mask, global_reads_all, long_to_global, *types)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
         call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
-        mask = long_mask(self.config, call)
+        mask = call.masks(self.config)["token_mask"]
         call, whole = whole_call(call, mask, shards_of(self))
-        given = (global_input_ids, global_mask, long_to_global, global_contexts, global_reads_all)
-        ids, globals_ = find_globals(self.config, whole, mask.key_mask, *given)
-        types = (token_type_ids, global_token_type_ids)
+        given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
+        ids, globals_ = find_globals(self.config, whole, mask.key_mask, global_input_ids, *given)
         long, states = self.encode(call, ids, globals_, types, mask, kwargs)
         loss = None
         if cpc_mask is not None:
@@ -208,10 +209,11 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """Return the states of long and of global tokens after all layers."""
-        long = self.embeddings(call.embedded, types[0], self.config.long_token_type, self.embeddings.norm)
+        named = (self.config.long_token_type, self.embeddings.norm, "token_type_ids")
+        long = self.embeddings(call.embedded, types[0], *named)
         embedded, norm = self.embed_tokens(global_ids).to(long.dtype), self.embeddings.global_norm
         with same_random_numbers(self, long.device):
-            states = self.embeddings(embedded, types[1], 0, norm)
+            states = self.embeddings(embedded, types[1], 0, norm, "global_token_type_ids")
         structure = build_structure(self.config, globals_, mask.key_mask, call.documents)
         for layer in self.layers:
             long, states = layer(long, states, structure, token_mask=mask, **options)

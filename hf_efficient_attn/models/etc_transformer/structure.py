@@ -49,14 +49,14 @@ class Structure:
     """Who may read whom where a global token is one of the two, and the labels of these pairs.
 
     Attributes:
-        long_to_global, global_to_long, global_to_global: allowed pairs, bool [B, 1, queries, keys].
+        long_to_global: which global tokens a long token may read, bool [B, 1, T, G].
+        from_global: which global and which long tokens a global token may read, in this order, bool [B, 1, G, G + T].
         linked: which long token is a part of what a global token stands for, bool [B, 1, T, G].
         labels: of pairs of global tokens, int [B or 1, 1, G, G]; None: the model has no labels.
     """
 
     long_to_global: Tensor
-    global_to_long: Tensor
-    global_to_global: Tensor
+    from_global: Tensor
     linked: Tensor
     labels: Tensor | None
 
@@ -139,11 +139,12 @@ def build_structure(config: Any, tokens: GlobalInput, real: Tensor | None, docum
     if documents is not None:
         pairs = pairs & (documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
         among = among & (tokens.documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
-    own = linked if tokens.reads_all is None else linked | tokens.reads_all.unsqueeze(1)
-    to_global = pairs & own if config.hard_long_to_global else pairs
-    to_long = (pairs & own if config.hard_global_to_long else pairs).transpose(1, 2)
+    read = linked if tokens.reads_all is None else linked | tokens.reads_all.unsqueeze(1)
+    to_global = pairs & linked if config.hard_long_to_global else pairs
+    to_long = (pairs & read if config.hard_global_to_long else pairs).transpose(1, 2)
     return Structure(
-        *(each.unsqueeze(1) for each in (to_global, to_long, among, linked)),
+        # layers keep these tables for their backward pass: all of them the same
+        *(each.unsqueeze(1) for each in (to_global, torch.cat((among, to_long), -1), linked)),
         labels=None if config.relative_vocab_size is None else _labels(config, tokens, numbers),
     )
 

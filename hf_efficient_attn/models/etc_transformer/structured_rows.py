@@ -1,7 +1,9 @@
 """One text, or a question and a text, as tokens with global tokens: for `structured_inputs`, which makes batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
@@ -56,8 +58,11 @@ def link(
         is_question: which tokens are the question's; all False: there is none.
     """
     for interval in parts:
-        if len(interval) != 2 or not 0 <= interval[0] < interval[1]:
-            raise InputError(f"parts has {shown(interval)}; give (start, stop) in characters, with 0 <= start < stop.")
+        if not is_interval(interval):
+            raise InputError(
+                f"parts has {shown(interval)}; give (start, stop) in characters, with 0 <= start < stop, in a list for "
+                "each text."
+            )
     inside = [(part, [at is not None and part[0] <= at < part[1] for at in places]) for part in parts]
     kept = [(part, row) for part, row in inside if any(row)]
     rows = [(PARAGRAPH_TYPE, row) for _, row in kept]
@@ -70,28 +75,51 @@ def link(
     return Row(links, [kind for kind, _ in rows], [(part[0], part[1]) for part, _ in kept])
 
 
+def is_interval(given: Any) -> bool:
+    """Return whether something is (start, stop) of integers, not empty."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Sized) or len(given) != 2:
+        return False
+    start, stop = given  # type: ignore[misc]
+    return isinstance(start, Integral) and isinstance(stop, Integral) and 0 <= int(start) < int(stop)
+
+
 def answer_positions(
-    row: Row, places: Sequence[int | None], offsets: Sequence[Interval], text: str, answer: Interval | None
+    row: Row,
+    places: Sequence[int | None],
+    offsets: Sequence[Interval],
+    is_cut: bool,
+    text: str,
+    answer: Interval | None,
 ) -> tuple[int, int, int]:
     """Return the first and the last token of an answer, and the global token of the first part in which it begins.
 
-    Without an answer among the tokens they are 0, 0 and −100.
+    White space around it is none of it. Without an answer among the tokens they are 0, 0 and −100.
+
+    Args:
+        is_cut: whether tokens of the text are cut away.
 
     Raises:
-        InputError: an answer that is no interval of the text.
+        InputError: an answer that is no interval of the text, or that has no token although nothing of it is cut away.
     """
     if answer is None:
         return 0, 0, NO_ANSWER
-    if len(answer) != 2 or not 0 <= answer[0] < answer[1] <= len(text):
+    if not is_interval(answer) or answer[1] > len(text):
         raise InputError(
             f"answers has {shown(answer)}; give (start, stop) in characters of its text, which has {len(text):,}, or "
             "None where there is no answer."
         )
-    begin, end = answer
-    found = [token for token, at in enumerate(places) if at is not None and at < end and offsets[token][1] > begin]
-    if not found or offsets[found[-1]][1] < end:
-        # it is cut away, at least its end
+    said = text[answer[0] : answer[1]]
+    begin, end = answer[0] + len(said) - len(said.lstrip()), answer[0] + len(said.rstrip())
+    kept = [token for token, at in enumerate(places) if at is not None]
+    if is_cut and (not kept or begin < offsets[kept[0]][0] or end > offsets[kept[-1]][1]):
+        # at least an end of it is cut away
         return 0, 0, NO_ANSWER
+    found = [token for token, at in enumerate(places) if at is not None and at < end and offsets[token][1] > begin]
+    if not found:
+        raise InputError(
+            f"answers has {shown(answer)}, which is {shown(said)} in its text, and no token has a letter of it. Give "
+            "an interval with at least one word, or None where there is no answer."
+        )
     first_part = len(row.global_types) - len(row.parts)
     holding = [number for number, (start, stop) in enumerate(row.parts) if start <= begin < stop]
     return found[0], found[-1], first_part + holding[0] if holding else NO_ANSWER

@@ -1,7 +1,8 @@
 """From texts with parts, such as sentences and paragraphs, to the inputs of an ETC: a global token for every part."""
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from .structured_rows import (
 
 # a sentence ends behind one of .!? and what closes after it, before a space, or where a paragraph ends
 SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s|$)|(?=\n\s*\n)|$)", re.DOTALL)
-PARAGRAPH = re.compile(r"\S.*?(?=\n\s*\n|\s*$)", re.DOTALL)
+EMPTY_LINES = re.compile(r"\n\s*\n")
 
 
 def sentences(text: str) -> list[Interval]:
@@ -48,7 +49,13 @@ def paragraphs(text: str) -> list[Interval]:
     >>> [text[start:stop] for start, stop in paragraphs(text)]
     ['It rains. Does it?', 'Yes!']
     """
-    return [found.span() for found in PARAGRAPH.finditer(text)]
+    empty = [(0, 0), *(found.span() for found in EMPTY_LINES.finditer(text)), (len(text), len(text))]
+    found = []
+    for (_, start), (stop, _) in itertools.pairwise(empty):
+        inside = text[start:stop]
+        if inside.strip():
+            found.append((start + len(inside) - len(inside.lstrip()), start + len(inside.rstrip())))
+    return found
 
 
 def structured_inputs(
@@ -74,11 +81,13 @@ def structured_inputs(
         texts: all of them texts, or all of them pairs (question, text).
         parts: for each text the intervals of its parts, in characters, in the order of their global tokens; None: its
             `sentences`, in a pair its `paragraphs`.
-        global_token_id: what every global token is; as in the config. In pairs, only that of the whole text.
+        global_token_id: what every global token is: `model.config.global_token_id`, which is not 1 in a model that was
+            converted from RoBERTa. In pairs, only that of the whole text.
         max_length: tokens at which texts are cut, beside the whole question; None: nowhere.
         has_whole_text: whether a first global token stands for the whole text, and reads all of it whatever
             `hard_global_to_long` says.
-        answers: for each pair the interval of the answer in the text, in characters, or None if it has none.
+        answers: for each pair the interval of the answer in the text, in characters, or None if it has none. Of one
+            that is cut away, at least an end of it, nothing is said, as if there were none.
         question_token_ids: in pairs, what the global tokens of question tokens and of parts are. The authors have 3 and
             5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
 
@@ -90,14 +99,18 @@ def structured_inputs(
     token of the first part in which the answer begins, −100 without one.
 
     Raises:
-        InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, or parts or answers that are
-            not one for each text.
+        InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, parts or answers that are
+            not one for each text, or no intervals; global tokens that are the tokenizer's padding; a question that
+            leaves no room for its text.
     """
     questions, texts = _taken_apart(tokenizer, texts)
+    _refuse_padding(tokenizer, (global_token_id, *(() if questions is None else question_token_ids)))
     find = sentences if questions is None else paragraphs
     parts = [find(text) for text in texts] if parts is None else parts
-    if len(parts) != len(texts):
-        raise InputError(f"parts has {len(parts)} lists for {len(texts)} texts; give one for each text.")
+    if len(parts) != len(texts) or not all(isinstance(each, Sized) for each in parts):
+        raise InputError(
+            f"parts has {len(parts)} lists for {len(texts)} texts; give one for each text, of intervals (start, stop)."
+        )
     if answers is not None and (questions is None or len(answers) != len(texts)):
         raise InputError(
             f"answers has {len(answers)} of {len(texts)} {'texts' if questions is None else 'pairs'}; give one, or "
@@ -118,7 +131,8 @@ def structured_inputs(
     if questions is not None:
         _add_types(encoded, rows, sequences, question_token_ids)
     if answers is not None:
-        each_answer = zip(rows, places, offsets, texts, answers, strict=True)
+        is_cut = [bool(each.overflowing) for each in encoded.encodings or ()]
+        each_answer = zip(rows, places, offsets, is_cut, texts, answers, strict=True)
         found = torch.tensor([answer_positions(*given) for given in each_answer])
         for name, column in zip(("start_positions", "end_positions", "long_answer_positions"), found.T, strict=True):
             encoded[name] = column.contiguous()
@@ -147,11 +161,33 @@ def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str
     return [question for question, _ in texts], [text for _, text in texts]
 
 
+def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:
+    """Raise InputError if a global token would be the tokenizer's padding, whose embedding no training changes."""
+    if tokenizer.pad_token_id in token_ids:
+        raise InputError(
+            f"Global tokens would be {tokenizer.pad_token_id}, which is the padding of {type(tokenizer).__name__}. "
+            "Pass global_token_id=model.config.global_token_id and, for pairs, question_token_ids that are no padding."
+        )
+
+
+def _check_room(tokenizer: Any, questions: list[str], max_length: int) -> None:
+    """Raise InputError if a question leaves no token for its text."""
+    own = tokenizer(questions, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    longest = max(map(len, own)) + tokenizer.num_special_tokens_to_add(pair=True)
+    if longest >= max_length:
+        raise InputError(
+            f"max_length={max_length:,}, but a question and the special tokens of a pair are {longest:,} tokens, which "
+            "leaves none for the text. Give more, or shorten the question."
+        )
+
+
 def _encoded(
     tokenizer: Any, questions: list[str] | None, texts: list[str], max_length: int | None
 ) -> tuple[BatchEncoding, list[list[Interval]]]:
     """Return the tokens of the batch and their offsets."""
     options = {"return_offsets_mapping": True, "padding": True, "return_tensors": "pt", "max_length": max_length}
+    if questions is not None and max_length is not None:
+        _check_room(tokenizer, questions, max_length)
     given, longest = ((texts,), True) if questions is None else ((questions, texts), "only_second")
     encoded = tokenizer(*given, truncation=False if max_length is None else longest, **options)
     offsets = encoded.pop("offset_mapping").tolist()

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from hf_efficient_attn.attention.layer_attention import readable_keys
+from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.models.parts.blocks import build_norm
 
 
@@ -98,9 +100,15 @@ def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable
 def real_tokens(
     hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, pad_token_id: int | None
 ) -> torch.Tensor:
-    """Return which tokens are not padding, by the mask or, without one, by `pad_token_id`: bool [B, T]."""
+    """Return which tokens are not padding, by the mask or, without one, by `pad_token_id`: bool [B, T].
+
+    attention_mask: [B, T], or a matrix [B or 1, 1, T, K], of whose keys it is padding what no token may read.
+    """
     if attention_mask is not None and attention_mask.ndim == 2:
         return attention_mask.to(hidden.device).bool()
+    if attention_mask is not None and attention_mask.ndim == 4 and not is_table(attention_mask):
+        # cached keys come first
+        return readable_keys(attention_mask.to(hidden.device), hidden.shape[0])[:, -hidden.shape[1] :]
     if input_ids is not None and pad_token_id is not None:
         return (input_ids != pad_token_id).to(hidden.device)
     return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
@@ -114,7 +122,9 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
     """
     how = how or ("last" if is_causal else "mean")
     if how == "mean":
-        total = torch.where(real.unsqueeze(-1), hidden, 0).float().sum(1)  # fp16 would overflow
+        # fp16 would overflow
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        total = torch.where(real.unsqueeze(-1), wide, 0).sum(1)
         return (total / real.sum(1, keepdim=True).clamp(min=1)).to(hidden.dtype)
     tokens = torch.arange(hidden.shape[1], device=hidden.device)
     index = torch.where(real, tokens, 0).argmax(-1) if how == "last" else real.int().argmax(-1)

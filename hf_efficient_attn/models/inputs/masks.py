@@ -10,6 +10,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.key_tokens import QueryOffset, tokens_of_keys
+from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.packing import position_starts
 from hf_efficient_attn.attention.table_form import is_table
@@ -212,10 +213,27 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
         raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")
 
 
+def padding_mask(attention_mask: Any, batch_size: int, advice: str, is_causal: bool = False) -> Any:
+    """Return the padding mask, bool [batch, keys], that a matrix comes to, and other masks as they are.
+
+    Args:
+        attention_mask: of any form; a matrix is [batch or 1, 1, queries, keys].
+        advice, is_causal: see `check_open_pairs`.
+
+    Raises:
+        InputError: a matrix that closes other pairs; while compiling, any, since its values cannot be looked at.
+    """
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 4 or is_table(attention_mask):
+        return attention_mask
+    real = readable_keys(attention_mask, batch_size)
+    check_open_pairs(attention_mask, real, advice, is_causal)
+    return real
+
+
 def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool = False) -> None:
     """Raise InputError unless a matrix lets real tokens read all real tokens: padding is all that it may close.
 
-    While compiling, nothing is checked.
+    While compiling, every matrix is refused, since its values cannot be looked at.
 
     Args:
         matrix: [batch or 1, 1, queries, keys], True or 0.0 = allowed.
@@ -224,7 +242,10 @@ def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool 
         is_causal: later tokens are closed, too.
     """
     if torch.compiler.is_compiling() or is_tracing(matrix):
-        return
+        raise InputError(
+            f"attention_mask has shape {list(matrix.shape)}, and a compiled model cannot look which pairs it closes, "
+            "of which this one can leave out padding alone. Pass a padding mask [batch, tokens], or do not compile."
+        )
     allowed = matrix if matrix.dtype == torch.bool else matrix == 0
     num_queries, num_keys = matrix.shape[2:]
     expected = real[:, None, None].expand(-1, -1, num_queries, -1)

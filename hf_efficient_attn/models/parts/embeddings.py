@@ -57,18 +57,34 @@ class EmbeddingSum(nn.Module):
             if token_type_ids is None:
                 token_type_ids = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)
             else:
-                self._check_types(token_type_ids)
+                check_types(token_type_ids, embedded, self.token_types.num_embeddings)
             embedded = embedded + self.token_types(token_type_ids)
-        elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(on_host(token_type_ids).any()):
-            raise InputError(
-                "token_type_ids has types other than 0, but this model has no token types (type_vocab_size=0). Leave "
-                "them out, or build it with type_vocab_size=2."
-            )
+        elif token_type_ids is not None:
+            check_types(token_type_ids, embedded, 0)
         return self.dropout(self.norm(embedded)), where
 
-    def _check_types(self, token_type_ids: Tensor) -> None:
-        if torch.compiler.is_compiling() or not token_type_ids.numel():
-            return
-        last, size = int(on_host(token_type_ids).max()), self.token_types.num_embeddings
-        if last >= size:
-            raise InputError(f"token_type_ids has type {last}, but type_vocab_size={size}: types are 0 to {size - 1}.")
+
+def check_types(types: Tensor, embedded: Tensor, size: int, name: str = "token_type_ids") -> None:
+    """Raise InputError for token types of another shape than the tokens, or that a model does not have.
+
+    While compiling, values are not checked.
+
+    Args:
+        embedded: the tokens, [B, T, hidden_size].
+        size: how many types the model has.
+    """
+    shape = tuple(embedded.shape[:2])
+    if types.ndim != 2 or types.shape[1] != shape[1] or types.shape[0] not in (1, shape[0]):
+        raise InputError(f"{name} has shape {list(types.shape)}; it must be {list(shape)}, a type for each token.")
+    if torch.compiler.is_compiling() or not types.numel():
+        return
+    least, most = (int(each) for each in on_host(types).aminmax())
+    if size == 0 and (least or most):
+        raise InputError(
+            f"{name} has types other than 0, but this model has no token types (type_vocab_size=0). Leave "
+            "them out, or build it with type_vocab_size=2."
+        )
+    if size and (least < 0 or most >= size):
+        raise InputError(
+            f"{name} has type {most if most >= size else least}, but type_vocab_size={size}: types are 0 to {size - 1}."
+        )

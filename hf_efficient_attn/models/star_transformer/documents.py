@@ -5,10 +5,9 @@ from typing import Any
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.layout.host_copies import on_host
-from hf_efficient_attn.models.inputs.masks import check_open_pairs
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .ring import Ring, find_ring
@@ -26,18 +25,11 @@ def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None, shards
     Args:
         sentences: the number of each token's sentence, 0 or 1, [B, T]; None: the call's own documents are the stars.
         shards: the processes that share each text, of whose tokens the rings then are.
-
-    Raises:
-        InputError: a mask that is a matrix of other pairs than those of real tokens.
     """
-    masks = call.masks(config)
-    real, matrix = masks["token_mask"].key_mask, masks["attention_mask"]
-    if matrix is not None:
-        real = readable_keys(matrix, call.batch_size)
-        check_open_pairs(matrix, real, CLOSED)
-    documents, num_relays, states = call.documents, 1, call.embedded
+    mask: TokenMask = call.masks(config)["token_mask"]
+    real, documents, num_relays, states = mask.key_mask, call.documents, 1, call.embedded
     if shards is not None:
-        documents = masks["token_mask"].segment_ids
+        documents = mask.segment_ids
         states = states.new_empty(call.batch_size, real.shape[1], 0)
     if sentences is not None:
         documents, num_relays = sentences.long(), 2

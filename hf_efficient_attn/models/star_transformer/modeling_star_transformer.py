@@ -45,7 +45,7 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs.masks import bring_inputs, padding_mask
 from hf_efficient_attn.models.inputs.sentences import check_sentences, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
@@ -54,7 +54,7 @@ from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import RelayAttention, SatelliteAttention
 from .configuration_star_transformer import StarTransformerConfig
-from .documents import find_stars
+from .documents import CLOSED, find_stars
 from .heads import StarTextHead, StarTokenHead
 from .ring import Ring, mean_of_documents
 
@@ -210,6 +210,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         bring_inputs(attention_mask, position_ids, token_type_ids)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
         if self.config.separate_sentences:
             check_sentences(token_type_ids, position_ids, embedded, kwargs)
             position_ids = sentence_positions(token_type_ids, attention_mask)

@@ -105,7 +105,7 @@ def mean_of_documents(states: Tensor, ring: Ring) -> Tensor:
     if ring.real is None and ring.documents is None:
         return wide.mean(1, keepdim=True).to(states.dtype)
     real = torch.ones_like(states[..., :1], dtype=torch.bool) if ring.real is None else ring.real.unsqueeze(-1)
-    # contents of padding, which need not be finite, count nothing
+    # padding counts nothing here; attention multiplies its values by 0, so that these have to be finite
     wide = torch.where(real, wide, 0)
     total, count = add_up(wide, ring), add_up(real.to(wide.dtype), ring)
     return (total / count.clamp(min=1)).to(states.dtype)

@@ -6,25 +6,21 @@ import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer_attention import readable_keys
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, next_nodes, tree_of, whole_tree
 
+CLOSED = (
+    "This attention_mask closes or opens other pairs than a padding mask does, but the spans of a BP-Transformer pass "
+    "on what all of their tokens say. Pass a padding mask [batch, tokens], and position_ids that restart for packed "
+    "documents."
+)
+
 
 def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | NextNodes:
-    """Return the nodes of a call.
-
-    Raises:
-        InputError: a mask that is a matrix of other pairs than those of real tokens.
-    """
-    masks, device = call.masks(config, is_causal), call.embedded.device
-    mask, matrix = masks["token_mask"], masks["attention_mask"]
-    if matrix is not None:
-        mask = TokenMask(readable_keys(matrix, call.batch_size))
-        check_pairs(matrix, mask.key_mask, is_causal)
+    """Return the nodes of a call, whose mask is no matrix."""
+    mask, device = call.masks(config, is_causal)["token_mask"], call.embedded.device
     if call.cache is None or is_nothing_cached(call.past_tokens):
         # a static cache has room for later tokens
         of_tokens = (
@@ -48,22 +44,3 @@ def is_nothing_cached(past_tokens: int | Tensor) -> bool:
     if isinstance(past_tokens, Tensor) and is_tracing(past_tokens):
         return False
     return int(past_tokens) == 0
-
-
-def check_pairs(matrix: Tensor, real: Tensor, is_causal: bool) -> None:
-    """Raise InputError unless a matrix lets real tokens read all real tokens, in a causal model those up to itself."""
-    if torch.compiler.is_compiling() or is_tracing(matrix):
-        return
-    allowed = matrix if matrix.dtype == torch.bool else matrix == 0
-    num_queries, num_keys = matrix.shape[2:]
-    expected = real[:, None, None].expand(-1, -1, num_queries, -1)
-    if is_causal:
-        index = torch.arange(num_keys, device=matrix.device)
-        expected = expected & (index <= index[-num_queries:, None])
-    queries = real[:, None, -num_queries:, None]
-    if bool(((allowed != expected) & queries).any()):
-        raise InputError(
-            "This attention_mask closes or opens other pairs than a padding mask does, but the spans of a "
-            "BP-Transformer pass on what all of their tokens say. Pass a padding mask [batch, tokens], and "
-            "position_ids that restart for packed documents."
-        )

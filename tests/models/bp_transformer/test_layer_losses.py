@@ -37,6 +37,15 @@ def test_the_loss_is_the_mean_of_the_layers_that_predict(progress: float, predic
     torch.testing.assert_close(evaluated.loss, losses[-1])
 
 
+def test_a_micro_batch_without_labels_has_no_loss() -> None:
+    """As of every model: one of several that make a step may have none that count."""
+    model, ids = build("AutoModelForCausalLM", **FIELDS).train(), random_ids(2, 9)
+    loss = model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=torch.tensor(5)).loss
+    assert loss == 0
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_a_callback_says_how_much_of_the_training_is_over(tmp_path: Path) -> None:
     model, seen = build("AutoModelForCausalLM", **FIELDS), []
     model.model.register_forward_pre_hook(lambda module, _: seen.append(module.progress))

@@ -61,8 +61,10 @@ def may_read(config: Any, text: Text, pattern: Any, query: int, key: int) -> boo
     if query < num_global and key < num_global:
         return True
     number, token = min(query, key), max(query, key) - num_global
-    is_hard = config.hard_global_to_long if query < num_global else config.hard_long_to_global
-    return not is_hard or number in text.links[token] or number in text.reads_all
+    is_linked = number in text.links[token]
+    if query < num_global:
+        return not config.hard_global_to_long or is_linked or number in text.reads_all
+    return not config.hard_long_to_global or is_linked
 
 
 def dense_layer(layer: Any, states: Tensor, text: Text) -> Tensor:

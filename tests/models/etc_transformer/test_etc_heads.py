@@ -31,6 +31,18 @@ def test_masked_sentences_are_told_apart_by_what_they_are_alone() -> None:
     torch.testing.assert_close(found.auxiliary_loss, expected)
 
 
+def test_padding_is_part_of_no_sentence() -> None:
+    """Even if it has its link, as the rest of a row that is all of one sentence."""
+    model, ids = build(cpc_loss_weight=0.25), random_ids(2, 8)
+    mask = torch.ones_like(ids)
+    mask[:, 6:] = 0
+    losses = []
+    for word in (5, 6):
+        inputs = sentences_of(ids.masked_fill(mask == 0, word))
+        losses.append(model(**inputs, attention_mask=mask).auxiliary_loss)
+    assert torch.equal(*losses)
+
+
 def test_the_loss_of_masked_tokens_has_it_beside() -> None:
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25)
     inputs = sentences_of(random_ids(2, 8))
@@ -83,6 +95,33 @@ def test_long_answers_are_global_tokens() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(hea.InputError, match="long_answers=False"):
         build("AutoModelForQuestionAnswering")(ids, long_answer_positions=right)
+
+
+def test_losses_of_one_kind_reach_every_parameter() -> None:
+    """DDP waits for the gradient of each."""
+    model, ids = build("AutoModelForQuestionAnswering", long_answers=True), random_ids(2, 9)
+    spans = {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([3, 4])}
+    for given in (spans, {"long_answer_positions": torch.tensor([0, 2])}):
+        model.zero_grad()
+        model(ids, **given).loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("right", "message"),
+    [
+        ([7, 0], "has 7 in row 0, which has 1 global tokens"),
+        ([-1, 0], "has -1 in row 0"),
+        ([0, 2, 1], r"has shape \[3\]; it must be \[2\]"),
+        ([2, 0], "has 2 in row 0, which has 1 global tokens; give the number of one of them that is no padding"),
+    ],
+)
+def test_a_long_answer_is_a_global_token(right: list[int], message: str) -> None:
+    model, ids = build("AutoModelForQuestionAnswering", long_answers=True), random_ids(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    with pytest.raises(hea.InputError, match=f"long_answer_positions {message}"):
+        model(ids, mask, long_answer_positions=torch.tensor(right))
 
 
 def test_rows_of_several_texts_have_no_class() -> None:

@@ -47,6 +47,29 @@ def test_an_answer_is_tokens_and_a_paragraph() -> None:
     assert model(**cut).loss.isfinite()
 
 
+def test_white_space_around_an_answer_is_none_of_it() -> None:
+    text = PAIRS[0][1]
+    for said in ("w5\n\n", " w5", " w5\n\nw6 "):
+        start = text.index(said)
+        found = encode(answers=[(start, start + len(said)), None])
+        assert found["start_positions"].tolist() == [4, 0]
+        assert found["end_positions"].tolist() == [5 if "w6" in said else 4, 0]
+        assert found["long_answer_positions"].tolist() == [3, -100]
+    begin = text.index("\n\n")
+    with pytest.raises(hea.InputError, match=r"answers has \(5, 7\), which is .* no token has a letter of it"):
+        encode(answers=[(begin, begin + 2), None])
+
+
+def test_an_answer_of_which_an_end_is_cut_away_is_none() -> None:
+    """At the left end, too, where a tokenizer cuts there."""
+    tokenizer, text = word_tokenizer(61), PAIRS[0][1]
+    tokenizer.truncation_side = "left"
+    for said, expected in ((text, 0), ("w7 w8", 5)):
+        answers = [(text.index(said), text.index(said) + len(said)), None]
+        found = hea.structured_inputs(tokenizer, PAIRS, answers=answers, max_length=6)
+        assert found["end_positions"].tolist() == [expected, 0]
+
+
 def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
     found = encode(question_token_ids=(41, 43), parts=[[(0, 5)], [(0, 3)]])
     assert found["global_input_ids"].tolist() == [[41, 41, 41, 43], [41, 43, 1, 1]]
@@ -61,6 +84,13 @@ def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
         ([3], {}, "texts has 3; give texts alone"),
         (["w1 w2"], {"answers": [(0, 2)]}, "answers has 1 of 1 texts"),
         (PAIRS, {"answers": [None]}, "answers has 1 of 2 pairs"),
+        (PAIRS, {"answers": [{"start": 0, "end": 2}, None]}, "answers has {'end': 2, 'start': 0}; give"),
+        (PAIRS, {"max_length": 3}, "max_length=3, but a question and the special tokens of a pair are 3 tokens"),
+        (["w1 w2"], {"parts": [(0, 3)]}, r"parts has 0; give \(start, stop\) in characters"),
+        (["w1 w2"], {"parts": [[(0.0, 3.0)]]}, r"parts has \(0.0, 3.0\); give"),
+        (["w1 w2"], {"parts": [None]}, "parts has 1 lists for 1 texts; give one for each text, of intervals"),
+        (["w1 w2"], {"global_token_id": 0}, "Global tokens would be 0, which is the padding"),
+        (PAIRS, {"question_token_ids": (3, 0)}, "Global tokens would be 0, which is the padding"),
         (PAIRS, {"answers": [(4, 400), None]}, r"answers has \(4, 400\); give \(start, stop\) in characters"),
     ],
 )

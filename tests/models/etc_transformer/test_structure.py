@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.models.etc_transformer import dense_operator
 from hf_efficient_attn.models.etc_transformer.structure import find_chunks
 from hf_efficient_attn.models.etc_transformer.structured_text import paragraphs, sentences
 from hf_efficient_attn.patterns import CompressedKeys
@@ -83,6 +84,15 @@ def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
     assert cut["global_mask"].sum(1).tolist() == [4, 3]
 
 
+def test_empty_lines_divide_paragraphs() -> None:
+    """However many they are: a run of white space costs time once, not once for each of its characters."""
+    text = "\n a b \r\n\r\n  c\nd\n \n\n e  "
+    assert [text[start:stop] for start, stop in paragraphs(text)] == ["a b", "c\nd", "e"]
+    long = "a" + " " * 500_000 + "b"
+    assert paragraphs(long) == [(0, len(long))]
+    assert paragraphs(" \n\n ") == []
+
+
 def test_chunks_are_counted_over_the_real_tokens_of_a_document() -> None:
     states, real = torch.zeros(2, 7, 1), torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
     found = find_chunks(hea.EtcTransformerConfig(chunk_tokens=3), states, real, None)
@@ -106,11 +116,36 @@ def test_a_hard_mask_lets_a_sentence_tell_of_itself_alone() -> None:
     assert not torch.allclose(one.global_hidden_state[0, 1], other.global_hidden_state[0, 1])
 
 
+def test_a_hard_mask_lets_a_word_know_of_its_own_sentence_alone() -> None:
+    """Nor of a global token that reads all words: `global_reads_all` opens the other direction."""
+    model = build(hard_long_to_global=True, output_attentions=True)
+    links = torch.zeros(1, 9, dtype=torch.long)
+    given = {"global_input_ids": torch.ones(1, 2, dtype=torch.long), "global_reads_all": torch.tensor([[0, 1]])}
+    with torch.no_grad():
+        weights = model(random_ids(1, 9), long_to_global=links, **given).attentions[0]
+    assert (weights[..., 0] > 0).all()
+    assert (weights[..., 1] == 0).all()
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"global_mask": torch.ones(2, 3)}, "without global_input_ids"),
     ({"global_input_ids": torch.ones(2, 3), "global_mask": torch.ones(2, 4)}, "global_mask has shape"),
     ({"global_input_ids": torch.ones(2, 3), "global_mask": torch.full((2, 3), 2)}, "global_mask holds 2"),
     ({"global_input_ids": torch.ones(3, 3)}, "global_input_ids has shape"),
+    ({"global_input_ids": torch.ones(2)}, r"global_input_ids has shape \[2\]; it must be \[batch, global tokens\]"),
+    ({"global_input_ids": torch.ones(2, 0)}, r"global_input_ids has shape \[2, 0\]"),
+    ({"global_token_type_ids": torch.ones(2, 2)}, "global_token_type_ids given without global_input_ids"),
+    ({"token_type_ids": torch.full((2, 6), 99)}, "token_type_ids has type 99, but type_vocab_size=16: types are 0"),
+    ({"token_type_ids": torch.full((2, 6), -1)}, "token_type_ids has type -1, but type_vocab_size=16"),
+    ({"token_type_ids": torch.zeros(2, 5)}, r"token_type_ids has shape \[2, 5\]; it must be \[2, 6\]"),
+    (
+        {"global_input_ids": torch.ones(2, 3), "global_token_type_ids": torch.full((2, 3), 50)},
+        "global_token_type_ids has type 50, but type_vocab_size=16",
+    ),
+    (
+        {"global_input_ids": torch.ones(2, 3), "global_token_type_ids": torch.ones(2, 5)},
+        r"global_token_type_ids has shape \[2, 5\]",
+    ),
     ({"global_input_ids": torch.ones(2, 3), "long_to_global": torch.ones(2, 3)}, "long_to_global has shape"),
     ({"global_input_ids": torch.ones(2, 3), "long_to_global": torch.full((2, 6), 3)}, "long_to_global holds 3"),
     (
@@ -125,6 +160,32 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_inputs_that_contradict_each_other(inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(hea.InputError, match=message):
         build()(random_ids(2, 6), **{name: each.long() for name, each in inputs.items()})
+
+
+def test_links_are_integers() -> None:
+    with pytest.raises(hea.InputError, match=r"long_to_global is of torch.float32; it must hold numbers"):
+        build()(random_ids(1, 6), global_input_ids=torch.ones(1, 2, dtype=torch.long), long_to_global=torch.zeros(1, 6))
+
+
+def test_layers_keep_one_table_of_who_reads_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one each: with a global token for each so many tokens, a table grows with the square of their number."""
+    tokens, chunk_tokens = 128, 4
+    num_global = tokens // chunk_tokens
+    # texts are then long enough for tiles
+    monkeypatch.setattr(dense_operator, "TILE_SCORES", 1_000)
+    tables: dict[int, int] = {}
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        storage = saved.untyped_storage()
+        if saved.dtype == torch.bool and storage.nbytes() >= tokens * num_global:
+            tables[storage.data_ptr()] = storage.nbytes()
+        return saved
+
+    model = build(num_hidden_layers=4, chunk_tokens=chunk_tokens)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        model(random_ids(1, tokens))
+    # who is a part of what, and who reads whom from global tokens; every long token reads all of these
+    assert sorted(tables.values()) == [num_global * tokens, num_global * (num_global + tokens)]
 
 
 def test_texts_that_cannot_be_taken_apart() -> None:

@@ -120,6 +120,28 @@ def test_a_matrix_may_close_padding_alone() -> None:
         model(ids, attention_mask=torch.ones(1, 1, 5, 5, dtype=torch.bool).tril())
 
 
+@torch.no_grad()
+def test_a_matrix_that_leaves_out_padding_is_the_padding_mask() -> None:
+    """Padding on the left, too, over which no position is counted, and sentences by it."""
+    ids, mask = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :3] = 0
+    matrix = mask[:, None, None].bool().expand(2, 1, 9, 9)
+    types = torch.tensor([[0] * 5 + [1] * 4] * 2)
+    for fields, given in (({}, {}), (PAIRS, {"token_type_ids": types})):
+        model = build("AutoModelForSequenceClassification", **fields)
+        expected = model(ids, mask, **given).logits
+        torch.testing.assert_close(model(ids, matrix, **given).logits, expected)
+
+
+def test_a_compiled_model_refuses_a_matrix() -> None:
+    """It cannot see which pairs it closes."""
+    torch.compiler.reset()
+    model, ids = build("AutoModel", num_hidden_layers=1), random_ids(1, 5)
+    matrix = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    with pytest.raises(Exception, match="cannot look which pairs it closes"):
+        torch.compile(model, backend="aot_eager")(ids, attention_mask=matrix)
+
+
 def test_compiled_documents_are_those_of_the_plain_model() -> None:
     """A compiler does not know how many documents there are."""
     torch.compiler.reset()
