@@ -1,6 +1,5 @@
 """A config that needs a stub, or has a copy of the sources, is saved with it and an `auto_map` of its classes."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_efficient_attn.hub.config_saving import before_saving
+from hf_efficient_attn.hub.config_saving import before_saving, write_file
 from hf_efficient_attn.hub.copies import copy_files, copy_map, has_copy
 from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, stub_text
 from hf_efficient_attn.models.config.library import LibraryConfig
@@ -56,14 +55,3 @@ def code_files(config: PreTrainedConfig) -> dict[str, str]:
     if has_copy(config):
         return copy_files(config)
     return {FILE: stub_text(config)} if stub_classes(config) else {}
-
-
-def write_file(file: Path, text: str) -> None:
-    """Write a file, unless it is as it should be: in one step, since others may be reading it.
-
-    A link into a cache is replaced, and the cache stays as it is.
-    """
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
