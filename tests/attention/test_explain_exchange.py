@@ -11,7 +11,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.patterns import Band, BlockLocal, Full, GlobalTokens, Pattern
 
-FOUR = SimpleNamespace(ndim=1, size=lambda: 4)
+FOUR = SimpleNamespace(ndim=1, size=lambda: 4, get_group=None)
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
 
 
