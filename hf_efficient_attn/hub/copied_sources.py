@@ -19,6 +19,8 @@ from hf_efficient_attn.requirements import VERSION
 PACKAGE = "hf_efficient_attn"
 ROOT = Path(hf_efficient_attn.__file__).parents[1]
 LONGEST_LINE = 120
+# what every file begins with
+ORIGIN = f"# Generated from {PACKAGE}/"
 # names that tell a reader of a repository where to begin, and therefore stay
 KEPT_NAMES = ("modeling_", "configuration_")
 THIS_MODULE = "\n\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
@@ -115,8 +117,8 @@ def copied_source(module: str, imports: Iterable[Import], is_imported_itself: bo
     text = OPERATOR.sub(OWN_OPERATOR, "\n".join(lines) + "\n")
     if is_imported_itself:
         text = with_import_of_sys(text) + THIS_MODULE
-    origin = file_of(module).relative_to(ROOT).as_posix()
-    return f"# Generated from {origin} of hf-efficient-attn {VERSION}; licensed under Apache-2.0.\n{text}"
+    origin = file_of(module).relative_to(ROOT / PACKAGE).as_posix()
+    return f"{ORIGIN}{origin} of hf-efficient-attn {VERSION}; licensed under Apache-2.0.\n{text}"
 
 
 def with_import_of_sys(text: str) -> str:
