@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.hub.copied_sources import copied_sources, flat_name, written
+from hf_efficient_attn.hub.copied_sources import LONGEST_LINE, copied_sources, flat_name, in_lines, written
 from hf_efficient_attn.hub.kept_code import SPARSIFIED
 from hf_efficient_attn.hub.stub import AUTO_CLASSES, family_classes, stub_classes
 from hf_efficient_attn.requirements import VERSION
@@ -70,14 +70,15 @@ def copy_files(config: PreTrainedConfig) -> dict[str, str]:
     roots = (modeling, INTERFACE, PATTERNS, ARCHITECTURES)
     # only models with indexers have them built
     files = _sources((*roots, INDEXERS) if has_indexer(config) else roots)
-    lines = written(f".{flat_name(PATTERNS)}", ["__all__ as _"])
-    lines += written(f".{flat_name(INTERFACE)}", ["register_attention"])
-    lines += written(f".{flat_name(ARCHITECTURES)}", ["name_classes"])
-    named = f"name_classes({', '.join(cls.__name__ for cls in family_classes()[type(config)].values())})"
-    calls = [*lines, "", "# as importing the package would do", "register_attention()", named]
+    needed = {PATTERNS: "__all__ as _", INTERFACE: "register_attention", ARCHITECTURES: "name_classes"}
     if has_indexer(config):
-        calls += [*written(f".{flat_name(INDEXERS)}", ["build_indexers"]), "build_indexers()"]
-    registration = ["", *calls, ""]
+        needed[INDEXERS] = "build_indexers"
+    lines = [line for module in sorted(needed) for line in written(f".{flat_name(module)}", [needed[module]])]
+    classes = [cls.__name__ for cls in family_classes()[type(config)].values()]
+    named = f"name_classes({', '.join(classes)})"
+    named_lines = [named] if len(named) <= LONGEST_LINE else ["name_classes(", *in_lines(classes), ")"]
+    calls = ["register_attention()", *named_lines, *(["build_indexers()"] if has_indexer(config) else [])]
+    registration = ["", *lines, "", "# as importing the package would do", *calls, ""]
     return {**files, name: files[name] + "\n".join(registration)}
 
 
