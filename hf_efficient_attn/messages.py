@@ -1,7 +1,9 @@
-"""How the messages of errors show the values of users, which may be of any size."""
+"""How messages show the values of users, which may be of any size, and numbers of bytes."""
 
 from reprlib import Repr
 from typing import Any
+
+KIBIBYTE = 2**10
 
 
 def shown(value: Any, letters: int = 120) -> str:
@@ -13,6 +15,19 @@ def shown(value: Any, letters: int = 120) -> str:
     'an integer of 16610 bits'
     """
     return cut(_Shown(letters).repr(value), letters, letters // 4)
+
+
+def shown_bytes(num_bytes: int) -> str:
+    """Return a number of bytes in the unit in which it can be read.
+
+    >>> shown_bytes(512), shown_bytes(1536), shown_bytes(5 * 2**30)
+    ('512 bytes', '1.50 KiB', '5,120.00 MiB')
+    """
+    if num_bytes < KIBIBYTE:
+        return f"{num_bytes} bytes"
+    if num_bytes < KIBIBYTE**2:
+        return f"{num_bytes / KIBIBYTE:,.2f} KiB"
+    return f"{num_bytes / KIBIBYTE**2:,.2f} MiB"
 
 
 class _Shown(Repr):

@@ -215,7 +215,9 @@ def sequence_setting(found: dict[str, Any]) -> str:
 def kills(found: dict[str, Any]) -> str:
     """Return how many kills came in time, and how many jobs lost something."""
     early = sum(found["before_the_end"].values())
-    return f"Of {found['kills']:,} kills {early:,} came before the end, and {found['lost'] or 'nothing'} was lost."
+    said = f"Of {found['kills']:,} kills {early:,} came before the end, and {found['lost'] or 'nothing'} was lost."
+    # what was recorded first has neither
+    return f"{said} *Seed {found['seed']}; {machine_line(found['machine'])}*" if "machine" in found else said
 
 
 OWN: dict[str, Callable[[dict[str, Any]], str]] = {

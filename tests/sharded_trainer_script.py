@@ -115,7 +115,13 @@ def refused(folder: Path) -> dict[str, str]:
     across = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("sp", "dp"))
     others = build_trainer(folder)
     hea.shard_sequence(others.model, across["sp"])
+    smoothed = build_trainer(folder, label_smoothing_factor=0.25)
+    measured = build_trainer(folder)
+    measured.compute_loss_func = lambda outputs, labels, **options: outputs.logits.sum()
     return {
+        "smoothing": raised_by(smoothed.train),
+        "smoothed evaluation": raised_by(smoothed.evaluate),
+        "loss": raised_by(measured.train),
         "logits": raised_by(lambda: build_trainer(folder).predict(examples(ROWS))),
         "order": raised_by(ordered.get_train_dataloader),
         "stream": raised_by(streamed.get_train_dataloader),

@@ -81,11 +81,12 @@ def explain(
     >>> explanation.pattern, explanation.call.layout.num_heads, explanation.baseline
     (Causal(), 32, 'dense causal attention')
 
-    Of processes that share a text (`shard_sequence`), it says how many bytes each sends to others in the layer:
+    Of processes that share a text (`shard_sequence`), it says how many bytes each sends to others in the layer, in
+    the order of their ranks:
 
-    >>> print(explain(Band(1023, 0), 131072, num_heads=16, num_key_heads=4, sequence_ranks=8).exchange)
-    halo among 8 processes: each sends at most 2.00 MiB forward and 2.00 MiB backward (with all keys at all processes: \
-224.00 MiB each way)
+    >>> print(explain(Band(1023, 0), 131072, num_heads=16, num_key_heads=4, sequence_ranks=4).exchange)
+    halo among 4 processes, which send forward 2.00 MiB, 2.00 MiB, 2.00 MiB, 0 bytes; backward 0 bytes, 2.00 MiB, \
+2.00 MiB, 2.00 MiB (with all keys at all processes: 192.00 MiB each way)
 
     Args:
         what: a pattern; an expression such as "band(256, 256) | global(0)"; another form of `attention_pattern` (see

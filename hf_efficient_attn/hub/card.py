@@ -1,5 +1,6 @@
 """`model_card`: the model card of a model with a pattern, or of a family, from its config."""
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import transformers
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.attention.indexed.config_field import has_indexer
@@ -15,6 +18,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.hub.card_attention import attention_text
 from hf_efficient_attn.hub.copies import has_copy
 from hf_efficient_attn.hub.stub import family_classes, stub_classes
+from hf_efficient_attn.messages import shown
 
 PACKAGE_TAG = "hf_efficient_attn"
 TAGS = ("efficient-attention", PACKAGE_TAG)
@@ -64,7 +68,7 @@ def model_card(
         metadata: of the card, as `huggingface_hub.ModelCardData` takes it: license, language, datasets, base_model, ….
 
     Raises:
-        ConfigurationError: another model.
+        ConfigurationError: another model; a `repo_id` that is no name on the Hub, and no folder.
     """
     config: Any = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, PreTrainedConfig) or not stub_classes(config):
@@ -72,12 +76,25 @@ def model_card(
             f"model_card takes models of this package, and models of transformers with an attention_pattern, not "
             f"{type(model_or_config).__name__}. `huggingface_hub.ModelCard` makes cards of others."
         )
+    check_name(repo_id)
     title = repo_id or type(config).__name__.removesuffix("Config")
     data = card_data(model_or_config, repo_id, results, metadata)
     lines = [f"# {title.rpartition('/')[2]}", "", written_part(model_or_config, repo_id), ""]
     if results:
         lines += ["## Results", "", *results_table(results), ""]
     return ModelCard("\n".join(["---", data.to_yaml(), "---", "", *lines]))
+
+
+def check_name(repo_id: str | None) -> None:
+    """Raise ConfigurationError for what is no name on the Hub, and no folder."""
+    try:
+        validate_repo_id(repo_id or "name")
+    except HFValidationError as error:
+        if not isinstance(repo_id, str) or not Path(repo_id).is_dir():
+            raise ConfigurationError(
+                f"repo_id is {shown(repo_id)}; it must be a name on the Hub, such as 'you/model', or a folder that is "
+                "there. Leave it out where there is none."
+            ) from error
 
 
 def card_data(
@@ -126,7 +143,7 @@ def loading(model_or_config: Any, repo_id: str | None) -> list[str]:
         f"from transformers import {auto}",
         *([] if is_copied else ["", "import hf_efficient_attn  # pip install hf_efficient_attn"]),
         "",
-        f'model = {auto}.from_pretrained("{repo_id or "path/of/the/model"}"{trust})',
+        f"model = {auto}.from_pretrained({json.dumps(repo_id or 'path/of/the/model', ensure_ascii=False)}{trust})",
         "```",
     ]
     without = (

@@ -30,3 +30,19 @@ def before_saving(act: Callable[[Any, Path], None], mark: str) -> None:
 
     setattr(saving, mark, True)
     PreTrainedConfig.to_json_file = saving  # type: ignore[method-assign,assignment]
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file, unless it is as it should be: in one step, since others may be reading it, or not at all.
+
+    A link into a cache is replaced, and the cache stays as it is.
+    """
+    if file.is_file() and file.read_text(encoding="utf-8") == text:
+        return
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    finally:
+        # still there where the disk is full
+        partial.unlink(missing_ok=True)

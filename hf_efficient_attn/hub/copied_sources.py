@@ -7,6 +7,7 @@ where a module is imported as such, it is the name `this_module`, which each suc
 
 import ast
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from hf_efficient_attn.requirements import VERSION
 PACKAGE = "hf_efficient_attn"
 ROOT = Path(hf_efficient_attn.__file__).parents[1]
 LONGEST_LINE = 120
+# what every file begins with
+ORIGIN = f"# Generated from {PACKAGE}/"
 # names that tell a reader of a repository where to begin, and therefore stay
 KEPT_NAMES = ("modeling_", "configuration_")
 THIS_MODULE = "\n\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
@@ -108,37 +111,74 @@ def flat_name(module: str) -> str:
 def copied_source(module: str, imports: Iterable[Import], is_imported_itself: bool) -> str:
     """Return the source of a module with flat imports, under a line that says where it comes from."""
     lines: list[str] = source_of(module).splitlines()
-    for each in sorted(imports, key=lambda one: one.node.lineno, reverse=True):
-        start, end = each.node.lineno - 1, each.node.end_lineno
-        indent = " " * each.node.col_offset
-        lines[start:end] = textwrap.indent("\n".join(flat_imports(each)), indent).splitlines()
-    text = OPERATOR.sub(OWN_OPERATOR, "\n".join(lines) + "\n")
+    at_top = [each for each in imports if not each.node.col_offset]
+    inner = [each for each in imports if each.node.col_offset]
+    # from the last line to the first; those at the top are neighbours
+    for group in (*([each] for each in sorted(inner, key=first_line, reverse=True)), *([at_top] if at_top else [])):
+        start, end = min(map(first_line, group)) - 1, max(each.node.end_lineno or 0 for each in group)
+        indent = " " * group[0].node.col_offset
+        lines[start:end] = textwrap.indent("\n".join(flat_imports(group)), indent).splitlines()
+    text = "\n".join(map(with_own_operator, lines)) + "\n"
     if is_imported_itself:
         text = with_import_of_sys(text) + THIS_MODULE
-    origin = file_of(module).relative_to(ROOT).as_posix()
-    return f"# Generated from {origin} of hf-efficient-attn {VERSION}; licensed under Apache-2.0.\n{text}"
+    origin = file_of(module).relative_to(ROOT / PACKAGE).as_posix()
+    said, licence = f"{ORIGIN}{origin}, version {VERSION};", "licensed under Apache-2.0."
+    gap = " " if len(f"{said} {licence}") <= LONGEST_LINE else "\n# "
+    return f"{said}{gap}{licence}\n{text}"
+
+
+def first_line(found: Import) -> int:
+    return found.node.lineno
+
+
+def with_own_operator(line: str) -> str:
+    """Return a line in which a custom operator, if it names one, gets the name of its copy."""
+    named = OPERATOR.sub(OWN_OPERATOR, line)
+    if named == line or len(named) <= LONGEST_LINE:
+        return named
+    before, _, arguments = named.partition("(")
+    return f"{before}(\n    {arguments[:-1]}\n)"
 
 
 def with_import_of_sys(text: str) -> str:
     """Return a source that imports `sys`, behind its docstring."""
-    first = next(node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom))
+    if re.search(r"^import sys$", text, re.MULTILINE):
+        return text
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = [node for node in nodes if isinstance(node, ast.Import) and is_standard(node)]
+    earlier = [node for node in modules if node.names[0].name < "sys"]
+    place = earlier[-1].lineno if earlier else nodes[0].lineno - 1
+    # between its group and the next
+    gap = "" if is_standard(nodes[0]) else "\n"
     lines = text.splitlines(keepends=True)
-    is_there = re.search(r"^import sys$", text, re.MULTILINE)
-    return text if is_there else "".join([*lines[: first.lineno - 1], "import sys\n", *lines[first.lineno - 1 :]])
+    return "".join([*lines[:place], f"import sys\n{gap}", *lines[place:]])
 
 
-def flat_imports(found: Import) -> list[str]:
-    """Return the lines that take the place of an import."""
-    by_module: dict[str, list[str]] = {}
-    for module, name, alias in found.found:
-        what = "this_module" if name is None else name
-        by_module.setdefault(module, []).append(f"{what} as {alias}" if alias else what)
-    return [line for module, names in by_module.items() for line in written(f".{flat_name(module)}", names)]
+def is_standard(node: ast.Import | ast.ImportFrom) -> bool:
+    """Return whether an import is of Python's own library."""
+    name = node.names[0].name if isinstance(node, ast.Import) else node.module or ""
+    relative = isinstance(node, ast.ImportFrom) and node.level
+    return not relative and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def flat_imports(group: Iterable[Import]) -> list[str]:
+    """Return the lines that take the place of neighbouring imports, sorted; an alias has a line of its own."""
+    plain: dict[str, list[str]] = {}
+    found = []
+    for module, name, alias in (each for one in group for each in one.found):
+        if name is not None and alias is None:
+            plain.setdefault(f".{flat_name(module)}", []).append(name)
+        else:
+            found.append((f".{flat_name(module)}", [f"{name or 'this_module'} as {alias}"]))
+    return [line for module, names in sorted([*plain.items(), *found]) for line in written(module, names)]
 
 
 def written(module: str, names: list[str]) -> list[str]:
     """Return the lines of one import, as a formatter would write them."""
     line = f"from {module} import {', '.join(names)}"
-    if len(line) <= LONGEST_LINE:
-        return [line]
-    return [f"from {module} import (", *(f"    {name}," for name in names), ")"]
+    return [line] if len(line) <= LONGEST_LINE else [f"from {module} import (", *in_lines(names), ")"]
+
+
+def in_lines(names: Iterable[str]) -> list[str]:
+    """Return the lines of names that are too long for one."""
+    return [f"    {name}," for name in names]

@@ -3,17 +3,15 @@
 `saving` does this where the package is imported. Families need neither: transformers copies the files of their classes.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.hub.config_saving import before_saving
+from hf_efficient_attn.hub.config_saving import before_saving, write_file
 
 # the file of a copy in which transformers finds the classes of a sparsified model, and the others that it imports
 SPARSIFIED = "modeling_sparsified"
-FILES = (f"{SPARSIFIED}.py", "hea_*.py")
 MARK = "_keeps_code"
 
 
@@ -24,9 +22,11 @@ def keep_code() -> None:
 
 def keep_copy(config: PreTrainedConfig, folder: Path) -> None:
     """Write the files of the copy, unless they are there."""
-    if names_copy(config) and not (folder / FILES[0]).exists():
-        for file in [file for pattern in FILES for file in Path(__file__).parent.glob(pattern)]:
-            shutil.copyfile(file, folder / file.name)
+    main = Path(__file__).with_name(f"{SPARSIFIED}.py")
+    if names_copy(config) and not (folder / main.name).exists():
+        # where the disk is full, the last file is not there, and the next save writes all
+        for file in (*main.parent.glob("hea_*.py"), main):
+            write_file(folder / file.name, file.read_text(encoding="utf-8"))
 
 
 def names_copy(config: Any) -> bool:

@@ -1,25 +1,30 @@
 """A config that needs a stub, or has a copy of the sources, is saved with it and an `auto_map` of its classes."""
 
-import os
-import re
+import functools
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_efficient_attn.hub.config_saving import before_saving
-from hf_efficient_attn.hub.copies import copy_files, copy_map, has_copy
+from hf_efficient_attn.hub.config_saving import before_saving, write_file
+from hf_efficient_attn.hub.copied_sources import ORIGIN
+from hf_efficient_attn.hub.copies import SPARSIFIED_ORIGIN, copy_files, copy_map, has_copy
 from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, stub_text
 from hf_efficient_attn.models.config.library import LibraryConfig
 
 MARK = "_writes_stubs"
-CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
+# what the files that are written here begin with, in all versions
+BEGINNINGS = tuple(each.encode() for each in (HEAD, ORIGIN, SPARSIFIED_ORIGIN))
 
 
 def write_stubs() -> None:
-    """Have all configs that need a stub saved with it; may be called again."""
+    """Have all configs that need a stub saved with it, and Trainer push it; may be called again."""
     before_saving(place_code, MARK)
+    if not hasattr(CallbackHandler.on_push_begin, MARK):
+        handler_class: Any = CallbackHandler
+        handler_class.on_push_begin = with_code(CallbackHandler.on_push_begin)
 
 
 def name_classes(config: Any) -> None:
@@ -39,16 +44,41 @@ def name_classes(config: Any) -> None:
 
 
 def place_code(config: PreTrainedConfig, folder: Path) -> None:
-    """Write the stub or the copy that a config needs into its folder, or remove a stub that it does not need."""
+    """Write the stub or the copy that a config needs into its folder; remove others that were written there."""
     name_classes(config)
     files = code_files(config)
-    # Trainer pushes a checkpoint by copies of its config and weights beside its folder
-    for place in (folder, folder.parent) if CHECKPOINT.fullmatch(folder.name) else (folder,):
-        for name, text in files.items():
-            write_file(place / name, text)
-    stub = folder / FILE
-    if FILE not in files and stub.is_file() and stub.read_text(encoding="utf-8").startswith(HEAD):
-        stub.unlink()
+    for name, text in files.items():
+        write_file(folder / name, text)
+    for file in written_files(folder):
+        if file.name not in files:
+            file.unlink()
+
+
+def written_files(folder: Path) -> list[Path]:
+    """Return the files of code in a folder that this package has written."""
+    return [file for file in folder.glob("*.py") if file.is_file() and is_written_here(file)]
+
+
+def is_written_here(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(max(map(len, BEGINNINGS))).startswith(BEGINNINGS)
+
+
+def with_code(on_push_begin: Any) -> Any:
+    """Return the event before a push of Trainer, which copies config and weights of a checkpoint beside its folder.
+
+    Trainer pushes these copies; the code that lies in the checkpoint is copied there, too.
+    """
+
+    @functools.wraps(on_push_begin)
+    def beginning(handler: Any, args: Any, state: Any, *others: Any, **named: Any) -> Any:
+        output = Path(args.output_dir)
+        for file in written_files(output / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"):
+            write_file(output / file.name, file.read_text(encoding="utf-8"))
+        return on_push_begin(handler, args, state, *others, **named)
+
+    setattr(beginning, MARK, True)
+    return beginning
 
 
 def code_files(config: PreTrainedConfig) -> dict[str, str]:
@@ -56,14 +86,3 @@ def code_files(config: PreTrainedConfig) -> dict[str, str]:
     if has_copy(config):
         return copy_files(config)
     return {FILE: stub_text(config)} if stub_classes(config) else {}
-
-
-def write_file(file: Path, text: str) -> None:
-    """Write a file, unless it is as it should be: in one step, since others may be reading it.
-
-    A link into a cache is replaced, and the cache stays as it is.
-    """
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)

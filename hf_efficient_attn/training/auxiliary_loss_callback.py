@@ -8,6 +8,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_efficient_attn.errors import InputError
 
+OWN_LOSS = "A compute_loss_func must add outputs.auxiliary_loss."
+
 
 class AuxiliaryLossCallback(TrainerCallback):
     """Log `auxiliary_loss`, the loss that layers add to the task's in training, as a part of `loss`.
@@ -70,15 +72,16 @@ class AuxiliaryLossCallback(TrainerCallback):
         self._hook.remove()
 
 
-def refuse_label_smoothing(args: TrainingArguments, what: str, otherwise: str = "") -> None:
-    """Raise InputError if Trainer smooths labels: it then drops what layers add to the loss.
+def refuse_label_smoothing(args: TrainingArguments, what: str, otherwise: str = "", own_loss: str = OWN_LOSS) -> None:
+    """Raise InputError if Trainer smooths labels: it then drops `what`, such as what layers add to the loss.
 
     otherwise: what else than no label smoothing would do.
+    own_loss: a sentence on a loss of the user's own, which the same holds for.
     """
     if args.label_smoothing_factor:
         raise InputError(
             f"label_smoothing_factor={args.label_smoothing_factor}: Trainer then computes the loss itself, without "
-            f"{what}. Set label_smoothing_factor=0{otherwise}. A compute_loss_func must add outputs.auxiliary_loss."
+            f"{what}. Set label_smoothing_factor=0{otherwise}. {own_loss}"
         )
 
 

@@ -73,19 +73,16 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         mode: "halo", "heads", or "auto": in every layer what sends least.
 
     Raises:
-        ConfigurationError: a mesh of several dimensions, an unknown mode.
+        ConfigurationError: what is no mesh, or one of several dimensions; an unknown mode.
         UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads, whose loss is
             not known to be one of single tokens, or that is wrapped; calls, if its outputs are not of single tokens.
     """
     refuse_wrapped(model)
+    if mode not in MODES:
+        raise ConfigurationError(f"mode is {shown(mode)}; it must be one of {', '.join(MODES)}.")
     shards = None
     if mesh is not None:
-        if mesh.ndim != 1:
-            raise ConfigurationError(
-                f"The mesh has {mesh.ndim} dimensions; give the one over which texts are cut, such as mesh['sp']."
-            )
-        if mode not in MODES:
-            raise ConfigurationError(f"mode is {shown(mode)}; it must be one of {', '.join(MODES)}.")
+        check_mesh(mesh)
         refuse_model(model)
         shards = SequenceShards(mesh, mode)
     for hook in model.__dict__.pop(HOOKS, ()):
@@ -104,6 +101,20 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         behind = [each.register_forward_hook(drop_largest_position) for each in rotations]
         model.__dict__.update({HOOKS: (before, after, *ahead, *behind), "generate": refuse_generation})
     return model
+
+
+def check_mesh(mesh: Any) -> None:
+    """Raise ConfigurationError for what is no mesh of one dimension."""
+    if not hasattr(mesh, "ndim") or not hasattr(mesh, "get_group"):
+        raise ConfigurationError(
+            f"mesh is {shown(mesh)}, but it must be a torch.distributed.device_mesh.DeviceMesh, which says the "
+            "processes that share a text: init_device_mesh(device, (num_processes,)), called by all of them; or None, "
+            "and the model reads whole texts again."
+        )
+    if mesh.ndim != 1:
+        raise ConfigurationError(
+            f"The mesh has {mesh.ndim} dimensions; give the one over which texts are cut, such as mesh['sp']."
+        )
 
 
 def refuse_generation(*args: Any, **kwargs: Any) -> None:

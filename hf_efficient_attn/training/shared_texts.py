@@ -7,9 +7,14 @@ from torch import Tensor, distributed
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.training.auxiliary_loss_callback import refuse_label_smoothing
 
 # the ways to choose examples for training that are the same in all processes
 ORDERS = ("random", "sequential")
+OWN_LOSS = (
+    "A compute_loss_func would get the logits of this process's tokens, and the labels of whole texts: leave it out, "
+    "for the model returns the loss of the whole texts."
+)
 
 
 class SharedTextsMixin:
@@ -24,14 +29,17 @@ class SharedTextsMixin:
     Evaluation gives the loss; a mesh counts as one process in it.
 
     Raises:
-        ConfigurationError: logits are asked for, of which every process has those of its tokens; examples that process
-            0 deals out, or that every process chooses for itself; a mesh whose processes are not neighbours.
+        ConfigurationError: logits are asked for, of which every process has those of its tokens, also by a
+            `compute_loss_func`; examples that process 0 deals out, or that every process chooses for itself; a mesh
+            whose processes are not neighbours.
+        InputError: label smoothing, for which Trainer computes the loss of these logits.
     """
 
     model: Any
     args: Any
     accelerator: Any
     gather_function: Any
+    compute_loss_func: Any
 
     def get_train_dataloader(self) -> Any:
         """Return Trainer's batches of training, the same for all processes of a mesh."""
@@ -54,6 +62,14 @@ class SharedTextsMixin:
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the number of examples in a step, of which all processes of a mesh read the same."""
         return super().get_total_train_batch_size(args) // self._sharing()  # type: ignore[misc,no-any-return]
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of the whole texts, which the model computes."""
+        has_own = self.compute_loss_func is not None
+        if (has_own or self.args.label_smoothing_factor) and self._sharing() > 1:
+            refuse_label_smoothing(self.args, "the tokens of other processes", own_loss=OWN_LOSS)
+            raise ConfigurationError(f"compute_loss_func is {shown(self.compute_loss_func)}. {OWN_LOSS}")
+        return super().compute_loss(*args, **kwargs)  # type: ignore[misc]
 
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *args: Any, **kwargs: Any

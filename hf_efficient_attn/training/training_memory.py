@@ -13,7 +13,8 @@ These are the tensors that torch keeps on CPUs; a fused norm or activation on GP
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.checks import check_length
@@ -95,9 +96,14 @@ def training_memory(
         processes: among which weights, gradients and optimizer are divided (FSDP, ZeRO-3).
 
     Raises:
-        ConfigurationError: nothing is known about the blocks of this model.
+        ConfigurationError: no model of transformers; nothing is known about the blocks of this model.
         InputError: a number that is no positive integer.
     """
+    if not isinstance(model, nn.Module) or not isinstance(getattr(model, "config", None), PreTrainedConfig):
+        raise ConfigurationError(
+            f"training_memory takes a model of transformers, not {type(model).__name__}. Of a config, make one that "
+            "holds no memory: with torch.device('meta'): model = AutoModelForCausalLM.from_config(config)."
+        )
     for name, number in {"tokens": tokens, "processes": processes}.items():
         check_length(name, number)
     config: Any = model.config

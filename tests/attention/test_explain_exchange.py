@@ -11,7 +11,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.patterns import Band, BlockLocal, Full, GlobalTokens, Pattern
 
-FOUR = SimpleNamespace(ndim=1, size=lambda: 4)
+FOUR = SimpleNamespace(ndim=1, size=lambda: 4, get_group=None)
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
 
 
@@ -34,7 +34,9 @@ def test_a_model_on_shards_is_explained_layer_by_layer() -> None:
     assert full.exchange is not None
     assert full.exchange.mode == "heads"
     assert "exchange" in str(window)
-    assert "halo among 4 processes: each sends at most 0.02 MiB forward" in str(window)
+    three = ", ".join(["15.75 KiB"] * 3)
+    line = f"halo among 4 processes, which send forward {three}, 0 bytes; backward 0 bytes, {three} (with all keys"
+    assert line in str(window)
     hea.shard_sequence(model, None)
     assert hea.explain(model, 4096).exchange is None
     # as if it were shared
@@ -55,7 +57,7 @@ def test_what_is_added_up_is_said() -> None:
     assert said is not None
     # one query in two heads: forward its output, and twice a number; backward the gradient of the output
     assert said.reduced_bytes == (2 * (16 + 2) * 4, 2 * 16 * 4)
-    assert "adds up" in str(said)
+    assert "each adds up 272 bytes with all" in str(said)
     assert hea.explain(BlockLocal(64), 1024, sequence_ranks=2).exchange.forward_bytes == (0, 0)  # type: ignore[union-attr]
 
 

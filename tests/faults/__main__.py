@@ -7,7 +7,8 @@ the same. A conversion replaces a checkpoint in a folder with files of its user'
 new one is whole, and the next conversion makes the same files. A push replaces a model on a Hub on the loopback, which
 shows all of the old one or all of the new one. A pull gets the same weights in spite of what an earlier one has left.
 
-Prints, as JSON, how often each was killed before it had ended; ends with an error at the first that lost something.
+Prints, as JSON, the seed, the machine with its versions and the date, and how often each was killed before it had
+ended; ends with an error at the first that lost something.
 """
 
 import argparse
@@ -55,9 +56,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, hub_process(Path(name) / "hub") as hub:
-        from faults.kills import kill
+        from faults.kills import kill, record
 
-        print(json.dumps(kill(Path(name), hub, options.kills, random.Random(options.seed))))
+        print(json.dumps(record(options.seed) | kill(Path(name), hub, options.kills, random.Random(options.seed))))
 
 
 if __name__ == "__main__":

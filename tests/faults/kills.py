@@ -17,6 +17,7 @@ from hub_server import Hub
 from training.kill_while_saving import finish, in_child
 
 from faults.jobs import Conversion, Pull, Push, Training
+from hf_efficient_attn.bench.harness.report import describe_machine
 
 # later, and earlier, than the last time: about one in six has then ended before
 LONGER, SHORTER = 1.02, 0.9
@@ -41,6 +42,11 @@ def kill(folder: Path, hub: Hub, num_kills: int, choice: Random) -> dict[str, An
         if number % SAID_EVERY == SAID_EVERY - 1:
             print(f"{number + 1} of {num_kills}: {dict(killed)}", file=sys.stderr, flush=True)
     return {"kills": num_kills, "before_the_end": dict(killed), "lost": 0}
+
+
+def record(seed: int) -> dict[str, Any]:
+    """Return what is written down of a run beside what it found."""
+    return {"seed": seed, "machine": describe_machine(torch.device("cpu"))}
 
 
 def undisturbed(job: Any) -> float:

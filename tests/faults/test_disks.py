@@ -16,6 +16,10 @@ from training.kill_while_saving import LOSSES, train
 
 import hf_efficient_attn as hea
 from faults.jobs import contents
+from hf_efficient_attn import cli
+from hf_efficient_attn.hub.copies import copy_files
+from hf_efficient_attn.hub.stub import FILE
+from hf_efficient_attn.patterns import Band
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Left behind, as sparse", "ignore:Kept in"),
@@ -95,6 +99,36 @@ def test_a_conversion_into_a_folder_of_others() -> None:
         assert said.startswith("CheckpointError: ")
         assert "Permission denied" in said
         assert contents(old) == before
+
+
+def sparse_bert() -> Any:
+    return hea.sparsify(in_tree("bert"), Band(3, 3))
+
+
+def test_a_model_saved_onto_a_full_disk(tmp_path: Path) -> None:
+    said = error_in_child(tmp_path, lambda: sparse_bert().save_pretrained(tmp_path), lambda: limit_files(100))
+    assert "File too large" in said
+    assert list(tmp_path.iterdir()) == []
+    sparse_bert().save_pretrained(tmp_path)
+    assert (tmp_path / FILE).is_file()
+
+
+def test_code_exported_onto_a_full_disk(tmp_path: Path) -> None:
+    """Some of its files are there, each of them whole, and the model is as it was."""
+    sparse_bert().save_pretrained(tmp_path)
+    largest = max(len(text.encode()) for text in copy_files(sparse_bert().config).values())
+    before, export = contents(tmp_path), lambda: cli.main(["export-code", str(tmp_path)])
+    said = error_in_child(tmp_path, export, lambda: limit_files(largest - 1))
+    assert said.startswith(("OSError", "SystemExit"))
+    after = contents(tmp_path)
+    assert before.items() <= after.items()
+    assert not [name for name in after if name.startswith(".")]
+    export()
+    whole = contents(tmp_path)
+    written = after.keys() - before.keys()
+    assert written <= whole.keys()
+    assert written
+    assert {name: after[name] for name in written} == {name: whole[name] for name in written}
 
 
 def test_a_training_onto_a_full_disk_goes_on_later(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Model cards: what they say, by which rules of the Hub, and which cards of others they leave alone."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,21 @@ def test_attention_that_cannot_be_explained_or_drawn_is_said_so() -> None:
 def test_other_models_are_refused() -> None:
     with pytest.raises(hea.ConfigurationError, match="not LlamaForCausalLM"):
         hea.hub.model_card(hea.sparsify(llama(Band(left=3, right=0)), None))
+
+
+@pytest.mark.parametrize("name", ['we:ird "na\nme"', "a/b/c", "no/folder/here", 3])
+def test_a_name_that_the_hub_would_refuse_is_refused(name: Any) -> None:
+    with pytest.raises(hea.ConfigurationError, match="repo_id is .*; it must be a name on the Hub"):
+        hea.hub.model_card(llama(Band(left=3, right=0)), name)
+
+
+def test_a_folder_is_loaded_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "folder"'
+    folder.mkdir()
+    text = hea.hub.model_card(llama(Band(left=3, right=0)), str(folder)).text
+    [line] = [line for line in text.splitlines() if "from_pretrained(" in line]
+    [loaded] = [each for each in ast.walk(ast.parse(line)) if isinstance(each, ast.Constant)]
+    assert loaded.value == str(folder)
 
 
 def test_only_the_template_and_our_own_part_are_written_over(tmp_path: Path) -> None:

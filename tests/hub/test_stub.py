@@ -106,10 +106,37 @@ def test_file_that_is_right_is_not_written_and_a_link_is_replaced(tmp_path: Path
     assert len(list(tmp_path.glob(".*"))) == 0
 
 
-def test_checkpoint_of_trainer_has_it_beside_too(tmp_path: Path) -> None:
+def test_model_whose_pattern_was_removed_needs_no_copy(tmp_path: Path) -> None:
+    model = hea.hub.include_code(llama())
+    model.save_pretrained(tmp_path)
+    (tmp_path / "hea_mine.py").write_text("# of somebody else")
+    assert len(list(tmp_path.glob("hea_*.py"))) > 100
+    hea.sparsify(model, None).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.py")] == ["hea_mine.py"]
+    assert saved_map(tmp_path) == {}
+
+
+@pytest.mark.parametrize("includes", [False, True], ids=["stub", "copy"])
+def test_checkpoint_that_trainer_pushes_has_it_beside_too(tmp_path: Path, includes: bool) -> None:
     """Trainer's `hub_strategy="every_save"` pushes what lies beside the checkpoint, and copies no code there."""
+    model = hea.hub.include_code(llama()) if includes else llama()
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = transformers.Trainer(model=model, args=args)
+    trainer.hub_model_id, trainer.push_in_progress, trainer.state.global_step = "tester/model", None, 3
+    checkpoint = tmp_path / "checkpoint-3"
+    trainer.save_model(str(checkpoint))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
+    # in the background, where no Hub is found
+    trainer._push_from_checkpoint(str(checkpoint))
+    code = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
+    assert code
+    assert code == {path.name: path.read_text() for path in checkpoint.glob("*.py")}
+    assert (tmp_path / "config.json").read_text() == (checkpoint / "config.json").read_text()
+
+
+def test_folder_with_the_name_of_a_checkpoint_writes_nothing_beside_it(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path / "checkpoint-3")
-    assert (tmp_path / "checkpoint-3" / FILE).read_text() == (tmp_path / FILE).read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
 
 
 # peft asks models for an attribute that transformers has renamed

@@ -19,7 +19,7 @@ from hf_efficient_attn.patterns import Band, BlockLocal, bigbird
 from hf_efficient_attn.training.shardable_models import first_reason
 
 # all that is asked of a mesh before a model is refused
-MESH = SimpleNamespace(ndim=1)
+MESH = SimpleNamespace(ndim=1, get_group=None)
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIDES = {"vocab_size": 32, "d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -213,3 +213,14 @@ def test_subclasses_shift_their_labels(alone: Any) -> None:
     expected = model(ids, labels=ids).loss
     assert model.loss_type is None
     torch.testing.assert_close(hea.shard_sequence(model, alone)(ids, labels=ids).loss, expected)
+
+
+@pytest.mark.parametrize("mesh", ["sp", 2, torch.ones(2)], ids=repr)
+def test_what_is_no_mesh_is_refused(mesh: Any) -> None:
+    with pytest.raises(hea.ConfigurationError, match=r"mesh is .* must be a .*DeviceMesh, .* init_device_mesh\("):
+        hea.shard_sequence(llama(), mesh)
+
+
+def test_an_unknown_mode_is_refused_without_a_mesh_too() -> None:
+    with pytest.raises(hea.ConfigurationError, match="mode is 'ring'; it must be one of auto, halo, heads"):
+        hea.shard_sequence(llama(), None, mode="ring")

@@ -56,6 +56,9 @@ def test_a_training_resumes_in_the_second_epoch(reports: dict[int, dict[str, Any
         ("order", "train_sampling_strategy is 'group_by_length'"),
         ("stream", "Examples of a Stream are dealt out by process 0"),
         ("mesh", "has the processes 0, 2, but"),
+        ("smoothing", "computes the loss itself, without the tokens of other processes. Set"),
+        ("smoothed evaluation", "label_smoothing_factor=0.25"),
+        ("loss", "and the labels of whole texts: leave it out"),
     ],
 )
 def test_what_is_refused(reports: dict[int, dict[str, Any]], what: str, message: str) -> None:

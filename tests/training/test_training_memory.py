@@ -148,6 +148,12 @@ def test_blocks_that_are_not_known_are_refused(build: Any) -> None:
         hea.training_memory(build(), 32)
 
 
+@pytest.mark.parametrize("what", [transformers.LlamaConfig(**SIZES), torch.nn.Linear(2, 2), "llama"])
+def test_what_is_no_model_of_transformers_is_refused(what: Any) -> None:
+    with pytest.raises(hea.ConfigurationError, match=rf"not {type(what).__name__}\. .*from_config"):
+        hea.training_memory(what, 32)
+
+
 @pytest.mark.parametrize("name", ["tokens", "processes"])
 def test_numbers_are_positive(name: str) -> None:
     with pytest.raises(hea.InputError, match=f"{name} is 0"):

@@ -12,10 +12,26 @@ from hf_efficient_attn.attention.sharded.traffic import HeadNumbers, HeadSizes, 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.token_mask import Document
+from hf_efficient_attn.messages import shown_bytes
 
-MEBIBYTE = 2**20
+# so many processes are named one by one
+NAMED_RANKS = 8
 # log-sum-exp and the outputs that it joins are in single precision at least
 REDUCED_BYTES = 4
+
+
+def shown_ranks(sent: tuple[int, ...]) -> str:
+    """Return what processes send, in the order of ranks if they differ and are few.
+
+    >>> shown_ranks((2048, 2048)), shown_ranks((0, 100)), shown_ranks((0, *[2**21] * 8))
+    ('2.00 KiB each', '0 bytes, 100 bytes', '0 bytes to 2.00 MiB each')
+    """
+    least, most = min(sent), max(sent)
+    if least == most:
+        return f"{shown_bytes(most)} each"
+    if len(sent) > NAMED_RANKS:
+        return f"{shown_bytes(least)} to {shown_bytes(most)} each"
+    return ", ".join(map(shown_bytes, sent))
 
 
 @dataclass(frozen=True)
@@ -36,13 +52,12 @@ class LayerExchange:
     gathered_bytes: int
 
     def __str__(self) -> str:
-        added = sum(self.reduced_bytes) / MEBIBYTE
-        with_all = f", and adds up {added:,.2f} MiB with all" if added else ""
-        forward, backward = (max(each) / MEBIBYTE for each in (self.forward_bytes, self.backward_bytes))
+        added = sum(self.reduced_bytes)
+        with_all = f"; each adds up {shown_bytes(added)} with all" if added else ""
         return (
-            f"{self.mode} among {len(self.forward_bytes)} processes: each sends at most {forward:,.2f} MiB forward and "
-            f"{backward:,.2f} MiB backward{with_all} (with all keys at all processes: "
-            f"{self.gathered_bytes / MEBIBYTE:,.2f} MiB each way)"
+            f"{self.mode} among {len(self.forward_bytes)} processes, which send forward "
+            f"{shown_ranks(self.forward_bytes)}; backward {shown_ranks(self.backward_bytes)}{with_all} "
+            f"(with all keys at all processes: {shown_bytes(self.gathered_bytes)} each way)"
         )
 
     def __add__(self, other: "LayerExchange") -> "LayerExchange":
