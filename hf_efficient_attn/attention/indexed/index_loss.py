@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from hf_efficient_attn.attention.sharded.sums import summed
+from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.chosen.token_choice import head_products, index_scores, open_pairs
 
 # numbers that are in memory at a time, for each of a few tensors, and on CPUs, so few that they stay in a cache
@@ -77,8 +78,7 @@ class Target:
         # heads that share keys at a time
         for queries, keys in zip(self.query.chunk(self.key.shape[1], 1), self.key.unbind(1), strict=True):
             scaled = queries[:, :, rows].to(wide).transpose(1, 2) * self.scale
-            # autocast would leave them in half precision
-            scores = head_products(scaled, self.of_rows(keys, rows).to(wide)).to(wide)
+            scores = head_products(scaled, self.of_rows(keys, rows).to(wide))
             # finite, so that a row without keys has no NaN
             scores.masked_fill_(is_closed, torch.finfo(wide).min)
             total += scores.softmax(-1).sum(2)
@@ -148,7 +148,8 @@ def index_loss(queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -
     Args:
         queries, keys, weights: of the indexer, [B, Nq, heads, D], [B, Nk, D], [B, Nq, heads].
     """
-    loss: Tensor = _IndexLoss.apply(queries, keys, weights, target)  # type: ignore[no-untyped-call]
+    with autocast_off(queries.device.type):
+        loss: Tensor = _IndexLoss.apply(queries, keys, weights, target)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -162,7 +163,8 @@ def index_recall(target: Target, chosen: Tensor) -> Tensor:
     """
     shares = []
     for rows in target.row_tiles(1):
-        wanted = target.probabilities(rows, target.open_keys(rows).expand(chosen.shape[0], -1, -1))
+        with autocast_off(chosen.device.type):
+            wanted = target.probabilities(rows, target.open_keys(rows).expand(chosen.shape[0], -1, -1))
         tokens = chosen[:, rows].long()
         shares.append(torch.where(tokens >= 0, wanted.gather(2, tokens.clamp(min=0)), 0).sum(2))
     return torch.cat(shares, 1)

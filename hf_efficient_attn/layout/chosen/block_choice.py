@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, locations_on_host
@@ -188,7 +189,8 @@ def means_from_start(k: Tensor, block_tokens: int) -> Tensor:
 def _scores(q: Tensor, means: Tensor) -> Tensor:
     """Return the product of each query with the mean of each block, [B, H, queries, blocks]."""
     grouped = q.to(means.dtype).unflatten(1, (means.shape[1], -1))
-    return (grouped @ means[:, :, None].transpose(-1, -2)).flatten(1, 2)
+    with autocast_off(q.device.type):
+        return (grouped @ means[:, :, None].transpose(-1, -2)).flatten(1, 2)
 
 
 def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.chosen.block_choice import MAX_SCORES, first_highest
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -62,8 +63,9 @@ def index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
         weights: [B, queries, heads].
     """
     wide = torch.promote_types(queries.dtype, torch.float32)
-    products = head_products(queries.to(wide), keys.to(wide)).relu()
-    return (weights.to(wide)[:, :, None] @ products)[:, :, 0]
+    with autocast_off(queries.device.type):
+        products = head_products(queries.to(wide), keys.to(wide)).relu()
+        return (weights.to(wide)[:, :, None] @ products)[:, :, 0]
 
 
 def head_products(queries: Tensor, keys: Tensor) -> Tensor:

@@ -85,6 +85,11 @@ def index_stage(model: Any, stage: str) -> Any:
     """
     if stage not in STAGES:
         raise ConfigurationError(f"stage={shown(stage)} must be one of {', '.join(map(shown, STAGES))}.")
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigurationError(
+            f"index_stage takes a model of transformers, not {type(model).__name__}, in which it would let frozen weights "
+            "learn. Choose the stage before get_peft_model, whose exclude_modules=r'.*indexer.*' adapts no indexer."
+        )
     found = list(indexers_of(model))
     if not found:
         raise ConfigurationError(f"This {type(model).__name__} has no indexers. Call hea.index(model, top_k=...).")

@@ -71,8 +71,11 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def update(self, sums: Tensor, counts: Tensor) -> None:
-        """Move the centroids towards what a batch has shown; see `Seen`."""
+        """Move the centroids towards what a batch has shown; see `Seen`. A cluster with states not finite shows none."""
         decay = self.config.centroid_decay
+        # an optimizer step may be skipped for such states, but what is kept here would stay
+        is_finite = sums.isfinite().all(-1)
+        sums, counts = sums.where(is_finite[..., None], 0.0), counts.where(is_finite, 0.0)
         self.sums.mul_(decay).add_(sums.to(self.sums), alpha=1 - decay)
         self.counts.mul_(decay).add_(counts.to(self.counts), alpha=1 - decay)
         is_known = (self.counts > 0)[..., None]
