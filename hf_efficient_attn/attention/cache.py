@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from hf_efficient_attn.attention.block_cache_layer import BlockLayer
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.attention.cache_positions import CACHE, TEXT, StreamingLayer, key_rotations
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
@@ -225,6 +226,11 @@ def checked_text_config(config: Any) -> Any:
             f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
             f"have span={shown(text_config.span)}. Call generate without a cache: the one that it makes "
             "itself keeps only what the spans reach."
+        )
+    if spec is None and has_indexer(text_config):
+        raise ConfigurationError(
+            f"PatternCache is for models with an attention_pattern; the indexers of this {type(text_config).__name__} "
+            "choose among all keys. Call generate without a cache: the one that it makes itself keeps their keys, too."
         )
     if spec is None or text_config._attn_implementation != NAME:
         raise ConfigurationError(

@@ -24,6 +24,7 @@ from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.algebra import Union
+from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.layers import patterns_per_layer
@@ -32,6 +33,7 @@ from hf_efficient_attn.patterns.per_head import PerHead
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_DIM = 8, 64
+SELF = Band(0, 0)
 PARTLY_CAUSAL = (
     "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
     "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
@@ -243,7 +245,9 @@ def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | 
 
 
 def _has_causal_part(pattern: Pattern) -> bool:
-    """Return whether a pattern is causal, or one of those that it unites or gives to heads."""
+    """Return whether a pattern is causal, or one of those that it unites or gives to heads, and reads what is past."""
+    if pattern == SELF:
+        return False
     parts = pattern.parts if isinstance(pattern, Union | PerHead) else ()
     return pattern.is_causal or any(map(_has_causal_part, parts))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.attention.direction import CROSS, direction, is_named_cross
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS, part_of
-from hf_efficient_attn.attention.notices import warn_of_lonely
+from hf_efficient_attn.attention.pattern_direction import directed
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.table_form import CAUSAL, is_table
 from hf_efficient_attn.attention.untraced import run_untraced
@@ -175,31 +175,9 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
             "is (no layer_idx). Give one pattern for all layers."
         )
     pattern = patterns[layer or 0] if (layer or 0) < len(patterns) else None
-    # bidirectional patterns may have no causal form
-    known = (spec, is_causal, causal_form(pattern) if is_causal and pattern is not None else pattern)
+    known = (spec, is_causal, None if pattern is None else directed(pattern, is_causal))
     module.__dict__[KNOWN] = known
     return known
-
-
-def causal_form(pattern: Pattern) -> Pattern:
-    """Return the causal form of a pattern in a config; it warns if that leaves every token itself alone.
-
-    Raises:
-        ConfigurationError: it depends on the length of the text, so that what a token reads would change as the text
-            grows, and decoding with a cache would differ from the whole text.
-    """
-    causal = pattern.causal()
-    warn_of_lonely(pattern, causal)
-    if causal.depends_on_length:
-        blamed = causal
-        while inner := next((part for part in blamed.parts if part.depends_on_length), None):
-            blamed = inner
-        raise ConfigurationError(
-            f"attention_pattern has {shown(blamed)}, which depends on the length of the text even in its causal form: "
-            "what a token reads would change as the text grows. In causal layers count positions from the start "
-            "(GlobalTokens([0])), and use Band, Dilated, Strided or BlockLocal, or bigbird(..., causal=True)."
-        )
-    return causal
 
 
 def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:

@@ -104,3 +104,20 @@ def test_choice_is_the_highest_open_scores_and_the_first_of_equal_ones(tokens: T
     few = is_open.sum(-1) <= CHOSEN
     assert torch.allclose(recall[few], is_open.any(-1)[few].double())
     assert bool((recall[~few] < 1).all())
+
+
+def test_autocast_changes_neither_choice_nor_loss() -> None:
+    indexer, query, key = states()
+    narrow = [each.detach().float().requires_grad_() for each in indexer]
+    target = Target(
+        query.float(), key.float(), 1 / 3, token_locations(packed(), NUM_TOKENS, torch.device("cpu")).documents, 0
+    )
+    masks = list(packed().tensors)
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            chosen = choose_tokens(*narrow, masks, CHOSEN, 0, None)
+            loss = index_loss(*narrow, target)
+        found.append((chosen, loss.detach(), *torch.autograd.grad(loss, narrow), index_recall(target, chosen[:, 0])))
+    for plain, under in zip(*found, strict=True):
+        assert torch.equal(plain, under)

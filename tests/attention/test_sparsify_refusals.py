@@ -11,6 +11,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention import trial
 from hf_efficient_attn.patterns import (
     Band,
+    BlockTopK,
     CompressedKeys,
     GlobalTokens,
     Pattern,
@@ -38,6 +39,7 @@ LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
         ("mistral_sliding", Band(2, 0), "sliding_window to None"),
         ("llama", CompressedKeys(4, 2) | Band(3, 0), "for self-attention"),
         ("gemma3", [Band(2, 0), Band(2, 0)], "Give None for this layer"),
+        ("bert", BlockTopK(4, 2), "no token would read what follows it"),
     ],
 )
 def test_bad_patterns_are_refused_before_anything_changes(name: str, pattern: Any, message: str) -> None:

@@ -140,6 +140,8 @@ def test_adapters_learn_beside_indexers() -> None:
     adapted = peft.get_peft_model(
         model, peft.LoraConfig(target_modules=["v_proj"], modules_to_save=["indexer"], init_lora_weights=False)
     )
+    with pytest.raises(ConfigurationError, match="whose frozen weights it would let learn"):
+        hea.index_stage(adapted, "sparse")
     out = adapted.train()(input_ids=ids, labels=ids)
     out.loss.backward()
     learnt = names_with_gradients(adapted)
@@ -155,6 +157,8 @@ def test_refusals() -> None:
         hea.index_stage(build("llama"), "sparse")
     with pytest.raises(ConfigurationError, match="stage='late' must be one of"):
         hea.index_stage(model, "late")
+    with pytest.raises(ConfigurationError, match="the indexers of this LlamaConfig choose among all keys"):
+        hea.PatternCache(model.config)
     with pytest.raises(ConfigurationError, match="top_k=0 must be"):
         hea.index(build("llama"), top_k=0)
     with pytest.raises(ConfigurationError, match="head_dim=4 must be at least 8"):

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import causal_form, checked_spec, config_patterns
+from hf_efficient_attn.attention.layer_patterns import checked_spec, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS
+from hf_efficient_attn.attention.pattern_direction import directed
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.rules import NOT_RELATIVE, check_rule
@@ -14,13 +15,13 @@ def write_pattern(config: Any) -> None:
     """Write `attention_pattern` in JSON types, after checking that the config's layers can have it.
 
     Raises:
-        ConfigurationError: a pattern of unknown form or for another number of layers or heads, a pattern without a
-            causal form in causal layers, or global tokens beyond the end of the position table.
+        ConfigurationError: a pattern of unknown form or for another number of layers or heads, one that the
+            direction of its layers excludes, or global tokens beyond the end of the position table.
     """
     if config.attention_pattern is not None:
         config.attention_pattern = checked_spec(config.attention_pattern, config)
         check_shared_heads(config)
-        check_causal_forms(config)
+        check_directions(config)
         check_pattern_positions(config)
 
 
@@ -31,11 +32,14 @@ def check_shared_heads(config: Any) -> None:
             pattern.heads(config.num_attention_heads)
 
 
-def check_causal_forms(config: Any) -> None:
-    """Raise ConfigurationError for a pattern of causal layers without a causal form that holds for every length."""
-    if config.is_encoder_decoder or config.is_causal:
-        for pattern in set(config_patterns(config.attention_pattern, config, DECODER) or ()) - {None}:
-            causal_form(pattern)
+def check_directions(config: Any) -> None:
+    """Raise ConfigurationError for a pattern that layers cannot have that read the past, or both directions."""
+    directions = {ENCODER: False, DECODER: True}
+    if not config.is_encoder_decoder:
+        directions = {ENCODER: config.is_causal}
+    for part, is_causal in directions.items():
+        for pattern in set(config_patterns(config.attention_pattern, config, part) or ()) - {None}:
+            directed(pattern, is_causal)
 
 
 def check_pattern_positions(config: Any) -> None:

@@ -87,8 +87,9 @@ def index_stage(model: Any, stage: str) -> Any:
         raise ConfigurationError(f"stage={shown(stage)} must be one of {', '.join(map(shown, STAGES))}.")
     if not isinstance(model, PreTrainedModel):
         raise ConfigurationError(
-            f"index_stage takes a model of transformers, not {type(model).__name__}, in which it would let frozen weights "
-            "learn. Choose the stage before get_peft_model, whose exclude_modules=r'.*indexer.*' adapts no indexer."
+            f"index_stage takes a model of transformers, not {type(model).__name__}, whose frozen weights it would let "
+            "learn. Choose the stage before get_peft_model(model, LoraConfig(..., modules_to_save=['indexer'])), by "
+            "which indexers learn beside the adapters."
         )
     found = list(indexers_of(model))
     if not found:

@@ -71,7 +71,7 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def update(self, sums: Tensor, counts: Tensor) -> None:
-        """Move the centroids towards what a batch has shown; see `Seen`. A cluster with states not finite shows none."""
+        """Move the centroids towards what a batch has shown; see `Seen`. States that are not finite show nothing."""
         decay = self.config.centroid_decay
         # an optimizer step may be skipped for such states, but what is kept here would stay
         is_finite = sums.isfinite().all(-1)

@@ -155,3 +155,11 @@ def test_they_stay_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     again = hea.RoutingTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert {each.dtype for each in state_of(again)} == {torch.float32}
+
+
+def test_states_that_are_not_finite_show_nothing() -> None:
+    model, ids = build(), tokens(2, 30)
+    embedded = model.model.embed_tokens(ids).detach().clone()
+    embedded[0, 3] = torch.nan
+    model.train()(inputs_embeds=embedded)
+    assert all(each.isfinite().all() for each in state_of(model))
